@@ -1,0 +1,1 @@
+"""Looking at heads while a model runs."""

@@ -1,0 +1,1 @@
+"""Small models: tokens, corpora, training, and the baselines they have to beat."""

@@ -1,0 +1,243 @@
+"""The n-gram baseline: interpolated Kneser-Ney, the counting model that a small transformer has to beat.
+
+With h the context, h' the context without its first token, and k the level (length of context + 1):
+
+    P_k(w | h) = ( max(c_k(h w) - D_k, 0) + D_k * types_k(h) * P_{k-1}(w | h') ) / c_k(h)       P_0 = 1 / vocabulary
+
+    c_k(h w)     at the model's own order: how often w came after h. Below it, the continuation count: how many
+                 different tokens came before `h w`; an occurrence with nothing before it counts as one more
+    c_k(h)       the sum of c_k(h w) over w; types_k(h) is the number of different w that came after h
+    D_k          n1 / (n1 + 2 n2), where n1 and n2 are the numbers of grams whose count c_k is 1 and 2
+
+A context never seen hands its question to the next shorter one. The probabilities of all w sum to 1.
+
+Sources: R. Kneser and H. Ney, "Improved backing-off for m-gram language modeling", 1995; S. F. Chen and J. Goodman,
+"An empirical study of smoothing techniques for language modeling", 1999 (the interpolated form, the estimate of D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headwise.errors import HeadwiseError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NGram:
+    """The best order and its loss in nats per token."""
+
+    order: int
+    loss: float
+
+
+def ngram_losses(
+    train: npt.ArrayLike,
+    held_out: npt.ArrayLike,
+    vocab_size: int,
+    orders: Iterable[int] = range(1, 7),
+    counted: npt.ArrayLike | None = None,
+    boundary: int | None = None,
+) -> dict[int, float]:
+    """For each order, the mean cross-entropy in nats over the held-out tokens where `counted` is True (default: all).
+
+    `boundary` is the token that begins and ends documents. A context reaches back to the latest boundary before
+    the token, that boundary included, and no further. A boundary at the very start, or right after another one,
+    opens a document: nothing predicts it, so it is not learned from, and by default it is not counted.
+    """
+    orders = list(orders)
+    if not orders:
+        raise HeadwiseError("orders is empty; give at least one order, for example range(1, 7)")
+    if min(orders) < 1:
+        raise HeadwiseError(f"orders begin at 1, the model without context; got {min(orders)}")
+    tokens = _checked(held_out, vocab_size, "held_out")
+    chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
+    if chosen.dtype != np.bool_ or chosen.shape != tokens.shape:
+        raise HeadwiseError(
+            f"counted is {chosen.dtype} of shape {chosen.shape}; it must be bool of held_out's shape {tokens.shape}"
+        )
+    if not chosen.any():
+        raise HeadwiseError(f"no held-out token of {tokens.size} is counted; a mean needs at least one")
+    model = NGramModel(train, vocab_size, max(orders), boundary)
+    climb = model.climb(_windows(tokens, model.order, boundary, chosen))
+    losses = {level: float(-np.log(p).mean()) for level, p in enumerate(climb, start=1)}
+    return {order: losses[order] for order in orders}
+
+
+def best_ngram(
+    train: npt.ArrayLike,
+    held_out: npt.ArrayLike,
+    vocab_size: int,
+    orders: Iterable[int] = range(1, 7),
+    counted: npt.ArrayLike | None = None,
+    boundary: int | None = None,
+) -> NGram:
+    """The order with the lowest loss ON the held-out tokens themselves (of equal ones the first).
+
+    This choice is in the baseline's favour: it has looked at the tokens it is judged on, and a model that is compared
+    with it has no such advantage. A model that wins has therefore beaten every order.
+    """
+    losses = ngram_losses(train, held_out, vocab_size, orders, counted, boundary)
+    order = min(losses, key=lambda order: losses[order])
+    return NGram(order, losses[order])
+
+
+class NGramModel:
+    """Interpolated Kneser-Ney of one order, ready to be asked."""
+
+    def __init__(self, train: npt.ArrayLike, vocab_size: int, order: int, boundary: int | None = None) -> None:
+        if order < 1:
+            raise HeadwiseError(f"order={order}; the lowest is 1, the model without context")
+        if boundary is not None and not 0 <= boundary < vocab_size:
+            raise HeadwiseError(f"boundary={boundary} is no token of a vocabulary of {vocab_size}")
+        tokens = _checked(train, vocab_size, "train")
+        events = ~_opens(tokens, boundary)
+        if not events.any():
+            raise HeadwiseError(f"train has {tokens.size} tokens and none to predict; give at least one")
+        self.vocab_size, self.order, self.boundary = vocab_size, order, boundary
+        self._levels = _count(_windows(tokens, order, boundary, events), vocab_size)
+
+    def probabilities(self, context: Sequence[int] | Ints) -> Floats:
+        """P(w | context) for every w, shape (vocab_size,); only as much context is read as the order allows."""
+        stream = np.append(_checked(context, self.vocab_size, "context"), 0)  # a place for the token to come
+        last = np.arange(stream.size) == stream.size - 1
+        asked = _windows(stream, self.order, self.boundary, last)
+        back = [np.repeat(column, self.vocab_size) for column in asked.back[1:]]
+        rows = _Windows([np.arange(self.vocab_size), *back], np.repeat(asked.reach, self.vocab_size))
+        *_, p = self.climb(rows)
+        return p
+
+    def predict(self, context: Sequence[int] | Ints) -> int:
+        """The most probable next token (of equal ones the lowest id)."""
+        return int(self.probabilities(context).argmax())
+
+    def climb(self, rows: _Windows) -> Iterator[Floats]:
+        """For orders 1, 2, ... up to the model's own: the probability that a model of that order gives each row."""
+        lower = np.full(rows.reach.size, 1 / self.vocab_size)
+        context = np.zeros(rows.reach.size, np.int64)
+        for k, level in enumerate(self._levels):
+            if k:
+                context = _find(level.context_keys, _join(rows.back[k], context, self._levels[k - 1].context_keys.size))
+            context[rows.reach < k] = -1
+            gram = _find(level.gram_keys, _join(context, rows.back[0], self.vocab_size))
+            yield level.raw.interpolate(gram, context, lower)
+            lower = level.continuation.interpolate(gram, context, lower)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """One row per token asked about: back[0] is that token, back[k] the one k places before it if `reach` >= k."""
+
+    back: list[Ints]
+    reach: Ints
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """One kind of count at one level: c(h w) of each gram, c(h) and types(h) of each context, and the discount D."""
+
+    of_gram: Ints
+    of_context: Ints
+    types: Ints
+    discount: float
+
+    @classmethod
+    def tally(cls, of_gram: Ints, context_of_gram: Ints) -> _Counts:
+        n1, n2 = int((of_gram == 1).sum()), int((of_gram == 2).sum())
+        # With no gram of count 1 the estimate is 0 and an unseen token gets no probability at all: take half a count.
+        discount = n1 / (n1 + 2 * n2) if n1 else 0.5
+        of_context = np.bincount(context_of_gram, weights=of_gram).astype(np.int64)
+        types = np.bincount(context_of_gram)
+        # One more entry at the end answers for the id -1, the unknown.
+        return cls(np.append(of_gram, 0), np.append(of_context, 1), np.append(types, 0), discount)
+
+    def interpolate(self, gram: Ints, context: Ints, lower: Floats) -> Floats:
+        """One step of the recursion; where the context is unknown the lower level answers alone."""
+        kept = np.maximum(self.of_gram[gram] - self.discount, 0)
+        here = (kept + self.discount * self.types[context] * lower) / self.of_context[context]
+        return np.where(context >= 0, here, lower)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """The grams of one length. The tables hold sorted keys made by `_join`; a key's place in its table is its id."""
+
+    context_keys: Ints  # of (first token, id of the remaining context one level below)
+    gram_keys: Ints  # of (id of the context, last token)
+    raw: _Counts
+    continuation: _Counts
+
+
+def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
+    """The tables of every level, the shortest grams first."""
+    levels: list[_Level] = []
+    context = np.zeros(rows.reach.size, np.int64)  # level 1 has one context, the empty one
+    context_keys = np.zeros(1, np.int64)
+    for k, token_k in enumerate(rows.back):
+        seen = rows.reach >= k
+        if k:
+            keys = _join(token_k, context, levels[-1].context_keys.size)
+            context_keys = np.unique(keys[seen])
+            context = np.where(seen, _find(context_keys, keys), -1)
+        gram_keys, gram = np.unique(_join(context, rows.back[0], vocab_size)[seen], return_inverse=True)
+        raw = np.bincount(gram, minlength=gram_keys.size)
+        further = rows.reach[seen] > k
+        continuation = np.bincount(gram[~further], minlength=gram_keys.size)
+        if further.any():
+            before = rows.back[k + 1][seen][further]
+            distinct = np.unique(_join(before, gram[further], gram_keys.size))
+            continuation += np.bincount(distinct % gram_keys.size, minlength=gram_keys.size)
+        of_gram = gram_keys // vocab_size
+        levels.append(
+            _Level(context_keys, gram_keys, _Counts.tally(raw, of_gram), _Counts.tally(continuation, of_gram))
+        )
+    return levels
+
+
+def _join(high: Ints, low: Ints, low_size: int) -> Ints:
+    """One key for a pair of ids; unknown (-1) if either is."""
+    return np.where((high >= 0) & (low >= 0), high * low_size + low, -1)
+
+
+def _find(keys: Ints, wanted: Ints) -> Ints:
+    """The place of each wanted key in the sorted table, -1 where it is not there."""
+    place = np.searchsorted(keys, wanted)
+    found = (wanted >= 0) & (np.append(keys, -1)[place] == wanted)
+    return np.where(found, place, -1)
+
+
+def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
+    """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
+    here = np.arange(tokens.size)
+    latest = np.maximum.accumulate(np.where(tokens == boundary, here, 0)) if boundary is not None else here * 0
+    start = np.append(0, latest[:-1])  # a token's own place does not count: the end of a document still sees it
+    at = np.flatnonzero(chosen)
+    return _Windows([tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1))
+
+
+def _opens(tokens: Ints, boundary: int | None) -> Bools:
+    """Which tokens are boundaries that open a document without ending one."""
+    opens = np.zeros(tokens.size, np.bool_)
+    if boundary is not None and tokens.size:
+        is_boundary = tokens == boundary
+        opens[0] = is_boundary[0]
+        opens[1:] = is_boundary[1:] & is_boundary[:-1]
+    return opens
+
+
+def _checked(tokens: npt.ArrayLike, vocab_size: int, name: str) -> Ints:
+    array = np.asarray(tokens)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise HeadwiseError(f"{name} is {array.dtype} of shape {array.shape}; give one row of token ids (integers)")
+    if array.size and not 0 <= array.min() <= array.max() < vocab_size:
+        raise HeadwiseError(
+            f"{name} has token ids {array.min()} to {array.max()}; vocab_size={vocab_size} allows 0 to {vocab_size - 1}"
+        )
+    return array.astype(np.int64)

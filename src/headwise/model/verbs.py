@@ -1,0 +1,256 @@
+"""The built-in verb corpus: 20 verbs, 6 tenses, 3 persons, in English and Spanish.
+
+Two kinds of line, both made of words separated by single spaces:
+
+    he works = él trabaja                           a bilingual cell: 20 x 6 x 3 = 360 of them
+    yo trabajo , tú trabajas , él trabaja           one verb in one tense and one language: 20 x 6 x 2 = 240 of them
+
+The relations inside a line are known, so the heads that serve them can be looked for: the verb form follows the
+pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
+Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
+
+Regular forms are made by rule; what the rules get wrong stands in two small tables.
+The past is the Spanish pretérito indefinido.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from itertools import product
+
+from headwise.errors import HeadwiseError
+
+PERSONS = ("I", "you", "he")
+TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
+
+# The first twelve are regular in English, the last eight are not.
+SPANISH_PARTNER = {
+    "work": "trabajar",
+    "talk": "hablar",
+    "walk": "caminar",
+    "study": "estudiar",
+    "live": "vivir",
+    "open": "abrir",
+    "cook": "cocinar",
+    "dance": "bailar",
+    "call": "llamar",
+    "listen": "escuchar",
+    "learn": "aprender",
+    "help": "ayudar",
+    "go": "ir",
+    "have": "tener",
+    "see": "ver",
+    "come": "venir",
+    "say": "decir",
+    "do": "hacer",
+    "eat": "comer",
+    "write": "escribir",
+}
+VERBS = tuple(SPANISH_PARTNER)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One verb in one tense and person: `Cell("work", "present", "he").line == "he works = él trabaja"`."""
+
+    verb: str
+    tense: str
+    person: str
+
+    def __post_init__(self) -> None:
+        for kind, value, known in (
+            ("verb", self.verb, VERBS),
+            ("tense", self.tense, TENSES),
+            ("person", self.person, PERSONS),
+        ):
+            if value not in known:
+                raise HeadwiseError(f"{kind} {value!r} is not in the corpus; choose one of: {', '.join(known)}")
+
+    @property
+    def english(self) -> str:
+        return f"{self.person} {_english_form(self.verb, self.tense, self.person)}"
+
+    @property
+    def spanish(self) -> str:
+        form = _spanish_forms(SPANISH_PARTNER[self.verb], self.tense)[PERSONS.index(self.person)]
+        return f"{_SPANISH_PRONOUN[self.person]} {form}"
+
+    @property
+    def line(self) -> str:
+        return f"{self.english} = {self.spanish}"
+
+
+# --- English -----------------------------------------------------------------------------------------------------
+
+_TO_BE = {"I": "am", "you": "are", "he": "is"}
+
+# verb: (past, participle). `has` is the one third person that the spelling rules below do not give.
+_ENGLISH_IRREGULAR = {
+    "go": ("went", "gone"),
+    "have": ("had", "had"),
+    "see": ("saw", "seen"),
+    "come": ("came", "come"),
+    "say": ("said", "said"),
+    "do": ("did", "done"),
+    "eat": ("ate", "eaten"),
+    "write": ("wrote", "written"),
+}
+
+
+def _ends_in_consonant_y(verb: str) -> bool:
+    return verb.endswith("y") and verb[-2] not in "aeiou"  # study, but not say
+
+
+def _third_person(verb: str) -> str:
+    if verb == "have":
+        return "has"
+    if _ends_in_consonant_y(verb):
+        return verb[:-1] + "ies"
+    return verb + ("es" if verb.endswith("o") else "s")
+
+
+def _past_and_participle(verb: str) -> tuple[str, str]:
+    if verb in _ENGLISH_IRREGULAR:
+        return _ENGLISH_IRREGULAR[verb]
+    stem = verb[:-1] + "i" if _ends_in_consonant_y(verb) else verb.removesuffix("e")
+    return stem + "ed", stem + "ed"
+
+
+def _ing(verb: str) -> str:
+    silent_e = verb.endswith("e") and not verb.endswith("ee")  # living, but seeing
+    return (verb[:-1] if silent_e else verb) + "ing"
+
+
+def _english_form(verb: str, tense: str, person: str) -> str:
+    past, participle = _past_and_participle(verb)
+    present = _third_person(verb) if person == "he" else verb
+    return {
+        "present": present,
+        "past": past,
+        "future": f"will {verb}",
+        "conditional": f"would {verb}",
+        "progressive": f"{_TO_BE[person]} {_ing(verb)}",
+        "perfect": f"{'has' if person == 'he' else 'have'} {participle}",
+    }[tense]
+
+
+# --- Spanish -----------------------------------------------------------------------------------------------------
+
+_SPANISH_PRONOUN = {"I": "yo", "you": "tú", "he": "él"}
+
+# Endings for yo, tú, él: those of the simple present and past depend on the class of the infinitive.
+_PRESENT = {"ar": "o as a", "er": "o es e", "ir": "o es e"}
+_PAST = {"ar": "é aste ó", "er": "í iste ió", "ir": "í iste ió"}
+_FUTURE = "é ás á"
+_CONDITIONAL = "ía ías ía"
+
+
+@dataclass(frozen=True)
+class _Irregular:
+    """What one Spanish verb does not do by rule; an empty field follows the rule."""
+
+    present: str = ""
+    past: str = ""
+    future_stem: str = ""
+    gerund: str = ""
+    participle: str = ""
+
+
+_SPANISH_IRREGULAR = {
+    "abrir": _Irregular(participle="abierto"),
+    "escribir": _Irregular(participle="escrito"),
+    "ir": _Irregular("voy vas va", "fui fuiste fue", gerund="yendo"),
+    "tener": _Irregular("tengo tienes tiene", "tuve tuviste tuvo", "tendr"),
+    "ver": _Irregular("veo ves ve", "vi viste vio", participle="visto"),
+    "venir": _Irregular("vengo vienes viene", "vine viniste vino", "vendr", gerund="viniendo"),
+    "decir": _Irregular("digo dices dice", "dije dijiste dijo", "dir", "diciendo", "dicho"),
+    "hacer": _Irregular("hago haces hace", "hice hiciste hizo", "har", participle="hecho"),
+}
+
+
+def _spanish_forms(infinitive: str, tense: str) -> list[str]:
+    """The forms for yo, tú, él, in this order."""
+    odd = _SPANISH_IRREGULAR.get(infinitive, _Irregular())
+    stem, ending = infinitive[:-2], infinitive[-2:]
+    future_stem = odd.future_stem or infinitive
+    gerund = odd.gerund or stem + ("ando" if ending == "ar" else "iendo")
+    participle = odd.participle or stem + ("ado" if ending == "ar" else "ido")
+    return {
+        "present": odd.present.split() or _attach(stem, _PRESENT[ending]),
+        "past": odd.past.split() or _attach(stem, _PAST[ending]),
+        "future": _attach(future_stem, _FUTURE),
+        "conditional": _attach(future_stem, _CONDITIONAL),
+        "progressive": [f"{estar} {gerund}" for estar in ("estoy", "estás", "está")],
+        "perfect": [f"{haber} {participle}" for haber in ("he", "has", "ha")],
+    }[tense]
+
+
+def _attach(stem: str, endings: str) -> list[str]:
+    return [stem + ending for ending in endings.split()]
+
+
+# --- The corpus --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VerbCorpus:
+    """Training lines, and the cells whose bilingual lines are kept out of them."""
+
+    train_lines: tuple[str, ...]
+    held_out_cells: tuple[Cell, ...]
+
+    @property
+    def held_out_lines(self) -> tuple[str, ...]:
+        return tuple(cell.line for cell in self.held_out_cells)
+
+
+def cells() -> tuple[Cell, ...]:
+    """All 360 cells: verb by verb, in each verb tense by tense, in each tense I, you, he."""
+    return tuple(Cell(verb, tense, person) for verb, tense, person in product(VERBS, TENSES, PERSONS))
+
+
+def conjugation_lines() -> tuple[str, ...]:
+    """All 240 one-language lines, verb by verb and tense by tense: `I work , you work , he works`, then the Spanish."""
+    lines: list[str] = []
+    for verb, tense in product(VERBS, TENSES):
+        row = [Cell(verb, tense, person) for person in PERSONS]
+        lines.append(" , ".join(cell.english for cell in row))
+        lines.append(" , ".join(cell.spanish for cell in row))
+    return tuple(lines)
+
+
+def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
+    """Split the corpus: `held_out` bilingual lines are kept back, all other lines are for training.
+
+    The held-out set tests composition. Every word of a held-out line has been seen, and so has each half of it, in the
+    conjugation lines; what has never been seen is that these two halves belong together. To finish `he works =` a
+    model must read the person from `he`, the verb and the tense from `works`, and find a Spanish form that it has met
+    only among other Spanish forms. Copying a remembered line cannot do it.
+
+    The choice is drawn with `random.Random(seed)` and spread evenly: at the default size each verb loses one or two
+    cells, and each pair of tense and person exactly two. At most half of the cells may be held out, so every verb and
+    every tense keeps some. Cells and lines stand in a fixed order; shuffle the lines before training.
+    """
+    everything = cells()
+    if not 0 <= held_out <= len(everything) // 2:
+        raise HeadwiseError(f"held_out={held_out} of {len(everything)} cells; choose 0 to {len(everything) // 2}")
+    chosen = _spread(everything, held_out, random.Random(seed))
+    kept = tuple(cell.line for cell in everything if cell not in chosen)
+    return VerbCorpus(kept + conjugation_lines(), tuple(cell for cell in everything if cell in chosen))
+
+
+def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set[Cell]:
+    """Draw cells one at a time, always from the verb, then the tense and person, drawn from least so far."""
+    left = rng.sample(everything, len(everything))  # in random order, so that ties fall at random
+    of_verb: Counter[str] = Counter()
+    of_slot: Counter[tuple[str, str]] = Counter()
+    chosen: set[Cell] = set()
+    for _ in range(count):
+        cell = min(left, key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]))
+        left.remove(cell)
+        chosen.add(cell)
+        of_verb[cell.verb] += 1
+        of_slot[cell.tense, cell.person] += 1
+    return chosen

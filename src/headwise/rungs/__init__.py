@@ -1,0 +1,91 @@
+"""One function on three rungs: `attend`, and `trace`, which keeps every step.
+
+The rung is chosen by what q is: nested lists take the plain loops, a NumPy array the array rung, a torch tensor the
+tensor rung. Rungs load when first used, so torch is imported only by those who hold a tensor already.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headwise.errors import HeadwiseError
+from headwise.masks import Mask
+from headwise.records import Trace
+from headwise.spec import bare_mask_error
+
+
+def attend(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    gate: Any = None,
+    kv_index: Sequence[int] | None = None,
+) -> Any:
+    """Multi-head attention: softmax(cap(q k^T * scale) + mask) v, for MHA, GQA and MQA alike.
+
+    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; grouped heads: Ainslie et al. 2023 (arXiv 2305.13245).
+
+    q         (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
+    k, v      (B,G,S,D) and (B,G,S,E), never repeated to H heads; on nested lists the axis B may be left out of all
+    mask      Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, or several joined by &
+    scale     multiplies the scores; default 1/sqrt(D)
+    softcap   c of c*tanh(score/c), before mask and bias (Gemma 2)
+    sink      (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
+    dropout   probability of dropping a weight; torch only
+    gate      (H,) multiplies each head's output
+    kv_index  kv_index[h] is the key/value head that query head h reads; default h // (H // G):
+              H=6, G=2 reads 0 0 0 1 1 1
+
+    Returns (B,H,T,E), in q's dtype. A query that may attend nothing gets 0. Raises HeadwiseError with both numbers
+    when shapes, dtypes or devices do not fit.
+    """
+    return _rung(q, k, v, mask).attend(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index)
+
+
+def trace(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    gate: Any = None,
+    kv_index: Sequence[int] | None = None,
+) -> Trace:
+    """`attend` with a record of every step: scores, capped, masked, weights, lse, out. It holds (B,H,T,S) numbers."""
+    result: Trace = _rung(q, k, v, mask).trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index)
+    return result
+
+
+def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The module of the rung that q, k and v belong to."""
+    kinds = {name: _kind(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    if len(set(kinds.values())) > 1:
+        said = ", ".join(f"{name} is on the {kind} rung" for name, kind in kinds.items())
+        raise HeadwiseError(f"{said}; pass all three as lists, as NumPy arrays or as torch tensors")
+    if mask is not None and not isinstance(mask, Mask):
+        raise bare_mask_error(mask)
+    return importlib.import_module(f"headwise.rungs.{kinds['q']}")
+
+
+def _kind(name: str, x: Any) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "tensor"
+    if isinstance(x, np.ndarray):
+        return "array"
+    if isinstance(x, list | tuple):
+        return "plain"
+    raise HeadwiseError(f"{name} is {type(x).__name__}; pass nested lists, a numpy.ndarray or a torch.Tensor")

@@ -1,0 +1,148 @@
+"""The array rung: attention in NumPy, whole tensors at a time. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.masks import BroadcastGrid, Mask
+from headwise.records import Trace
+from headwise.spec import Sizes, check_per_head, check_shapes, check_softcap, resolve_kv_index
+
+Array = NDArray[Any]
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    gate: Any = None,
+    kv_index: Sequence[int] | None = None,
+) -> Array:
+    """Multi-head attention of NumPy arrays; see `headwise.attend`."""
+    out: Array = trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index).out
+    return out
+
+
+def trace(
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    dropout: float = 0.0,
+    gate: Any = None,
+    kv_index: Sequence[int] | None = None,
+) -> Trace:
+    """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
+    if dropout:
+        raise HeadwiseError(f"dropout={dropout} on NumPy arrays: dropout needs the tensor rung; pass torch tensors")
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    check_softcap(softcap)
+    dtype = _working_dtype(q, k, v)
+    sink, gate = (_per_head(name, x, sizes.H, dtype) for name, x in (("sink", sink), ("gate", gate)))
+    index = resolve_kv_index(sizes.H, sizes.G, kv_index)
+    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
+    allowed, bias = _masks(mask, sizes, dtype)
+
+    k, v = _heard_only(k, v, allowed, index)
+    k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
+    if index != tuple(h // (sizes.H // sizes.G or 1) for h in range(sizes.H)):
+        k, v = k[:, index], v[:, index]
+
+    scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
+    capped = scores if softcap is None else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
+    masked = capped if bias is None else capped + bias
+    if allowed is not None:
+        masked = np.where(allowed, masked, dtype.type(-np.inf))
+    weights, lse = _softmax(masked, sink)
+    out = _by_group(weights, v)
+    if gate is not None:
+        out = out * gate
+    return Trace(scores, capped, masked, weights, lse, out.astype(q.dtype, copy=False))
+
+
+def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
+    """x @ y where each y serves a whole group of heads: the group is folded into the rows, y is never repeated."""
+    B, H, T, m = x_bhtm.shape
+    G, n = y_bgmn.shape[1], y_bgmn.shape[3]
+    if H == 0 or G == 0:
+        return np.zeros((B, H, T, n), x_bhtm.dtype)
+    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
+
+
+def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
+    """Weights (B,H,T,S) and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf."""
+    top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
+    empty = top == -np.inf
+    if sink is not None:
+        top = np.maximum(top, sink)
+    top = np.where(empty, 0, top)
+    weights = np.exp(masked_bhts - top)
+    total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(sink - top)
+    total = np.where(empty, 1, total)
+    weights /= total
+    lse = np.where(empty, -np.inf, np.log(total) + top).astype(masked_bhts.dtype, copy=False)
+    return weights, lse[..., 0]
+
+
+def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array | None, Array | None]:
+    """Who may attend (bool) and what is added, both broadcastable to (B,H,T,S), or None."""
+    if mask is None:
+        return None, None
+    grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
+    mask.check(grid)
+    allowed, bias = mask.allowed(grid), mask.bias(grid)
+    if bias is not None:
+        open_ = bias != -np.inf
+        if not open_.all():  # -inf forbids; as a number it would poison the arithmetic
+            allowed = open_ if allowed is None else allowed & open_
+            bias = np.where(open_, bias, 0)
+        bias = bias.astype(dtype, copy=False)
+    return allowed, bias
+
+
+def _heard_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:
+    """K and V with zeros where no query that reads them may attend, so that nothing there can leak."""
+    if allowed is None:
+        return k, v
+    B, G, S, _ = k.shape
+    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1
+    by_head: Array = np.asarray(np.broadcast_to(allowed, (B, len(index), n_rows, S)).any(-2))
+    heard = np.zeros((B, G, S), bool)
+    for h, g in enumerate(index):
+        heard[:, g] |= by_head[:, h]
+    if heard.all():
+        return k, v
+    return np.where(heard[..., None], k, 0), np.where(heard[..., None], v, 0)
+
+
+def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
+    if not q.dtype == k.dtype == v.dtype:
+        raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
+    if q.dtype.kind != "f":
+        raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .astype(numpy.float32)")
+    return np.dtype(np.promote_types(q.dtype, np.float32))
+
+
+def _per_head(name: str, values: Any, n_heads: int, dtype: np.dtype[Any]) -> Array | None:
+    """sink or gate as (H,1,1), in the working dtype."""
+    if values is None:
+        return None
+    array = np.asarray(values, dtype)
+    check_per_head(name, array.shape, n_heads)
+    return array.reshape(n_heads, 1, 1)

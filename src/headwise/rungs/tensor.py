@@ -1,0 +1,304 @@
+"""The tensor rung: attention in torch. The fused kernel wherever it gives the same answer, else every step spelled out.
+
+Two paths share one preparation of the mask. `trace` and softcaps take the explicit path; all else goes to
+`scaled_dot_product_attention`, with these moves, none of which changes the answer:
+
+- windows and causal bounds first shorten K and V to the keys that some query sees;
+- a causal bound that then has its corner on the diagonal becomes the kernel's own flag, and costs no mask;
+- one new query of a grouped layer is folded, (B,H,1,D) -> (B,G,r,D), so that K and V are read once a group;
+- a sink is one more key, whose score comes from an extra feature of the queries and whose value is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.masks import Bias, Both, BroadcastGrid, Mask, Window
+from headwise.records import Trace
+from headwise.spec import Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
+
+Numbers = Tensor | Sequence[float] | None
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Numbers = None,
+    dropout: float = 0.0,
+    gate: Numbers = None,
+    kv_index: Sequence[int] | None = None,
+) -> Tensor:
+    """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    if softcap is not None or sizes.S == 0:  # the kernel knows no softcap, and not every kernel takes zero keys
+        out: Tensor = trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index).out
+        return out
+    _check(q, k, v, softcap, dropout)
+    sink_h11, gate_h11 = _per_head("sink", sink, sizes.H, q), _per_head("gate", gate, sizes.H, q)
+    k, v = _select_heads(k, v, sizes, kv_index)
+    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
+
+    keys, band, rest = _split(mask, sizes)
+    k, v = k[:, :, keys], v[:, :, keys]
+    causal = sink is None and not rest and _is_causal(band, keys, sizes)
+    seen = _dense(None if causal else band, rest, sizes, k.shape[1], keys, q)
+    k, v = seen.protect(k, v)
+    allowed = seen.allowed if seen.rows is None or seen.allowed is None else seen.allowed | ~seen.rows
+    out = _kernel(q, k, v, allowed, seen.bias, causal, scale, sink_h11, dropout)
+    if seen.rows is not None:
+        out = torch.where(seen.rows, out, 0)
+    return out if gate_h11 is None else out * gate_h11.to(out.dtype)
+
+
+def trace(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: Numbers = None,
+    dropout: float = 0.0,
+    gate: Numbers = None,
+    kv_index: Sequence[int] | None = None,
+) -> Trace:
+    """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    _check(q, k, v, softcap, dropout)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    sink_h11, gate_h11 = _per_head("sink", sink, sizes.H, q), _per_head("gate", gate, sizes.H, q)
+    k, v = _select_heads(k, v, sizes, kv_index)
+    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
+
+    seen = _dense(None, () if mask is None else mask.parts(), sizes, k.shape[1], slice(None), q)
+    k, v = seen.protect(k, v)
+    scores = _by_group(q.to(dtype) * scale, k.to(dtype).transpose(-1, -2))
+    capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    masked = capped if seen.bias is None else capped + seen.bias
+    if seen.allowed is not None:
+        masked = masked.masked_fill(~seen.allowed, -math.inf)
+    weights, lse = _softmax(masked, sink_h11)
+    out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(dtype))
+    if gate_h11 is not None:
+        out = out * gate_h11
+    return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
+
+
+class _Seen(NamedTuple):
+    """Who sees whom, over the keys at hand. Each is None where it would say "all" or "nothing to add"."""
+
+    allowed: Tensor | None  # (B|1, H|1, T|1, S|1) bool, True = may attend
+    bias: Tensor | None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
+    rows: Tensor | None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
+    heard: Tensor | None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+
+    def protect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V with zeros where nobody may attend: what stands there, NaN too, cannot leak."""
+        if self.heard is None:
+            return k, v
+        return torch.where(self.heard, k, 0), torch.where(self.heard, v, 0)
+
+
+Band = tuple[float, float]  # low <= j - i <= high; infinite where open
+
+
+def _split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
+    """The windows of a mask, as the range of keys that some query sees and the band left within it; the other masks."""
+    low, high = -math.inf, math.inf
+    rest: list[Mask] = []
+    for part in () if mask is None else mask.parts():
+        shift = part.shift(sizes.T, sizes.S) if isinstance(part, Window) else None
+        if isinstance(part, Window) and isinstance(shift, int):
+            low = low if part.left is None else max(low, shift - part.left)
+            high = high if part.right is None else min(high, shift + part.right)
+        else:
+            rest.append(part)
+    first, last = max(0, low), min(sizes.S, sizes.T + high)
+    if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
+        return slice(0, 1), (math.inf, -math.inf), tuple(rest)
+    all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
+    return slice(int(first), int(last)), None if all_see_all else (low, high), tuple(rest)
+
+
+def _is_causal(band: Band | None, keys: slice, sizes: Sizes) -> bool:
+    """Is the band the lower triangle of a square, which the kernel has a flag for?"""
+    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and (keys.start, keys.stop) == (0, sizes.T)
+
+
+def _dense(band: Band | None, rest: Sequence[Mask], sizes: Sizes, n_kv_heads: int, keys: slice, like: Tensor) -> _Seen:
+    """A band and the other masks as tensors over the given keys."""
+    if band is None and not rest:
+        return _Seen(None, None, None, None)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    grid = BroadcastGrid(
+        (sizes.B, sizes.H, sizes.T, sizes.S),
+        array=lambda values: _as_tensor(values, like.device),
+        arange=lambda n: torch.arange(n, device=like.device),
+        keys=keys,
+    )
+    others = Both(tuple(rest))
+    others.check(grid)
+    allowed, bias = others.allowed(grid), others.bias(grid)
+    if bias is not None:
+        bias = _four_axes(bias).to(dtype)
+        if any(isinstance(part, Bias) for part in rest):  # -inf forbids; as a number it would poison the arithmetic
+            finite = bias != -math.inf
+            allowed, bias = finite if allowed is None else allowed & finite, torch.where(finite, bias, 0)
+    alone = allowed is None
+    if band is not None:
+        distance = grid.j - grid.i
+        inside = (distance >= band[0]) & (distance <= band[1])
+        allowed = inside if alone else allowed & inside
+    if allowed is None:
+        return _Seen(None, bias, None, None)
+    allowed = _four_axes(allowed)
+    # A band alone leaves no key of its range unheard, and an empty row only where it runs off the keys.
+    full = alone and band is not None and band[1] >= 0 and sizes.T - 1 + band[0] <= sizes.S - 1
+    rows = None if full else allowed.any(-1, keepdim=True)
+    return _Seen(allowed, bias, rows, None if alone else _heard(allowed, sizes.H, n_kv_heads))
+
+
+def _heard(allowed_bhts: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
+    """Keys that some query may attend, over the heads that share them."""
+    by_head = allowed_bhts.any(2)
+    if by_head.shape[1] == n_heads:
+        by_head = by_head.reshape(by_head.shape[0], n_kv_heads, n_heads // n_kv_heads, -1).any(2)
+    return by_head[..., None]
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    sink: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """One call of torch's fused attention. No row of `allowed` is empty."""
+    B, H, T, _ = q.shape
+    G, width = k.shape[1], v.shape[-1]
+    if sink is not None:
+        q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten() / scale)
+    q, k, v = _equal_widths(q, k, v)
+    mask = allowed
+    if bias is not None:
+        mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
+        mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
+    if T == 1 and G < H:
+        q = q.reshape(B, G, H // G, -1)
+        if mask is not None and mask.shape[1] == H:
+            mask = mask.reshape(mask.shape[0], G, H // G, -1)
+    out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != G)
+    return out.reshape(B, H, T, -1)[..., :width]
+
+
+def _sink_as_key(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, unscaled_sink_h: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The sink as a last key: queries get features that hold sink / scale, keys zeros there, and this key ones.
+
+    Half precision takes three features, so that the sum keeps the 24 bits of the sink.
+    """
+    parts = []
+    for _ in range(1 if q.dtype.itemsize >= 4 else 3):
+        parts.append(unscaled_sink_h.to(q.dtype))
+        unscaled_sink_h = unscaled_sink_h - parts[-1]
+    features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
+    n = len(parts)
+    ones = torch.cat([k.new_zeros(k.shape[-1]), k.new_ones(n)]).expand(*k.shape[:2], 1, -1)
+    q = torch.cat([q, features], -1)
+    k = torch.cat([F.pad(k, (0, n)), ones], 2)
+    v = F.pad(v, (0, 0, 0, 1))
+    if allowed is not None:
+        allowed = F.pad(allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True)
+    if bias is not None:
+        bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
+    return q, k, v, allowed, bias
+
+
+def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros behind the narrower of head width and value width; fused kernels want them equal."""
+    gap = q.shape[-1] - v.shape[-1]
+    if gap > 0:
+        return q, k, F.pad(v, (0, gap))
+    return (F.pad(q, (0, -gap)), F.pad(k, (0, -gap)), v) if gap < 0 else (q, k, v)
+
+
+def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:
+    """x @ y where each y serves a whole group of heads: the group is folded into the rows, y is never repeated."""
+    B, H, T, m = x_bhtm.shape
+    G = y_bgmn.shape[1]
+    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, y_bgmn.shape[3])
+
+
+def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights (B,H,T,S) and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf, and zero gradients."""
+    if masked_bhts.shape[-1] == 0:
+        return masked_bhts, masked_bhts.new_full(masked_bhts.shape[:-1], -math.inf)
+    top = masked_bhts.detach().amax(-1, keepdim=True)
+    empty = top == -math.inf
+    if sink_h11 is not None:
+        top = torch.maximum(top, sink_h11.detach())
+    top = torch.where(empty, 0, top)
+    powers = torch.exp(masked_bhts - top)
+    total = powers.sum(-1, keepdim=True)
+    if sink_h11 is not None:
+        total = total + torch.exp(sink_h11 - top)
+    total = torch.where(empty, 1, total)
+    lse = torch.where(empty, -math.inf, torch.log(total) + top)
+    return powers / total, lse[..., 0]
+
+
+def _select_heads(k: Tensor, v: Tensor, sizes: Sizes, kv_index: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
+    index = resolve_kv_index(sizes.H, sizes.G, kv_index)
+    if kv_index is None or (sizes.H % sizes.G == 0 and index == resolve_kv_index(sizes.H, sizes.G, None)):
+        return k, v
+    return k[:, list(index)], v[:, list(index)]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, softcap: float | None, dropout: float) -> None:
+    check_softcap(softcap)
+    check_dropout(dropout)
+    if not q.dtype == k.dtype == v.dtype:
+        raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
+    if not q.dtype.is_floating_point:
+        raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .float()")
+    if not q.device == k.device == v.device:
+        raise HeadwiseError(f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one")
+
+
+def _per_head(name: str, values: Numbers, n_heads: int, q: Tensor) -> Tensor | None:
+    """sink or gate as (H,1,1), in the working dtype."""
+    if values is None:
+        return None
+    tensor = _as_tensor(values, q.device).to(torch.promote_types(q.dtype, torch.float32))
+    check_per_head(name, tensor.shape, n_heads)
+    return tensor.reshape(n_heads, 1, 1)
+
+
+def _as_tensor(values: Any, device: torch.device) -> Tensor:
+    """Lists keep Python's double precision; arrays and tensors theirs."""
+    if not isinstance(values, Tensor):
+        values = torch.from_numpy(np.array(values))
+    tensor: Tensor = values.to(device)
+    return tensor
+
+
+def _four_axes(x: Tensor) -> Tensor:
+    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))

@@ -1,0 +1,263 @@
+"""What an attention layer is, as one frozen value, and the conventions that every rung keeps.
+
+Order of operations, decided once:
+
+    project (+ bias) -> qk-norm -> RoPE -> scores q.k * scale -> softcap c*tanh(s/c) -> bias and mask -> sink logit
+    -> softmax in float32 or wider -> dropout -> times V -> gate -> join heads -> W_O (+ bias)
+
+- A row that may attend nothing gives output 0, weights 0, gradient 0 and lse -inf, on every path. A sink changes
+  nothing about that.
+- A key that no query may attend is never read: NaN there cannot leak.
+- Causal is a meaning, never a hint: a cache changes speed, never the answer.
+- Nothing is dropped: every argument on every path is honoured, or refused with an error that names both.
+- The output's dtype is the input's.
+
+Axis letters: b batch, t query position, s key position, c model width, h query head, g key/value head,
+r query heads per key/value head, d head width, e value width, f feed-forward, v vocabulary, n layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from headwise.errors import HeadwiseError
+from headwise.masks import Mask
+
+
+@dataclass(frozen=True)
+class RoPE:
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2).
+
+    `theta` is the base of the wavelengths. `dim` rotates only the first `dim` features of each head (all, if None).
+    `interleaved` pairs feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama).
+    """
+
+    theta: float = 10_000.0
+    dim: int | None = None
+    interleaved: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.theta > 0:
+            raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
+        if self.dim is not None and (self.dim <= 0 or self.dim % 2):
+            raise HeadwiseError(f"rope dim={self.dim} must be even and positive: features turn in pairs")
+
+
+_DEFAULT: Any = None  # a size that __post_init__ fills in
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSpec:
+    """Every field of one attention layer; sizes left as None are filled in with the usual ones.
+
+    d_model        width that sets the defaults below
+    n_heads        query heads h
+    n_kv_heads     key/value heads g, a divisor of n_heads; default n_heads (MHA), 1 is MQA, between is GQA
+    head_dim       query and key width d of one head; default d_model / n_heads
+    value_dim      value width e of one head; default head_dim
+    d_in           width of x; default d_model
+    d_context      width of the context of cross attention; default d_in
+    d_out          width of the result; default d_model, or n_heads * value_dim without output projection
+    q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists
+    mask           a mask that always holds, such as Causal()
+    rope           rotary positions, or None
+    qk_norm        RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
+    softcap        c of c*tanh(s/c) on the scores (Gemma 2), or None
+    sink           one learned logit per head that takes a share of the softmax (gpt-oss)
+    dropout        probability of dropping an attention weight while training
+    """
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int = _DEFAULT
+    head_dim: int = _DEFAULT
+    value_dim: int = _DEFAULT
+    d_in: int = _DEFAULT
+    d_context: int = _DEFAULT
+    d_out: int = _DEFAULT
+    q_bias: bool = False
+    kv_bias: bool = False
+    out_bias: bool = False
+    out_proj: bool = True
+    mask: Mask | None = None
+    rope: RoPE | None = None
+    qk_norm: bool = False
+    softcap: float | None = None
+    sink: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "n_heads"):
+            _require_size(name, getattr(self, name))
+        self._default("n_kv_heads", self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise HeadwiseError(
+                f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
+                f"pass one of {_divisors(self.n_heads)}"
+            )
+        if self.head_dim == _DEFAULT and self.d_model % self.n_heads:
+            raise HeadwiseError(
+                f"n_heads={self.n_heads} does not divide d_model={self.d_model}; "
+                f"pass head_dim=, or a width that {self.n_heads} divides"
+            )
+        self._default("head_dim", self.d_model // self.n_heads)
+        self._default("value_dim", self.head_dim)
+        self._default("d_in", self.d_model)
+        self._default("d_context", self.d_in)
+        self._default("d_out", self.d_model if self.out_proj else self.joined_dim)
+        self._check_options()
+
+    def _default(self, name: str, value: int) -> None:
+        """Fill in a size that was left as None, then check it."""
+        if getattr(self, name) == _DEFAULT:
+            object.__setattr__(self, name, value)
+        _require_size(name, getattr(self, name))
+
+    def _check_options(self) -> None:
+        if not self.out_proj and self.d_out != self.joined_dim:
+            raise HeadwiseError(
+                f"d_out={self.d_out} needs an output projection: without one the heads join to "
+                f"n_heads * value_dim = {self.joined_dim}; pass out_proj=True, or leave d_out out"
+            )
+        if self.out_bias and not self.out_proj:
+            raise HeadwiseError("out_bias=True needs out_proj=True: there is no projection to carry the bias")
+        if self.rope and (self.rope.dim or self.head_dim) > self.head_dim:
+            raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
+        if self.rope and (self.rope.dim or self.head_dim) % 2:
+            raise HeadwiseError(f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)")
+        if self.mask is not None and not isinstance(self.mask, Mask):
+            raise bare_mask_error(self.mask)
+        check_softcap(self.softcap)
+        check_dropout(self.dropout)
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head, r = h / g."""
+        return self.n_heads // self.n_kv_heads
+
+    @property
+    def q_dim(self) -> int:
+        """Width of all queries together, h * d."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def k_dim(self) -> int:
+        """Width of all keys together, g * d."""
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of all values together, g * e."""
+        return self.n_kv_heads * self.value_dim
+
+    @property
+    def joined_dim(self) -> int:
+        """Width of the joined heads, h * e, which W_O reads."""
+        return self.n_heads * self.value_dim
+
+    @property
+    def kv_index(self) -> tuple[int, ...]:
+        """kv_index[h] is the key/value head that query head h reads."""
+        return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of weights of the layer, biases, norms and sinks included."""
+        projections = self.d_in * self.q_dim + self.d_context * (self.k_dim + self.v_dim)
+        biases = self.q_bias * self.q_dim + self.kv_bias * (self.k_dim + self.v_dim)
+        output = self.out_proj * self.joined_dim * self.d_out + self.out_bias * self.d_out
+        return projections + biases + output + self.qk_norm * 2 * self.head_dim + self.sink * self.n_heads
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Numbers that a key/value cache keeps for one token of one document, g * (d + e)."""
+        return self.k_dim + self.v_dim
+
+    def replace(self, **changes: Any) -> AttentionSpec:
+        """A copy with some fields changed, validated anew; other sizes stay as they are."""
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return AttentionSpec(**{**known, **changes})
+
+
+class Sizes(NamedTuple):
+    """The axis lengths of one attention call: q (B,H,T,D), k (B,G,S,D), v (B,G,S,E)."""
+
+    B: int
+    H: int
+    G: int
+    T: int
+    S: int
+    D: int
+    E: int
+
+
+def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
+    """The axis lengths of q (B,H,T,D), k (B,G,S,D), v (B,G,S,E), or an error with both shapes."""
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != 4:
+            letters = "(B,H,T,D)" if name == "q" else "(B,G,S,D)"
+            raise HeadwiseError(
+                f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; "
+                f"split the heads first, or add the missing axis"
+            )
+    (B, H, T, D), (Bk, G, S, Dk), (Bv, Gv, Sv, E) = q, k, v
+    if not B == Bk == Bv:
+        raise HeadwiseError(f"batch sizes differ: q has {B}, k has {Bk}, v has {Bv}")
+    if Dk != D:
+        raise HeadwiseError(f"q has head width {D}, k has {Dk}; a score is their dot product, so they must be equal")
+    if (Gv, Sv) != (G, S):
+        raise HeadwiseError(f"k has {G} heads of {S} keys, v has {Gv} heads of {Sv}; each key needs its value")
+    if D == 0:
+        raise HeadwiseError("q and k have head width 0")
+    return Sizes(B, H, G, T, S, D, E)
+
+
+def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | None) -> tuple[int, ...]:
+    """Which key/value head each query head reads: h // (H // G), unless the caller says otherwise."""
+    if kv_index is None:
+        if n_kv_heads == 0 or n_heads % n_kv_heads:
+            raise HeadwiseError(
+                f"{n_kv_heads} key/value heads do not divide {n_heads} query heads; pass kv_index= to map them"
+            )
+        return tuple(h // (n_heads // n_kv_heads) for h in range(n_heads))
+    index = tuple(int(g) for g in kv_index)
+    if len(index) != n_heads:
+        raise HeadwiseError(f"kv_index has {len(index)} entries for {n_heads} query heads; one for each is needed")
+    wrong = [g for g in index if not 0 <= g < n_kv_heads]
+    if wrong:
+        raise HeadwiseError(f"kv_index names key/value head {wrong[0]}; there are {n_kv_heads}, counted from 0")
+    return index
+
+
+def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
+    """`sink` and `gate` carry one number per query head."""
+    if tuple(shape) != (n_heads,):
+        raise HeadwiseError(f"{name} has shape {tuple(shape)}; {n_heads} query heads need shape ({n_heads},)")
+
+
+def check_softcap(softcap: float | None) -> None:
+    if softcap is not None and not softcap > 0:
+        raise HeadwiseError(f"softcap={softcap} is not positive; pass None for no cap")
+
+
+def check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise HeadwiseError(f"dropout={dropout} is outside [0, 1)")
+
+
+def bare_mask_error(mask: object) -> HeadwiseError:
+    return HeadwiseError(
+        f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
+        f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
+    )
+
+
+def _require_size(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise HeadwiseError(f"{name}={value!r} must be a positive whole number")
+
+
+def _divisors(n: int) -> str:
+    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

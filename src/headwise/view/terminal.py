@@ -1,0 +1,246 @@
+"""Head maps in the terminal: small pictures side by side, and a table of the plainest facts about each head.
+
+Where there are colours a character holds two cells, one above the other (a half block). Without colours, for
+example in a pipe, a cell is one of five shades.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.color import Color
+from rich.color_triplet import ColorTriplet
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from headwise.errors import HeadwiseError
+from headwise.records import HeadMap, HeadMaps
+
+LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
+LABEL_WIDTH = 13
+GAP = 3  # columns between two pictures
+
+SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "": "∅"}
+SIGN_NAMES = {"␣": "space", "⏎": "new line", "␍": "carriage return", "⇥": "tab", "∅": "empty token"}
+
+# The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
+LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
+SHADES = " ░▒▓█"
+ASCII_SHADES = " .:*#"
+RAMP = np.array([[29, 29, 39], [63, 75, 147], [197, 111, 134], [255, 231, 168]], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """What can be read off one map without a model; weights are means over rows, entropy is in nats.
+
+    `previous` averages rows 1 and up, since row 0 has no previous token; it is nan for a text of one token.
+    """
+
+    name: str
+    first: float
+    itself: float
+    previous: float
+    entropy: float
+
+
+def check_maps(maps: HeadMaps) -> None:
+    """Raise HeadwiseError unless there is a map, each is (T, T) for T tokens, and each weight lies in 0..1."""
+    count = len(maps.tokens)
+    if not maps.maps or not count:
+        raise HeadwiseError(f"nothing to draw: {len(maps.maps)} head maps over {count} tokens; give at least 1 of each")
+    names: set[str] = set()
+    for head in maps.maps:
+        if head.weights.shape != (count, count):
+            raise HeadwiseError(
+                f"{head.name} has weights of shape {head.weights.shape} but there are {count} tokens; "
+                f"pass weights of shape ({count}, {count}) or the tokens they belong to"
+            )
+        low, high = float(head.weights.min()), float(head.weights.max())
+        if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
+            raise HeadwiseError(
+                f"{head.name} has weights from {low:.4g} to {high:.4g}, outside 0 to 1; "
+                "pass attention weights after the softmax"
+            )
+        if head.name in names:
+            raise HeadwiseError(f"{head.name} is given 2 times among {len(maps.maps)} head maps; pass each head once")
+        names.add(head.name)
+
+
+def visible(token: str) -> str:
+    """The token with each space, line break, tab and unseen character shown by a sign or by its code point."""
+    if token == "":
+        return SIGNS[token]
+    return "".join(_visible_character(character) for character in token)
+
+
+def _visible_character(character: str) -> str:
+    if character in SIGNS:
+        return SIGNS[character]
+    # The joiner and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
+    if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != "\u200d":
+        return f"<U+{ord(character):04X}>"
+    return character
+
+
+def signs_used(shown: tuple[str, ...]) -> dict[str, str]:
+    """The signs that occur in tokens made by `visible`, with their meanings, for a legend."""
+    text = "".join(shown)
+    return {sign: name for sign, name in SIGN_NAMES.items() if sign in text}
+
+
+def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32]:
+    """Shrink (T, T) weights to at most (side, side): each cell is the largest weight in its block.
+
+    The maximum, not the mean, so that a thin diagonal stays as bright as it is.
+    """
+    length = weights.shape[0]
+    size = -(-length // side)
+    starts = np.arange(0, length, size)
+    rows = np.maximum.reduceat(weights, starts, axis=0)
+    return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
+
+
+def head_facts(head: HeadMap) -> HeadFacts:
+    """Facts of one (T, T) map. Where a sink takes a share, the entropy counts the real keys only."""
+    weights = head.weights.astype(np.float64)
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    previous = np.diagonal(weights, offset=-1)
+    return HeadFacts(
+        name=head.name,
+        first=float(weights[:, 0].mean()),
+        itself=float(np.diagonal(weights).mean()),
+        previous=float(previous.mean()) if previous.size else float("nan"),
+        entropy=float(abs((weights * logs).sum(axis=1).mean())),
+    )
+
+
+def print_table(console: Console, maps: HeadMaps) -> None:
+    """One line a head: mean weight on the first token, on itself, on the previous token, and the entropy.
+
+    Raises HeadwiseError when the maps do not fit their tokens.
+    """
+    check_maps(maps)
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{maps.model}: means over {len(maps.tokens)} rows"))
+    table.add_column("head")
+    for label in ("first", "itself", "previous", "entropy (nats)"):
+        table.add_column(label, justify="right")
+    for facts in map(head_facts, maps.maps):
+        numbers = (facts.first, facts.itself, facts.previous, facts.entropy)
+        table.add_row(facts.name, *("-" if np.isnan(number) else f"{number:.3f}" for number in numbers))
+    console.print(table)
+
+
+def print_maps(console: Console, maps: HeadMaps, *, largest_side: int = LARGEST_SIDE) -> None:
+    """Draw every head's (T, T) map, as many side by side as the console is wide.
+
+    A text of more than `largest_side` tokens, or wider than the console, is drawn in blocks, each as bright as the
+    largest weight in it, and a line says so. Raises HeadwiseError when the maps do not fit their tokens.
+    """
+    check_maps(maps)
+    if largest_side < 1:
+        raise HeadwiseError(f"largest_side={largest_side} leaves no cell to draw; pass 1 or more")
+    count = len(maps.tokens)
+    labelled = console.width >= 2 * LABEL_WIDTH
+    room = console.width - (LABEL_WIDTH + 1 if labelled else 0)
+    size = -(-count // max(1, min(count, largest_side, room)))
+    coloured = _has_colours(console)
+    pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
+    width = max(pictures[0][0].cell_len, max(len(head.name) for head in maps.maps))
+    labels = _row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only) if labelled else None
+    _say(console, Text(f"{maps.model}: each row is a token that looks, each column a token looked at"))
+    across = max(1, (room + GAP) // (width + GAP))
+    for start in range(0, len(pictures), across):
+        names = [head.name for head in maps.maps[start : start + across]]
+        _print_band(console, names, pictures[start : start + across], labels, width)
+    if size > 1:
+        _say(console, Text(f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"))
+    _say(console, _legend(console, coloured))
+
+
+def _has_colours(console: Console) -> bool:
+    """Sixteen colours cannot make a ramp; there the shades say more."""
+    enough = console.color_system in ("256", "truecolor")
+    return console.is_terminal and enough and not console.no_color and not console.options.ascii_only
+
+
+def _say(console: Console, line: Text) -> None:
+    console.print(line, highlight=False, markup=False)
+
+
+def _print_band(
+    console: Console, names: list[str], pictures: list[list[Text]], labels: list[str] | None, width: int
+) -> None:
+    """One row of pictures: a line of names, then the pictures line by line with the row tokens at the left."""
+    gap = " " * GAP
+    margin = " " * (LABEL_WIDTH + 1) if labels else ""
+    _row(console, Text(margin + gap.join(name.ljust(width) for name in names)))
+    for index in range(len(pictures[0])):
+        line = Text(labels[index] + " " if labels else "")
+        for place, picture in enumerate(pictures):
+            line.append(gap if place else "")
+            line.append_text(picture[index])
+            line.append(" " * (width - picture[index].cell_len))
+        _row(console, line)
+    _row(console, Text())
+
+
+def _row(console: Console, line: Text) -> None:
+    line.rstrip()
+    console.print(line, no_wrap=True, overflow="crop", crop=True, highlight=False)
+
+
+def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool) -> list[str]:
+    """One label a line, LABEL_WIDTH columns wide: the tokens of its rows, or their numbers where rows are blocks."""
+    step = size * rows_per_line
+    labels = []
+    for start in range(0, len(maps.tokens), step):
+        stop = min(start + step, len(maps.tokens))
+        text = " ".join(map(visible, maps.tokens[start:stop])) if size == 1 else f"{start}-{stop - 1}"
+        if ascii_only:
+            text = text.encode("ascii", "backslashreplace").decode()
+        if cell_len(text) > LABEL_WIDTH:
+            text = set_cell_size(text, LABEL_WIDTH - 1) + ("~" if ascii_only else "…")
+        labels.append(" " * (LABEL_WIDTH - cell_len(text)) + text)
+    return labels
+
+
+def _picture(console: Console, cells: NDArray[np.float32], coloured: bool) -> list[Text]:
+    if coloured:
+        return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
+    shades = ASCII_SHADES if console.options.ascii_only else SHADES
+    levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
+    return [Text("".join(shades[level] for level in row)) for row in levels]
+
+
+def _half_blocks(pair: NDArray[np.float32]) -> Text:
+    """Two rows of cells in one line; an odd last row keeps the terminal's own background below it."""
+    line = Text()
+    for column in pair.T:
+        below = _colour(column[1]) if len(column) == 2 else None
+        line.append("▀", Style(color=_colour(column[0]), bgcolor=below))
+    return line
+
+
+def _colour(weight: float) -> Color:
+    place = np.linspace(0.0, 1.0, len(RAMP))
+    red, green, blue = (round(float(np.interp(weight, place, RAMP[:, channel]))) for channel in range(3))
+    return Color.from_triplet(ColorTriplet(red, green, blue))
+
+
+def _legend(console: Console, coloured: bool) -> Text:
+    if coloured:
+        line = Text("weight 0 ")
+        for weight in np.linspace(0.0, 1.0, 21):
+            line.append("█", Style(color=_colour(float(weight))))
+        return line.append(" 1")
+    shades = ASCII_SHADES if console.options.ascii_only else SHADES
+    parts = [f"{shade} from {level}" for shade, level in zip(shades[1:], LEVELS[1:], strict=True)]
+    return Text("weight: blank below 0.05, " + ", ".join(parts))

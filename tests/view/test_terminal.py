@@ -1,0 +1,151 @@
+"""The maps in the terminal: right cells, plain text in a pipe, nothing in a token taken for markup."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from headwise.errors import HeadwiseError
+from headwise.records import HeadMap, HeadMaps
+from headwise.view.terminal import block_maximum, check_maps, head_facts, print_maps, print_table, visible
+
+
+def causal_maps(length: int = 7, layers: int = 2, heads: int = 3, tokens: tuple[str, ...] | None = None) -> HeadMaps:
+    random = np.random.default_rng(11)
+    maps = []
+    for layer in range(layers):
+        for head in range(heads):
+            scores = np.where(np.tri(length, dtype=bool), np.exp(random.normal(size=(length, length))), 0.0)
+            weights = (scores / scores.sum(axis=1, keepdims=True)).astype(np.float32)
+            maps.append(HeadMap(layer=layer, head=head, weights=weights))
+    return HeadMaps("toy", tokens or tuple(f"t{i}" for i in range(length)), tuple(maps))
+
+
+def one_map(weights: list[list[float]], tokens: tuple[str, ...]) -> HeadMaps:
+    return HeadMaps("toy", tokens, (HeadMap(0, 0, np.array(weights, dtype=np.float32)),))
+
+
+def printed(maps: HeadMaps, width: int = 80, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
+    print_maps(console, maps)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_cells_have_the_shade_of_their_weight() -> None:
+    text = printed(one_map([[1, 0, 0], [0.3, 0.7, 0], [0.04, 0.5, 0.1]], ("a", "b", "c")))
+    rows = [line[14:] for line in text.splitlines() if line[:14].strip() in ("a", "b", "c")]
+    assert rows == ["█", "▒█", " ▓░"]
+
+
+def test_a_pipe_gets_no_colour_codes_and_no_line_over_the_width() -> None:
+    text = printed(causal_maps(), width=61)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 61
+    assert all(f"L{layer}.H{head}" in text for layer in range(2) for head in range(3))
+
+
+def test_as_many_heads_side_by_side_as_fit() -> None:
+    def names_in_first_band(width: int) -> int:
+        return next(line for line in printed(causal_maps(), width).splitlines() if "L0.H0" in line).count(".H")
+
+    # 14 columns of labels, then 7 for a picture and 3 for each gap.
+    assert [names_in_first_band(width) for width in (30, 31, 40, 41, 70, 71)] == [1, 2, 2, 3, 5, 6]
+    # Below 26 columns the row tokens give way to the pictures.
+    assert names_in_first_band(17) == 2
+
+
+def test_a_terminal_gets_half_blocks_of_two_rows() -> None:
+    text = printed(causal_maps(), force_terminal=True, color_system="truecolor", no_color=False)
+    assert "▀" in text and "\x1b[38;2;" in text
+    assert sum("▀" in line for line in text.splitlines()) == 4  # 7 rows in pairs, all six heads in one band of 80
+
+
+def test_a_long_text_is_drawn_in_blocks_and_says_so() -> None:
+    text = printed(causal_maps(length=83, layers=1, heads=1))
+    assert "83 tokens: each cell is a block of 3 x 3, shown by its largest weight" in text
+    assert "81-82" in text
+    assert "block" not in printed(causal_maps(length=37, layers=1, heads=1))
+
+
+def test_a_block_shows_its_largest_weight() -> None:
+    weights = np.zeros((7, 7), dtype=np.float32)
+    weights[5, 2] = 0.9
+    small = block_maximum(weights, 4)
+    assert small.shape == (4, 4)
+    assert small[2, 1] == np.float32(0.9) and np.count_nonzero(small) == 1
+
+
+def test_markup_and_control_characters_in_a_token_are_text() -> None:
+    tokens = ("[red]", "\x1b[31m", "\n", " he", "")
+    text = printed(one_map(np.eye(5).tolist(), tokens))
+    assert "[red]" in text and "<U+001B>[31m" in text and "⏎" in text and "␣he" in text and "∅" in text
+    assert "\x1b" not in text
+
+
+def test_ascii_consoles_get_ascii() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=file, width=80)
+    print_maps(console, causal_maps(tokens=("é", "a much longer token", " he", "d", "e", "f", "g")))
+    print_table(console, causal_maps())
+    file.flush()
+    assert b"#" in file.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+def test_wide_characters_keep_the_pictures_aligned() -> None:
+    text = printed(one_map(np.eye(3).tolist(), ("日本語日本語日本語", "é", "ab")))
+    starts = [cell_len(line[: line.index("█")]) for line in text.splitlines() if "█" in line and "from" not in line]
+    assert starts == [14, 15, 16]
+
+
+@pytest.mark.parametrize("width", [5, 7, 25, 27])
+def test_a_very_narrow_console_still_gets_every_head(width: int) -> None:
+    text = printed(causal_maps(), width)
+    assert all(f"L{layer}.H{head}" in text for layer in range(2) for head in range(3))
+
+
+def test_a_console_one_column_wide_is_no_crash() -> None:
+    assert max(map(len, printed(causal_maps(), 1).splitlines())) == 1
+
+
+def test_facts_of_a_known_map() -> None:
+    facts = head_facts(HeadMap(1, 2, np.array([[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]], dtype=np.float32)))
+    assert facts.name == "L1.H2"
+    assert facts.first == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert facts.itself == pytest.approx((1 + 0.5 + 0.25) / 3)
+    assert facts.previous == pytest.approx((0.5 + 0.5) / 2)
+    assert facts.entropy == pytest.approx((0 + math.log(2) + 1.5 * math.log(2)) / 3)
+
+
+def test_one_token_has_no_previous() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    print_table(console, one_map([[1.0]], ("a",)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.split()[-5:] == ["L0.H0", "1.000", "1.000", "-", "0.000"]
+
+
+@pytest.mark.parametrize(
+    ("maps", "message"),
+    [
+        (one_map([[1, 0, 0], [0, 1, 0], [0, 0, 1]], ("a", "b")), r"\(3, 3\).*2 tokens.*\(2, 2\)"),
+        (one_map([[1, 0, 0], [0, 1, 0]], ("a", "b")), r"\(2, 3\).*2 tokens"),
+        (one_map([[1, 0], [float("nan"), 1]], ("a", "b")), "L0.H0.*nan.*outside 0 to 1"),
+        (one_map([[1, 0], [-2, 3]], ("a", "b")), "from -2 to 3"),
+        (HeadMaps("toy", (), ()), "0 head maps over 0 tokens"),
+        (HeadMaps("toy", ("a",), (HeadMap(0, 1, np.ones((1, 1), np.float32)),) * 2), "L0.H1 is given 2 times"),
+    ],
+)
+def test_maps_that_do_not_fit_are_refused_with_the_numbers(maps: HeadMaps, message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
+        check_maps(maps)
+
+
+def test_what_cannot_be_seen_is_spelled_out() -> None:
+    assert visible("a\tb") == "a⇥b"
+    assert visible("\u202e\u2028\u00a0\ud800") == "<U+202E><U+2028><U+00A0><U+D800>"
+    family = "👩\u200d👧"
+    assert visible(family) == family
