@@ -7,7 +7,8 @@ const SMALLEST_CELL = 4, LARGEST_CELL = 34, LEGIBLE = 13; // sizes in the enlarg
 const data = JSON.parse(byId('data').textContent);
 const count = data.tokens.length;
 const stored = new Map(); // head number -> its unpacked weights, made when first needed
-const view = { hideFirst: false, open: -1, row: 0, column: 0, ramp: [], cell: 0, opener: null, drawing: 0 };
+const view = { hideFirst: false, open: -1, row: 0, column: 0, ramp: [], pixels: null, cell: 0, gutter: 0, block: 1,
+  opener: null, drawing: 0 };
 
 function byId(id) { return document.getElementById(id); }
 
@@ -53,9 +54,13 @@ function buildRamp() {
     const place = (step / 255) * 3, low = Math.min(2, Math.floor(place));
     return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * (place - low)));
   });
+  // The same as whole pixels, laid out as a picture has them in memory.
+  view.pixels = new Uint32Array(new Uint8ClampedArray(view.ramp.flatMap((colour) => [...colour, 255])).buffer);
 }
 
-function colourOf(weight, scale) { return view.ramp[Math.min(255, Math.round((255 * weight) / scale))]; }
+function levelOf(weight, scale) { return Math.min(255, Math.round((255 * weight) / scale)); }
+
+function colourOf(weight, scale) { return view.ramp[levelOf(weight, scale)]; }
 
 // Black or white, whichever stands out more from the colour (relative luminance as contrast rules define it).
 function inkOn(colour) {
@@ -85,26 +90,49 @@ function quoted(token) { return '‘\u2068' + data.tokens[token] + '\u2069’'; 
 
 function wordsForCell() {
   const weight = weightsOf(view.open)[view.row * count + view.column];
-  return `token ${view.row} ${quoted(view.row)} looks at token ${view.column} ${quoted(view.column)}: ${inWords(weight)}`;
+  const [from, to] = [view.row, view.column].map((token) => `token ${token} ${quoted(token)}`);
+  return `${from} looks at ${to}: ${inWords(weight)}`;
 }
 
 // --- The grid of small pictures ---
 
-function paintMap(canvas, number) {
+// A map at one pixel a block of cells. A block shows its largest weight, so that a thin line does not get lost.
+function paintMap(canvas, number, block) {
   const weights = weightsOf(number), scale = scaleOf(number), first = firstColumn();
-  canvas.width = count - first;
-  canvas.height = count;
-  const image = new ImageData(canvas.width, canvas.height);
-  for (let row = 0, at = 0; row < count; row++) {
-    for (let column = first; column < count; column++, at += 4) {
-      const colour = colourOf(weights[row * count + column], scale);
-      image.data[at] = colour[0];
-      image.data[at + 1] = colour[1];
-      image.data[at + 2] = colour[2];
-      image.data[at + 3] = 255;
+  const wide = Math.ceil((count - first) / block), tall = Math.ceil(count / block);
+  const largest = new Uint16Array(wide * tall);
+  for (let row = 0; row < count; row++) {
+    for (let column = first; column < count; column++) {
+      const at = Math.floor(row / block) * wide + Math.floor((column - first) / block);
+      largest[at] = Math.max(largest[at], weights[row * count + column]);
     }
   }
+  canvas.width = wide;
+  canvas.height = tall;
+  const image = new ImageData(wide, tall), pixels = new Uint32Array(image.data.buffer);
+  largest.forEach((weight, at) => { pixels[at] = view.pixels[levelOf(weight, scale)]; });
   canvas.getContext('2d').putImageData(image, 0, 0);
+}
+
+// How many cells share a dot, so that a small picture has no more dots than the screen gives it.
+function blockThatFits() {
+  const room = byId('grid').querySelector('canvas').clientWidth * Math.max(1, window.devicePixelRatio || 1);
+  return Math.max(1, Math.ceil(count / Math.max(32, room)));
+}
+
+// What the colours and the dots of the small pictures stand for, wherever that is not plain 0 to 1.
+function sayScale() {
+  const hidden = 'Without the first token’s column. Each picture is coloured from 0 to its own largest weight ' +
+    'that is left, the “max” below it. ';
+  const size = `${view.block} × ${view.block}`;
+  const blocks = `In the small pictures a dot is a block of ${size} tokens, shown by its largest weight.`;
+  byId('legend-end').textContent = view.hideFirst ? 'its largest' : '1';
+  byId('scale-note').textContent = (view.hideFirst ? hidden : '') + (view.block > 1 ? blocks : '');
+}
+
+function resized() {
+  if (blockThatFits() !== view.block) drawGrid();
+  if (view.open >= 0) showHead();
 }
 
 function distinct(values) { return [...new Set(values)].sort((a, b) => a - b); }
@@ -121,7 +149,6 @@ function makeGrid() {
     button.setAttribute('aria-label', `${head.name}, enlarge`);
     button.style.gridArea = `${layers.indexOf(head.layer) + 1} / ${heads.indexOf(head.head) + 1}`;
     const canvas = document.createElement('canvas');
-    canvas.classList.toggle('fine', count > 150); // far more cells than pixels: let the browser average them
     const name = document.createElement('span'), largest = document.createElement('span');
     name.textContent = head.name;
     largest.className = 'largest';
@@ -135,11 +162,13 @@ function makeGrid() {
 function drawGrid() {
   const turn = ++view.drawing, buttons = [...byId('grid').children];
   byId('main').dataset.drawn = '0';
+  view.block = blockThatFits();
+  sayScale();
   const some = (number) => {
     if (turn !== view.drawing) return;
     const until = performance.now() + FRAME_MS;
     while (number < buttons.length && performance.now() < until) {
-      paintMap(buttons[number].querySelector('canvas'), number);
+      paintMap(buttons[number].querySelector('canvas'), number, view.block);
       buttons[number].querySelector('.largest').textContent = view.hideFirst ? 'max ' + inWords(scaleOf(number)) : '';
       number++;
     }
@@ -179,7 +208,7 @@ function showHead() {
   byId('large-title').textContent = data.heads[view.open].name;
   byId('large-end').textContent = end;
   layOut();
-  paintMap(enlarged, view.open);
+  paintMap(enlarged, view.open, 1);
   showCell();
 }
 
@@ -209,7 +238,10 @@ function sized(canvas, width, height) {
   return pen;
 }
 
-function labelFont(strong) { return `${strong ? '600 ' : ''}${Math.max(10, Math.min(13, view.cell - 2))}px ${variable('--mono')}`; }
+function labelFont(strong) {
+  const size = Math.max(10, Math.min(13, view.cell - 2));
+  return `${strong ? '600 ' : ''}${size}px ${variable('--mono')}`;
+}
 
 // At most twelve characters of a token; whole code points, so that an emoji is not cut in half.
 function label(token) {
@@ -305,8 +337,10 @@ function showRow() {
     }
     return word;
   }));
+  const panel = byId('row-text'), chosen = panel.children[view.column]; // a long text scrolls inside its panel
+  panel.scrollTop = chosen.offsetTop - panel.offsetTop - panel.clientHeight / 2;
   const best = strongest(view.row).slice(0, 3).map((at) => `${quoted(at)} ${inWords(weights[view.row * count + at])}`);
-  byId('row-most').textContent = best.length ? 'Most to ' + best.join(', ') : 'This row looks at nothing that is shown.';
+  byId('row-most').textContent = best.length ? 'Most to ' + best.join(', ') : 'This row looks at nothing shown.';
 }
 
 function choose(row, column) {
@@ -319,7 +353,8 @@ function choose(row, column) {
 
 function pointAt(event) {
   const box = byId('map').getBoundingClientRect();
-  choose(Math.floor((event.clientY - box.top) / view.cell), Math.floor((event.clientX - box.left) / view.cell) + firstColumn());
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((pixels) => Math.floor(pixels / view.cell));
+  choose(y, x + firstColumn());
 }
 
 // When the arrow keys move to a cell outside the frame, scroll just enough to see it beside the sticky labels.
@@ -354,10 +389,6 @@ function closed() {
 function setHideFirst(hide) {
   view.hideFirst = hide;
   for (const box of document.querySelectorAll('.hide-first')) box.checked = hide;
-  byId('legend-end').textContent = hide ? 'its largest' : '1';
-  byId('scale-note').textContent = hide
-    ? 'Without the first token’s column. Each picture is coloured from 0 to its own largest weight that is left, the “max” below it.'
-    : '';
   drawGrid();
   if (view.open < 0) return;
   view.column = Math.max(view.column, firstColumn());
@@ -386,7 +417,7 @@ function listen() {
     box.disabled = count < 2; // the first column is then the only one
     box.addEventListener('change', () => setHideFirst(box.checked));
   }
-  window.addEventListener('resize', () => { if (view.open >= 0) showHead(); });
+  window.addEventListener('resize', resized);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', recolour);
 }
 

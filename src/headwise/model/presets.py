@@ -1,0 +1,109 @@
+"""The presets: what they are is data, not branches. A preset is a shape, a recipe and a way to read text."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from headwise.errors import HeadwiseError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained. Learning rates are peaks; both optimizers follow one schedule."""
+
+    steps: int
+    batch: int
+    lr: float  # AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101)
+    muon_lr: float | None = None  # Muon on the matrices of the blocks (Jordan et al. 2024); None = AdamW on all
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    warmup: int = 100
+    final_lr: float = 0.1  # the cosine ends at this share of the peak
+    clip: float = 1.0  # largest norm of all gradients together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    name: str
+    about: str
+    shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
+    recipe: Recipe
+    lines: bool  # each line is a document of its own; otherwise the text is one stream
+
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            name="verbs",
+            about="the default: a small Qwen3 for the built-in verb corpus, 0.1 M parameters",
+            shape={
+                "context": 64,
+                "n_layers": 2,
+                "n_heads": 4,
+                "d_model": 64,
+                "d_ff": 192,
+                "norm_eps": 1e-6,
+                "qk_norm": True,
+                "tied": True,
+            },
+            recipe=Recipe(steps=1000, batch=64, lr=3e-3, muon_lr=0.02, weight_decay=0.1, warmup=50),
+            lines=False,
+        ),
+        Preset(
+            name="microgpt",
+            about="one layer, width 16, 4 heads, 4,192 parameters at 27 characters; each line is a document",
+            shape={
+                "context": 16,
+                "n_layers": 1,
+                "n_heads": 4,
+                "d_model": 16,
+                "norm_gain": False,
+                "embedding_norm": True,
+                "final_norm": False,
+                "position": "learned",
+                "activation": "relu",
+                "gated": False,
+                "init_std": 0.08,
+                "scale_residual_init": False,
+            },
+            recipe=Recipe(steps=1000, batch=32, lr=1e-2, betas=(0.85, 0.99), weight_decay=0.0, warmup=0, final_lr=0.0),
+            lines=True,
+        ),
+        Preset(
+            name="nanogpt",
+            about="GPT-2's architecture at the size of nanoGPT's CPU recipe, 0.8 M parameters",
+            shape={
+                "context": 64,
+                "n_layers": 4,
+                "n_heads": 4,
+                "d_model": 128,
+                "norm": "layer",
+                "position": "learned",
+                "activation": "gelu",
+                "gated": False,
+                "tied": True,
+            },
+            recipe=Recipe(steps=2000, batch=12, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, warmup=100),
+            lines=False,
+        ),
+        Preset(
+            name="llama",
+            about="Llama's architecture with grouped heads, 0.8 M parameters at 65 characters",
+            shape={"context": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "d_model": 128, "d_ff": 344},
+            recipe=Recipe(steps=1000, batch=16, lr=2e-3, muon_lr=0.02, weight_decay=0.1, warmup=50),
+            lines=False,
+        ),
+    )
+}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name, or an error that offers the nearest ones."""
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
+    raise HeadwiseError(f"no preset {name!r}; {hint}")

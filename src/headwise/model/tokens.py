@@ -1,0 +1,96 @@
+"""Text to token ids and back. The file format is that of the `tokenizers` library, which is imported only here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from headwise.errors import HeadwiseError
+
+BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
+
+
+class Tokens:
+    """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
+        self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+        self.boundary: int | None = self.vocabulary.get(BOUNDARY)
+        single = all(len(token) == 1 for token in self.vocabulary if token != BOUNDARY)
+        self._by_character = single and isinstance(tokenizer.model, models.WordLevel)
+
+    @classmethod
+    def characters(cls, text: str, boundary: bool) -> Tokens:
+        """Every distinct character of `text`, sorted; with `boundary`, one more token between documents."""
+        tokenizer = Tokenizer(models.WordLevel(_numbered(sorted(set(text)), boundary)))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return cls(tokenizer)
+
+    @classmethod
+    def words(cls, lines: Iterable[str]) -> Tokens:
+        """Every distinct word between spaces, sorted, and the boundary."""
+        distinct = sorted({word for line in lines for word in line.split()})
+        tokenizer = Tokenizer(models.WordLevel(_numbered(distinct, boundary=True)))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return cls(tokenizer)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokens:
+        """A `tokenizer.json`."""
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exceptions
+            raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
+
+    def __len__(self) -> int:
+        return max(self.vocabulary.values()) + 1
+
+    def to_json(self) -> str:
+        """The content of `tokenizer.json`."""
+        return str(self._tokenizer.to_str(pretty=True))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without boundaries. Raises HeadwiseError naming what is not in the vocabulary."""
+        if self._by_character:
+            try:
+                return [self.vocabulary[c] for c in text]
+            except KeyError:
+                raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the library raises bare Exceptions; a word vocabulary has no token for the unknown
+            words = sorted(set(text.split()) - set(self.vocabulary))
+            raise (self._unknown(words, "words") if words else HeadwiseError(f"cannot tokenise: {error}")) from None
+
+    def document(self, text: str) -> list[int]:
+        """Ids of a text between two boundaries."""
+        if self.boundary is None:
+            raise HeadwiseError(f"this tokenizer has no {BOUNDARY} token to put between documents")
+        return [self.boundary, *self.encode(text), self.boundary]
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids that a model continues: the text, after a boundary where the model knows one."""
+        return ([] if self.boundary is None else [self.boundary]) + self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; boundaries leave no trace."""
+        return str(self._tokenizer.decode([i for i in ids if i != self.boundary], skip_special_tokens=False))
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each id as a reader should see it, one by one."""
+        return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
+
+    def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
+        known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
+        some, more = ", ".join(map(repr, missing[:5])), f" and {len(missing) - 5} more" * (len(missing) > 5)
+        listed = " ".join(repr(token)[1:-1] for token in known[:100])
+        return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}")
+
+
+def _numbered(tokens: Sequence[str], boundary: bool) -> dict[str, int]:
+    return {token: i for i, token in enumerate([*tokens, BOUNDARY] if boundary else tokens)}

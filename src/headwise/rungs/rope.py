@@ -1,0 +1,50 @@
+"""Rotary position embedding on torch tensors. The formula and its fields stand in `spec.RoPE`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwise.spec import RoPE
+
+
+class Rotation:
+    """Turns the features of queries and keys by angles that grow with the position.
+
+    The pair m of features at position p turns by p * theta^(-2m/dim). Cosines and sines are kept in float32 for as
+    many positions as were asked for so far, whatever the model's dtype.
+    """
+
+    def __init__(self, rope: RoPE, head_dim: int) -> None:
+        self.rope = rope
+        self.dim = rope.dim or head_dim
+        self._cos = self._sin = torch.empty(0, self.dim // 2)
+
+    def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
+        """x (B,H,T,D) turned; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
+        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device)
+        turned, rest = x_bhtd[..., : self.dim], x_bhtd[..., self.dim :]
+        if self.rope.interleaved:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        turned = turned.to(x_bhtd.dtype)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+    def _angles(self, start: int, length: int, positions: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
+        if positions is not None:
+            cos, sin = self._cos_sin(positions.to(device))
+            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+        end = start + length
+        if self._cos.shape[0] < end or self._cos.device != device:
+            self._cos, self._sin = self._cos_sin(torch.arange(max(end, 2 * self._cos.shape[0]), device=device))
+        return self._cos[start:end], self._sin[start:end]
+
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
+        exponents = torch.arange(0, self.dim, 2, device=positions.device, dtype=torch.float64)
+        angles = positions[..., None].to(exponents.dtype) * self.rope.theta ** (-exponents / self.dim)
+        return angles.cos().float(), angles.sin().float()
