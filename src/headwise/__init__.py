@@ -58,7 +58,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise HeadwiseError(f"headwise.{name} needs torch, which is not installed: pip install 'headwise[torch]'") from None
+        raise HeadwiseError(
+            f"headwise.{name} needs torch, which is not installed: pip install 'headwise[torch]'"
+        ) from None
 
 
 def __dir__() -> list[str]:

@@ -18,6 +18,7 @@ from headwise.model.tokens import Tokens
 
 IGNORED = -100  # a target that does not count
 HELD_OUT_SHARE = 0.1
+EXAMPLE_TOKENS = 48
 HELD_OUT_TOKENS = 100_000  # at most so many are scored; evenly spread over the held-out part
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T)
@@ -65,7 +66,7 @@ class Stream:
         wanted = max(1, limit // self.context)
         if len(starts) > wanted:
             starts = starts[torch.linspace(0, len(starts) - 1, wanted).long()]
-        for some in starts.split(size):
+        for some in torch.split(starts, size):
             pieces = self.held_out[some[:, None] + torch.arange(self.context + 1)]
             yield pieces[:, :-1], pieces[:, 1:]
 
@@ -154,6 +155,7 @@ class Corpus:
     name: str
     tokens: Tokens
     data: Stream | Documents
+    example: str  # a held-out piece to look at
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
@@ -162,7 +164,7 @@ def verb_corpus(seed: int, context: int) -> Corpus:
     corpus = verbs.corpus(seed)
     tokens = Tokens.words(corpus.train_lines)
     data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, scored_after="=")
-    return Corpus("verbs", tokens, data, corpus.held_out_cells)
+    return Corpus("verbs", tokens, data, corpus.held_out_lines[0], corpus.held_out_cells)
 
 
 def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
@@ -170,12 +172,15 @@ def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Pat
     text = read_text(path)
     tokens = Tokens.from_file(tokenizer) if tokenizer else Tokens.characters(text, boundary=lines)
     if not lines:
-        return Corpus(path.name, tokens, Stream(tokens, text, context))
+        stream = Stream(tokens, text, context)
+        return Corpus(
+            path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
+        )
     documents = [line.strip() for line in text.splitlines() if line.strip()]
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
     train, held_out = [documents[i] for i in order[:cut]], [documents[i] for i in order[cut:]]
-    return Corpus(path.name, tokens, Documents(tokens, train, held_out, context))
+    return Corpus(path.name, tokens, Documents(tokens, train, held_out, context), held_out[0])
 
 
 def _digest(text: str) -> str:

@@ -49,7 +49,7 @@ PRESETS = {
                 "qk_norm": True,
                 "tied": True,
             },
-            recipe=Recipe(steps=1000, batch=64, lr=3e-3, muon_lr=0.02, weight_decay=0.1, warmup=50),
+            recipe=Recipe(steps=1000, batch=64, lr=3e-3, muon_lr=0.02, weight_decay=1.0, warmup=50),
             lines=False,
         ),
         Preset(

@@ -1,0 +1,37 @@
+# Two commands do everything: `make run` trains the default model and writes its report, `make test` checks the project.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test bench format clean
+
+run: $(VENV)/.runs
+	$(BIN)/headwise train
+
+test: $(VENV)/.tests
+	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_chromium.sh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q
+
+bench: $(VENV)/.tests
+	$(BIN)/python -m benchmarks
+
+format: $(VENV)/.tests
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch is named first and pinned in constraints.txt, so that the CPU build is taken where the index offers it.
+$(VENV)/.runs: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[torch]'
+	touch $@
+
+$(VENV)/.tests: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
+	touch $@ $(VENV)/.runs
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -1,0 +1,246 @@
+"""Training: batches in, weights out, and nothing lost when it is stopped.
+
+A step is a pure function of the weights, the optimizer's moments and (seed, step): the batch and the dropout of step s
+are drawn from a generator seeded by both. So what a resumed run needs is the weights, the moments and the number of the
+step; random state, place in the data and place in the schedule follow from it. They are saved together in one file,
+which is replaced in one move: a run killed at any moment and resumed ends with the same bytes as one left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.model.checkpoint import read_metadata, read_tensors, write_tensors
+from headwise.model.data import Documents, Stream
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.presets import Recipe
+from headwise.records import CurvePoint
+
+STATE = "state.safetensors"
+METRICS = "metrics.jsonl"
+EVALUATIONS = 10  # per run, the last one at its end
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands; losses in nats per token."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_second: float
+    held_out_loss: float | None  # on the steps that are evaluated
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was interrupted and has saved its state."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+def train(
+    folder: Path,
+    config: GPTConfig,
+    recipe: Recipe,
+    data: Stream | Documents,
+    seed: int,
+    report: Callable[[Progress], None],
+    save_seconds: float = 10.0,
+) -> tuple[GPT, list[CurvePoint]]:
+    """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
+
+    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
+    model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
+    """
+    torch.manual_seed(seed)
+    model = GPT(config)
+    optimizers = make_optimizers(model, recipe)
+    start = _restore(folder / STATE, model, optimizers)
+    log = _Log(folder / METRICS, start)
+    every = max(1, recipe.steps // EVALUATIONS)
+    saved, counted, since = time.monotonic(), 0, time.monotonic()
+
+    with _interrupts() as interrupted:
+        for step in range(start, recipe.steps):
+            loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
+            counted += n_tokens
+            done = step + 1
+            evaluated = done % every == 0 or done == recipe.steps
+            if evaluated or done % 10 == 0:
+                speed = counted / (time.monotonic() - since)
+                progress = Progress(done, recipe.steps, loss, speed, evaluate(model, data) if evaluated else None)
+                log.add(progress)
+                report(progress)
+                counted, since = 0, time.monotonic()
+            if interrupted() or time.monotonic() - saved > save_seconds:
+                _save(folder / STATE, model, optimizers, done)
+                saved = time.monotonic()
+            if interrupted():
+                raise Stopped(done)
+    _save(folder / STATE, model, optimizers, recipe.steps)
+    return model.eval(), log.curve()
+
+
+def _step(
+    model: GPT, optimizers: list[torch.optim.Optimizer], recipe: Recipe, data: Stream | Documents, seed: int, step: int
+) -> tuple[float, int]:
+    """One update; returns the loss before it and the number of tokens it saw."""
+    generator = torch.Generator().manual_seed(_mixed(seed, step))
+    if model.config.dropout:
+        torch.manual_seed(_mixed(seed, step))
+    inputs, targets = data.batch(generator, recipe.batch)
+    model.train()
+    loss = model.loss(inputs, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        raise HeadwiseError(
+            f"the loss is {loss.item()} and the gradient {norm.item()} at step {step + 1}: training diverged; "
+            f"lower the learning rate or take another seed"
+        )
+    factor = schedule(recipe, step)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.item(), inputs.numel()
+
+
+def schedule(recipe: Recipe, step: int) -> float:
+    """The share of the peak learning rate at a step: linear warm-up, then a cosine down to `final_lr`."""
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return recipe.final_lr + (1 - recipe.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
+    named = list(model.named_parameters())
+    hidden = [p for name, p in named if p.ndim == 2 and name.startswith("blocks.")] if recipe.muon_lr else []
+    chosen = {id(p) for p in hidden}
+    others = [p for _, p in named if id(p) not in chosen]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    if recipe.muon_lr:
+        optimizers.append(torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+@torch.no_grad()
+def evaluate(model: GPT, data: Stream | Documents, batch: int = 64) -> float:
+    """Mean cross-entropy on the held-out part, nats per counted token."""
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    for inputs, targets in data.held_out_batches(batch):
+        n = int((targets >= 0).sum())
+        total, count = total + model.loss(inputs, targets).item() * n, count + n
+    model.train(training)
+    return total / count
+
+
+class _Log:
+    """metrics.jsonl: one JSON object a line. Lines after the step that training goes on from are dropped."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.rows = [row for row in map(_parsed, lines) if row is not None and row["step"] <= start]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def add(self, progress: Progress) -> None:
+        row = {name: value for name, value in asdict(progress).items() if value is not None and name != "steps"}
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def curve(self) -> list[CurvePoint]:
+        return [
+            CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in self.rows if "held_out_loss" in row
+        ]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of the log; None for one that a kill cut short."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return row
+
+
+def _save(path: Path, model: GPT, optimizers: list[torch.optim.Optimizer], step: int) -> None:
+    """Weights, moments and step in one file, in one move."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for n, optimizer in enumerate(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{n}.{index}.{name}": value for name, value in state.items()}
+    write_tensors(path, tensors, {"step": str(step)})
+
+
+def _restore(path: Path, model: GPT, optimizers: list[torch.optim.Optimizer]) -> int:
+    """Load what `_save` wrote; returns the number of steps done, 0 if there is no file."""
+    if not path.exists():
+        return 0
+    tensors = read_tensors(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model.{name}"])
+    for n, optimizer in enumerate(optimizers):
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, *rest = name.split(".")
+            if kind == "optimizer" and int(rest[0]) == n:
+                states.setdefault(int(rest[1]), {})[rest[2]] = tensor
+        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    return int(read_metadata(path)["step"])
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C within this block is noted, not raised, so that no step is cut in half; a second one is raised."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted.is_set  # only the main thread may handle signals
+        return
+
+    def note(signum: int, frame: Any) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _mixed(seed: int, step: int) -> int:
+    """One seed from two numbers; a prime keeps the steps of nearby seeds apart."""
+    return (seed * 1_000_003 + step) % 2**63

@@ -1,0 +1,127 @@
+"""The scalar autograd: each operation against finite differences, and the graph walk."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from headwise.rungs.autograd import Value, dot, exp, log, number, tanh
+
+OPERATIONS = {
+    "a + b": lambda a, b: a + b,
+    "a + 2": lambda a, b: a + 2.0,
+    "2 + a": lambda a, b: 2.0 + a,
+    "a - b": lambda a, b: a - b,
+    "a - 2": lambda a, b: a - 2.0,
+    "2 - a": lambda a, b: 2.0 - a,
+    "a * b": lambda a, b: a * b,
+    "a * 3": lambda a, b: a * 3.0,
+    "3 * a": lambda a, b: 3.0 * a,
+    "a / b": lambda a, b: a / b,
+    "a / 3": lambda a, b: a / 3.0,
+    "3 / a": lambda a, b: 3.0 / a,
+    "-a": lambda a, b: -a,
+    "a ** 3": lambda a, b: a**3,
+    "a ** -0.5": lambda a, b: a**-0.5,
+    "exp": lambda a, b: exp(a),
+    "log": lambda a, b: log(a),
+    "tanh": lambda a, b: tanh(a),
+    "relu, open": lambda a, b: a.relu() if isinstance(a, Value) else max(0.0, a),
+    "relu, shut": lambda a, b: (-a).relu() if isinstance(a, Value) else max(0.0, -a),
+    "dot": lambda a, b: dot([a, b, a], [b, 5.0, a]),
+    "dot with numbers": lambda a, b: dot([a, b], [2.0, 3.0]),
+    "numbers dot": lambda a, b: dot([2.0, 3.0], [a, b]),
+    "sum": lambda a, b: sum([a, b, a]),
+    "a used thrice": lambda a, b: a * a + a / b,
+}
+A, B = 1.3, 0.7
+
+
+@pytest.mark.parametrize("f", OPERATIONS.values(), ids=OPERATIONS)
+def test_the_value_is_that_of_plain_floats(f) -> None:
+    assert number(f(Value(A), Value(B))) == pytest.approx(f(A, B), rel=1e-15)
+
+
+@pytest.mark.parametrize("f", OPERATIONS.values(), ids=OPERATIONS)
+def test_the_slope_is_that_of_finite_differences(f) -> None:
+    a, b, step = Value(A), Value(B), 1e-5
+    f(a, b).backward()
+    # A central difference errs by about step^2 times the third derivative, and by rounding / step: both about 1e-10.
+    assert a.grad == pytest.approx((f(A + step, B) - f(A - step, B)) / (2 * step), abs=1e-8)
+    assert b.grad == pytest.approx((f(A, B + step) - f(A, B - step)) / (2 * step), abs=1e-8)
+
+
+@pytest.mark.parametrize("f", [exp, log, tanh])
+def test_plain_floats_stay_plain(f) -> None:
+    assert type(f(0.5)) is float
+    assert f(0.5) == getattr(math, f.__name__)(0.5)
+
+
+def test_dot_of_plain_floats_is_plain() -> None:
+    assert dot([1.0, 2.0], [3.0, 4.0]) == 11.0
+
+
+def test_dot_refuses_unequal_lengths() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        dot([1.0], [1.0, 2.0])
+
+
+def test_dot_is_one_node() -> None:
+    xs = [Value(1.0) for _ in range(7)]
+    assert set(dot(xs, xs)._inputs) == set(xs)
+
+
+def test_a_value_used_twice_adds_up() -> None:
+    x = Value(3.0)
+    (x * x + x).backward()
+    assert x.grad == 2 * 3 + 1
+
+
+def test_a_value_against_itself_in_a_dot() -> None:
+    x = Value(3.0)
+    dot([x], [x]).backward()
+    assert x.grad == 6
+
+
+def test_a_diamond_is_walked_once() -> None:
+    """2^60 paths from end to beginning, 60 nodes."""
+    x = node = Value(1.0)
+    for _ in range(60):
+        node = node + node
+    node.backward()
+    assert x.grad == 2.0**60
+
+
+def test_a_deep_chain() -> None:
+    assert sys.getrecursionlimit() < 50_000
+    x = node = Value(1.0)
+    for _ in range(50_000):
+        node = node + 1.0
+    node.backward()
+    assert (node.data, x.grad) == (50_001.0, 1.0)
+
+
+def test_a_number_on_its_own() -> None:
+    x = Value(2.0)
+    x.backward()
+    assert x.grad == 1.0
+    assert repr(x) == "Value(2.0)"
+
+
+def test_gradients_add_to_what_is_there() -> None:
+    """Two losses over one parameter, as in gradient accumulation."""
+    x = Value(3.0)
+    (x * 2.0).backward()
+    (x * 5.0).backward()
+    assert x.grad == 7
+
+
+def test_two_losses_over_one_intermediate_add_up() -> None:
+    """What the first walk left on the shared number is not sent down again by the second."""
+    x = Value(3.0)
+    y = x * 2.0
+    (y * 1.0).backward()
+    (y * 1.0).backward()
+    assert (y.grad, x.grad) == (2.0, 4.0)

@@ -1,0 +1,207 @@
+"""What imports what: the rooms in their order, the rungs apart, and heavy libraries behind one door each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOMS = ("base", "rungs", "model", "heads", "reshape", "study", "view", "cli")
+BASE = {"spec", "masks", "errors", "files", "records", "cost"}
+APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
+ONE_DOOR = ("transformers", "safetensors", "tokenizers")
+
+
+def room_of(module: str) -> str | None:
+    """The room a module of the package lies in; None for the package itself, and for what is in no room."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return None
+    return "base" if parts[1] in BASE and len(parts) == 2 else parts[1] if parts[1] in ROOMS[1:] else None
+
+
+def imports_of(module: str, source: str, is_package: bool, modules: set[str]) -> Iterator[str]:
+    """Every module that a source text names in an import, wherever it stands, `import_module("...")` too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = module.split(".") if is_package else module.split(".")[:-1]
+            start = ".".join(home[: len(home) - node.level + 1]) if node.level else ""
+            target = ".".join(part for part in (start, node.module) if part)
+            names = [alias.name for alias in node.names if alias.name != "__version__"]
+            # `from headwise.rungs import plain` names a module; `from headwise.rungs import attend` only the room.
+            submodules = [f"{target}.{name}" for name in names if f"{target}.{name}" in modules]
+            yield from submodules
+            if len(submodules) < len(names):
+                yield target
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+def violations(sources: dict[str, str], packages: set[str]) -> list[str]:
+    """What breaks the rule, one line each. `sources` maps module names to texts, `packages` are the __init__ files."""
+    found: list[str] = []
+    doors: dict[str, set[str]] = {name: set() for name in ONE_DOOR}
+    for module, source in sources.items():
+        if module in ("headwise", "headwise.__main__"):  # the face and the command stand outside the rooms
+            continue
+        room = room_of(module)
+        if room is None:
+            found.append(f"{module} is in no room")
+            continue
+        for target in set(imports_of(module, source, module in packages, set(sources))):
+            top = target.split(".")[0]
+            if top in doors:
+                doors[top].add(module)
+            if room == "view" and top == "torch":
+                found.append(f"{module} imports torch")
+            if top == "headwise":
+                found += _inside(module, room, target)
+    found += [
+        f"{name} is imported in {len(at)} modules: {', '.join(sorted(at))}" for name, at in doors.items() if len(at) > 1
+    ]
+    return sorted(found)
+
+
+def _inside(module: str, room: str, target: str) -> list[str]:
+    """What is wrong with one import from the package itself."""
+    target_room = room_of(target)
+    if target_room is None:
+        return [f"{module} imports {target}, which is in no room"]
+    if target_room == "cli" and room != "cli":
+        return [f"{module} imports the command line, {target}"]
+    if ROOMS.index(target_room) > ROOMS.index(room):
+        return [f"{module} imports {target}, which lies to the right of {room}"]
+    if module in APART and target in APART - {module}:
+        return [f"{module} imports {target}: rungs never import one another"]
+    return []
+
+
+def package_sources() -> tuple[dict[str, str], set[str]]:
+    root = Path(headwise.__file__).parent
+    sources, packages = {}, set()
+    for path in sorted(root.rglob("*.py")):
+        parts = ["headwise", *path.relative_to(root).with_suffix("").parts]
+        if parts[-1] == "__init__":
+            parts.pop()
+            packages.add(".".join(parts))
+        sources[".".join(parts)] = path.read_text(encoding="utf-8")
+    return sources, packages
+
+
+def test_the_package_keeps_its_rooms_in_order() -> None:
+    sources, packages = package_sources()
+    assert {"headwise.spec", "headwise.rungs.plain", "headwise.rungs"} <= set(sources)
+    assert violations(sources, packages) == []
+
+
+SOUND = {
+    "headwise": "from headwise.model.layer import X",
+    "headwise.errors": "",
+    "headwise.masks": "from headwise.errors import HeadwiseError",
+    "headwise.rungs": "from headwise.masks import Mask\nimport importlib\nimportlib.import_module('headwise.rungs.plain')",
+    "headwise.rungs.autograd": "import math",
+    "headwise.rungs.plain": "from headwise.rungs.autograd import Value\nfrom headwise.rungs import autograd",
+    "headwise.rungs.array": "import numpy",
+    "headwise.rungs.tensor": "import torch",
+    "headwise.model": "",
+    "headwise.model.gpt": "import torch\nfrom headwise.rungs import attend\nfrom headwise.model import checkpoint",
+    "headwise.model.checkpoint": "import safetensors.torch",
+    "headwise.view": "",
+    "headwise.view.report": "from headwise.records import Trace\nfrom headwise import __version__",
+    "headwise.records": "",
+    "headwise.cli": "from headwise.view import report",
+    "headwise.__main__": "from headwise.cli import main",
+}
+PACKAGES = {"headwise", "headwise.rungs", "headwise.model", "headwise.view"}
+
+
+def test_the_rule_lets_a_sound_house_stand() -> None:
+    assert violations(SOUND, PACKAGES) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [
+        ("headwise.masks", "from headwise.rungs import attend", "to the right of base"),
+        ("headwise.masks", "from headwise.rungs.plain import attend", "to the right of base"),
+        ("headwise.masks", "from . import rungs", "to the right of base"),
+        ("headwise.masks", "def f():\n    import headwise.model.gpt", "to the right of base"),
+        ("headwise.rungs.plain", "from headwise.rungs.array import trace", "rungs never import one another"),
+        ("headwise.rungs.plain", "from headwise.rungs import array", "rungs never import one another"),
+        ("headwise.rungs.array", "from .tensor import trace", "rungs never import one another"),
+        ("headwise.rungs.tensor", "from . import plain", "rungs never import one another"),
+        ("headwise.rungs", "from .. import model", "to the right of rungs"),
+        ("headwise.rungs", "import importlib\nimportlib.import_module('headwise.view')", "to the right of rungs"),
+        ("headwise.model.gpt", "if TYPE_CHECKING:\n    from headwise.view.report import x", "to the right of model"),
+        ("headwise.model.gpt", "from headwise import attend", "headwise, which is in no room"),
+        ("headwise.model.gpt", "import headwise as hw", "headwise, which is in no room"),
+        ("headwise.view.report", "import torch", "imports torch"),
+        ("headwise.view.report", "from torch.nn import functional", "imports torch"),
+        ("headwise.view.report", "from headwise.cli import main", "imports the command line"),
+        ("headwise.model.gpt", "from safetensors import safe_open", "safetensors is imported in 2 modules"),
+        ("headwise.attic", "", "headwise.attic is in no room"),
+    ],
+)
+def test_the_rule_objects(module: str, source: str, said: str) -> None:
+    found = violations({**SOUND, module: source}, PACKAGES)
+    assert len(found) == 1
+    assert said in found[0]
+
+
+@pytest.mark.parametrize("name", ONE_DOOR)
+def test_one_door(name: str) -> None:
+    one = {**SOUND, "headwise.model.checkpoint": "", "headwise.model.gpt": f"import {name}"}
+    assert violations(one, PACKAGES) == []
+    two = {**one, "headwise.rungs.tensor": f"def f():\n    from {name}.models import x"}
+    assert violations(two, PACKAGES) == [
+        f"{name} is imported in 2 modules: headwise.model.gpt, headwise.rungs.tensor"
+    ]
+
+
+def loaded_after(code: str) -> set[str]:
+    """The libraries that a fresh interpreter holds after some code."""
+    tail = "\nimport json, sys\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code + tail], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+HEAVY = {"torch", "transformers", "tokenizers", "onnx", "matplotlib"}
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    assert not loaded_after("import headwise") & HEAVY
+
+
+def test_attending_without_tensors_loads_nothing_heavy() -> None:
+    code = """
+import numpy as np
+import headwise as hw
+lists = [[[[1.0, 2.0], [3.0, 4.0]]]]
+mask = hw.Causal() & hw.Lengths([2]) & hw.Alibi() & hw.Bias([[0.5, 1.0]])
+hw.attend(lists, lists, lists, mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
+hw.trace(np.array(lists), np.array(lists), np.array(lists), mask=mask, sink=[1.0], gate=[0.5], softcap=2.0)
+hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
+"""
+    assert not loaded_after(code) & HEAVY
+
+
+def test_a_tensor_loads_the_tensor_rung_and_no_more() -> None:
+    loaded = loaded_after("import torch, headwise as hw\nx = torch.ones(1, 1, 2, 3)\nhw.attend(x, x, x)")
+    assert "torch" in loaded
+    assert "transformers" not in loaded
+
+
+def test_every_public_name_is_listed() -> None:
+    assert set(headwise.__all__) <= set(dir(headwise))
+    with pytest.raises(AttributeError, match="no attribute 'attention'"):
+        headwise.attention  # noqa: B018

@@ -1,0 +1,137 @@
+"""The masks against tables: drawn by hand, and spoken by an oracle that shares no line with them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, paper_slope
+
+import headwise as hw
+from headwise.masks import Both, BroadcastGrid, alibi_slopes, kind_of, shape_of
+
+SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 5, 5, 1, 1), Sizes(2, 5, 1, 1, 7, 1, 1)]
+SHAPE_NAMES = ["T<S", "T>S", "T=S", "T=1"]
+
+
+def tables(mask: hw.Mask, n: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """What a mask allows and adds, on the whole of (B,H,T,S)."""
+    grid, full = BroadcastGrid((n.B, n.H, n.T, n.S), np.asarray, np.arange), (n.B, n.H, n.T, n.S)
+    mask.check(grid)
+    allowed, bias = mask.allowed(grid), mask.bias(grid)
+    return np.broadcast_to(True if allowed is None else allowed, full), np.broadcast_to(0 if bias is None else bias, full)
+
+
+def picture(mask: hw.Mask, T: int, S: int) -> list[str]:
+    allowed, _ = tables(mask, Sizes(1, 1, 1, T, S, 1, 1))
+    return ["".join("01"[int(ok)] for ok in row) for row in allowed[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "T", "S", "drawn"),
+    [
+        (hw.Causal(), 3, 5, ["11100", "11110", "11111"]),
+        (hw.Causal(), 3, 3, ["100", "110", "111"]),
+        (hw.Causal(), 3, 2, ["00", "10", "11"]),
+        (hw.Causal(), 1, 3, ["111"]),
+        (hw.Causal(offset=0), 2, 3, ["100", "110"]),
+        (hw.Causal(offset=-1), 3, 3, ["000", "100", "110"]),
+        (hw.Causal(offset=[1]), 2, 3, ["110", "111"]),
+        (hw.Window(1, 0), 3, 5, ["01100", "00110", "00011"]),
+        (hw.Window(0, 0), 3, 3, ["100", "010", "001"]),
+        (hw.Window(0, 1), 3, 3, ["110", "011", "001"]),
+        (hw.Window(1, None), 3, 3, ["111", "111", "011"]),
+        (hw.Window(None, 1, offset=0), 2, 4, ["1100", "1110"]),
+        (hw.Window(None, None), 2, 3, ["111", "111"]),
+        (hw.Lengths([2]), 2, 3, ["110", "110"]),
+        (hw.Lengths([0]), 2, 3, ["000", "000"]),
+        (hw.Causal() & hw.Lengths([4]), 3, 5, ["11100", "11110", "11110"]),
+        (hw.Segments([[0, 0, 1]], [[0, 1, 1]]), 3, 3, ["100", "100", "011"]),
+        (hw.Allowed([True, False, True]), 2, 3, ["101", "101"]),
+        (hw.Allowed([[False], [True]]), 2, 3, ["000", "111"]),
+    ],
+    ids=repr,
+)
+def test_a_mask_is_what_its_picture_says(mask: hw.Mask, T: int, S: int, drawn: list[str]) -> None:
+    assert picture(mask, T, S) == drawn
+
+
+@pytest.mark.parametrize("wrap", [as_list, as_numpy])
+@pytest.mark.parametrize("n", SIZES, ids=SHAPE_NAMES)
+@pytest.mark.parametrize("name", MASK_NAMES)
+def test_each_mask_means_what_its_oracle_says(name: str, n: Sizes, wrap) -> None:
+    case = mask_cases(n)[name]
+    allowed, bias = tables(case.build(wrap), n)
+    # A bias of -inf forbids; whether the mask or the rung turns it into "may not" is the rung's affair.
+    np.testing.assert_array_equal(allowed & (bias > -np.inf), case.allowed(n))
+    np.testing.assert_allclose(np.where(case.allowed(n), bias, 0), np.where(case.allowed(n), case.bias(n), 0))
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(MASK_NAMES, 2)))
+def test_and_allows_what_both_allow_and_adds_up_biases(one: str, other: str) -> None:
+    n = SIZES[0]
+    case = mask_cases(n)[one] & mask_cases(n)[other]
+    allowed, bias = tables(case.build(as_numpy), n)
+    np.testing.assert_array_equal(allowed & (bias > -np.inf), case.allowed(n))
+    np.testing.assert_allclose(np.where(case.allowed(n), bias, 0), np.where(case.allowed(n), case.bias(n), 0))
+
+
+def test_and_is_flat_and_associative() -> None:
+    a, b, c = hw.Causal(), hw.Lengths([1]), hw.Window(1, 1)
+    assert ((a & b) & c) == (a & (b & c)) == Both((a, b, c))
+
+
+def test_and_shows_its_parts() -> None:
+    assert repr(hw.Causal() & hw.Window(1, None)) == "Causal(offset=None) & Window(left=1, right=None, offset=None)"
+
+
+@pytest.mark.parametrize("name", MASK_NAMES)
+def test_a_range_of_keys_is_the_same_slice_of_the_whole(name: str) -> None:
+    """The tensor rung shortens K and V; the masks must then speak of the same keys as before."""
+    n, keys = SIZES[0], slice(2, 6)
+    mask = mask_cases(n)[name].build(as_numpy)
+    full = (n.B, n.H, n.T, n.S)
+    part = BroadcastGrid(full, np.asarray, np.arange, keys)
+    allowed, bias = tables(mask, n)
+    cut = (*full[:3], 4)
+    some = mask.allowed(part)
+    np.testing.assert_array_equal(np.broadcast_to(True if some is None else some, cut), allowed[..., keys])
+    some = mask.bias(part)
+    np.testing.assert_array_equal(np.broadcast_to(0 if some is None else some, cut), bias[..., keys])
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "slopes"),
+    [
+        (1, [2**-8]),
+        (2, [2**-4, 2**-8]),
+        (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+        (3, [2**-4, 2**-8, 2**-2]),
+        (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+    ],
+)
+def test_alibi_slopes_are_the_papers(n_heads: int, slopes: list[float]) -> None:
+    assert alibi_slopes(n_heads) == slopes == [paper_slope(h, n_heads) for h in range(n_heads)]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([True, False], "bool"),
+        ([[1, 2]], "int"),
+        ([1, 2.0], "float"),
+        ([True, 1], "int"),
+        (0.5, "float"),
+        (np.array([True]), "bool"),
+        (np.float32([1]), "float"),
+        (np.array([1]), "int"),
+    ],
+    ids=repr,
+)
+def test_kind_of(values, kind: str) -> None:
+    assert kind_of(values) == kind
+
+
+def test_shape_of() -> None:
+    assert [shape_of(x) for x in (3, [], [[1, 2, 3]], np.zeros((2, 0)), [[]])] == [(), (0,), (1, 3), (2, 0), (1, 0)]

@@ -1,0 +1,190 @@
+"""AttentionSpec: defaults, sizes derived from them, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+
+import headwise as hw
+from headwise.spec import Sizes, check_shapes, resolve_kv_index
+
+Spec = hw.AttentionSpec
+
+
+def test_defaults_are_plain_multi_head_attention() -> None:
+    spec = Spec(d_model=21, n_heads=3)
+    assert (spec.n_kv_heads, spec.head_dim, spec.value_dim) == (3, 7, 7)
+    assert (spec.d_in, spec.d_context, spec.d_out) == (21, 21, 21)
+    assert (spec.q_bias, spec.kv_bias, spec.out_bias, spec.out_proj, spec.qk_norm, spec.sink) == (0, 0, 0, 1, 0, 0)
+    assert (spec.mask, spec.rope, spec.softcap, spec.dropout) == (None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "size"),
+    [
+        ({"head_dim": 5}, "value_dim", 5),
+        ({"value_dim": 5}, "head_dim", 7),
+        ({"d_in": 11}, "d_context", 11),
+        ({"d_in": 11}, "d_out", 21),
+        ({"d_context": 13}, "d_in", 21),
+        ({"out_proj": False, "value_dim": 5}, "d_out", 15),
+    ],
+)
+def test_a_size_follows_another(given: dict, name: str, size: int) -> None:
+    assert getattr(Spec(d_model=21, n_heads=3, **given), name) == size
+
+
+def wide() -> hw.AttentionSpec:
+    return Spec(d_model=5, n_heads=6, n_kv_heads=2, head_dim=7, value_dim=11, d_in=13, d_context=17, d_out=19)
+
+
+def test_derived_sizes() -> None:
+    spec = wide()
+    assert (spec.group_size, spec.q_dim, spec.k_dim, spec.v_dim, spec.joined_dim) == (3, 42, 14, 22, 66)
+    assert spec.cache_values_per_token == 2 * (7 + 11)
+    assert spec.kv_index == (0, 0, 0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "extra"),
+    [
+        ({}, 0),
+        ({"q_bias": True}, 6 * 7),
+        ({"kv_bias": True}, 2 * (7 + 11)),
+        ({"out_bias": True}, 19),
+        ({"qk_norm": True}, 7 + 7),
+        ({"sink": True}, 6),
+        ({"q_bias": True, "kv_bias": True, "out_bias": True, "qk_norm": True, "sink": True}, 42 + 36 + 19 + 14 + 6),
+    ],
+)
+def test_parameters_are_counted(given: dict, extra: int) -> None:
+    projections = 13 * 7 * 6 + 17 * 7 * 2 + 17 * 11 * 2 + 6 * 11 * 19
+    assert wide().replace(**given).n_parameters == projections + extra
+
+
+def test_parameters_without_output_projection() -> None:
+    spec = Spec(d_model=21, n_heads=3, value_dim=5, out_proj=False)
+    assert spec.n_parameters == 21 * 7 * 3 + 21 * 7 * 3 + 21 * 5 * 3
+
+
+def test_parameters_of_known_layers() -> None:
+    """d*D*H + d*D*G + d*E*G + H*E*d, and GPT-2's biases."""
+    gpt2 = Spec(d_model=768, n_heads=12, q_bias=True, kv_bias=True, out_bias=True)
+    assert gpt2.n_parameters == 4 * 768 * 768 + 4 * 768
+    llama_70b = Spec(d_model=8192, n_heads=64, n_kv_heads=8)
+    assert llama_70b.n_parameters == 2 * 8192 * 8192 + 2 * 8192 * 1024
+
+
+def test_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        wide().n_heads = 3  # type: ignore[misc]
+
+
+def test_equal_specs_are_one_dictionary_key() -> None:
+    assert {wide(): 1}[wide()] == 1
+
+
+def test_replace_keeps_the_other_sizes() -> None:
+    spec = Spec(d_model=21, n_heads=3).replace(d_model=22, mask=hw.Causal())
+    assert (spec.d_model, spec.head_dim, spec.d_in, spec.mask) == (22, 7, 21, hw.Causal())
+
+
+def test_replace_validates() -> None:
+    with pytest.raises(hw.HeadwiseError, match="n_kv_heads=4 does not divide n_heads=6"):
+        wide().replace(n_kv_heads=4)
+
+
+def test_replace_refuses_an_unknown_field() -> None:
+    with pytest.raises(TypeError, match="n_head"):
+        wide().replace(n_head=4)
+
+
+REFUSED = [
+    ({"d_model": 0}, "d_model=0 must be a positive whole number"),
+    ({"d_model": 6.0}, "d_model=6.0 must be a positive whole number"),
+    ({"n_heads": -1}, "n_heads=-1 must be a positive whole number"),
+    ({"n_heads": True}, "n_heads=True must be a positive whole number"),
+    ({"n_heads": None}, "n_heads=None must be a positive whole number"),
+    ({"n_kv_heads": 0}, "n_kv_heads=0 must be a positive whole number"),
+    ({"head_dim": 0}, "head_dim=0 must be a positive whole number"),
+    ({"value_dim": -3}, "value_dim=-3 must be a positive whole number"),
+    ({"d_in": "7"}, "d_in='7' must be a positive whole number"),
+    ({"d_context": 1.5}, "d_context=1.5 must be a positive whole number"),
+    ({"d_out": 0}, "d_out=0 must be a positive whole number"),
+    ({"n_kv_heads": 4}, "n_kv_heads=4 does not divide n_heads=6; pass one of 1, 2, 3, 6"),
+    ({"n_kv_heads": 12}, "n_kv_heads=12 does not divide n_heads=6; pass one of 1, 2, 3, 6"),
+    ({"d_model": 100}, "n_heads=6 does not divide d_model=100; pass head_dim=, or a width that 6 divides"),
+    (
+        {"out_proj": False, "d_out": 7},
+        "d_out=7 needs an output projection: without one the heads join to n_heads * value_dim = 30; "
+        "pass out_proj=True, or leave d_out out",
+    ),
+    (
+        {"out_proj": False, "out_bias": True},
+        "out_bias=True needs out_proj=True: there is no projection to carry the bias",
+    ),
+    ({"head_dim": 4, "rope": hw.RoPE(dim=6)}, "rope dim=6 exceeds head_dim=4"),
+    ({"rope": hw.RoPE()}, "rope turns features in pairs, and head_dim=5 is odd; pass RoPE(dim=)"),
+    (
+        {"mask": [[True]]},
+        "mask is a bare list, and its meaning is ambiguous; wrap it: Allowed(array) for bool with True = may attend, "
+        "Bias(array) for float added to the scores",
+    ),
+    ({"softcap": 0.0}, "softcap=0.0 is not positive; pass None for no cap"),
+    ({"softcap": float("nan")}, "softcap=nan is not positive; pass None for no cap"),
+    ({"dropout": 1.0}, "dropout=1.0 is outside [0, 1)"),
+    ({"dropout": -0.1}, "dropout=-0.1 is outside [0, 1)"),
+    ({"dropout": float("nan")}, "dropout=nan is outside [0, 1)"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_refused(given: dict, message: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
+        Spec(**{"d_model": 30, "n_heads": 6, **given})
+
+
+def test_a_width_that_heads_do_not_divide_is_fine_with_head_dim() -> None:
+    assert Spec(d_model=100, n_heads=6, head_dim=17).q_dim == 102
+
+
+def test_fields_go_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Spec(30, 6)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"theta": 0.0}, "rope theta=0.0 is not positive; 10000 is usual"),
+        ({"theta": -1.0}, "rope theta=-1.0 is not positive; 10000 is usual"),
+        ({"dim": 3}, "rope dim=3 must be even and positive: features turn in pairs"),
+        ({"dim": 0}, "rope dim=0 must be even and positive: features turn in pairs"),
+        ({"dim": -2}, "rope dim=-2 must be even and positive: features turn in pairs"),
+    ],
+)
+def test_rope_refuses(given: dict, message: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
+        hw.RoPE(**given)
+
+
+def test_rope_of_part_of_an_odd_head_is_fine() -> None:
+    assert Spec(d_model=30, n_heads=6, rope=hw.RoPE(dim=4)).head_dim == 5
+
+
+def test_shapes_become_named_sizes() -> None:
+    assert check_shapes((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)) == Sizes(B=2, H=6, G=3, T=5, S=11, D=7, E=13)
+
+
+@pytest.mark.parametrize(("G", "index"), [(6, (0, 1, 2, 3, 4, 5)), (3, (0, 0, 1, 1, 2, 2)), (1, (0,) * 6)])
+def test_heads_read_in_blocks(G: int, index: tuple[int, ...]) -> None:
+    assert resolve_kv_index(6, G, None) == index
+
+
+def test_kv_index_of_any_kind_becomes_whole_numbers() -> None:
+    index = resolve_kv_index(3, 5, np.array([4, 0, 4]))
+    assert index == (4, 0, 4)
+    assert all(type(g) is int for g in index)
