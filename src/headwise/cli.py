@@ -60,7 +60,7 @@ def train(
     text: Annotated[
         Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file; without it the built-in verb corpus.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="verbs, microgpt, nanogpt or llama.")] = "verbs",
+    preset: Annotated[str, typer.Option(help="verbs, microgpt, nanogpt, llama or fast.")] = "verbs",
     heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Width of a head; default width / heads.")] = None,

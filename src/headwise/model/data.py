@@ -19,7 +19,7 @@ from headwise.model.tokens import Tokens
 IGNORED = -100  # a target that does not count
 HELD_OUT_SHARE = 0.1
 EXAMPLE_TOKENS = 48
-HELD_OUT_TOKENS = 100_000  # at most so many are scored; evenly spread over the held-out part
+HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T)
 
@@ -60,7 +60,7 @@ class Stream:
         pieces = self.train[starts + torch.arange(self.context + 1)]
         return pieces[:, :-1], pieces[:, 1:]
 
-    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+    def held_out_batches(self, size: int, limit: int) -> Iterator[Batch]:
         """Pieces side by side, so that each token is scored at most once."""
         starts = torch.arange(0, len(self.held_out) - self.context, self.context)
         wanted = max(1, limit // self.context)
@@ -110,7 +110,7 @@ class Documents:
         inputs, targets = self._padded
         return inputs[chosen, : longest - 1], targets[chosen, : longest - 1]
 
-    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+    def held_out_batches(self, size: int, limit: int) -> Iterator[Batch]:
         lines = self._held_out
         if sum(map(len, lines)) > limit:
             lines = lines[: max(1, limit * len(lines) // sum(map(len, lines)))]

@@ -90,6 +90,23 @@ PRESETS = {
             lines=False,
         ),
         Preset(
+            name="fast",
+            about="the shortest way known here to nanoGPT's loss on tinyshakespeare, 0.4 M parameters",
+            shape={
+                "context": 64,
+                "n_layers": 2,
+                "n_heads": 4,
+                "d_model": 128,
+                "d_ff": 512,
+                "norm_eps": 1e-6,
+                "activation": "relu2",
+                "gated": False,
+                "qk_norm": True,
+            },
+            recipe=Recipe(steps=250, batch=16, lr=1e-2, muon_lr=0.012, weight_decay=0.0, warmup=20, final_lr=0.02),
+            lines=False,
+        ),
+        Preset(
             name="llama",
             about="Llama's architecture with grouped heads, 0.8 M parameters at 65 characters",
             shape={"context": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "d_model": 128, "d_ff": 344},

@@ -25,7 +25,7 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.model.checkpoint import read_metadata, read_tensors, write_tensors
-from headwise.model.data import Documents, Stream
+from headwise.model.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.presets import Recipe
 from headwise.records import CurvePoint
@@ -33,6 +33,7 @@ from headwise.records import CurvePoint
 STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
 EVALUATIONS = 10  # per run, the last one at its end
+GLANCE = 20_000  # held-out tokens, at most, that the evaluations before the last one score
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,9 @@ def train(
             evaluated = done % every == 0 or done == recipe.steps
             if evaluated or done % 10 == 0:
                 speed = counted / (time.monotonic() - since)
-                progress = Progress(done, recipe.steps, loss, speed, evaluate(model, data) if evaluated else None)
+                limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
+                held_out = evaluate(model, data, limit) if evaluated else None
+                progress = Progress(done, recipe.steps, loss, speed, held_out)
                 log.add(progress)
                 report(progress)
                 counted, since = 0, time.monotonic()
@@ -152,12 +155,12 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 @torch.no_grad()
-def evaluate(model: GPT, data: Stream | Documents, batch: int = 64) -> float:
-    """Mean cross-entropy on the held-out part, nats per counted token."""
+def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
+    """Mean cross-entropy in nats per counted token, on `limit` tokens of the held-out part or a little more."""
     training = model.training
     model.eval()
     total, count = 0.0, 0
-    for inputs, targets in data.held_out_batches(batch):
+    for inputs, targets in data.held_out_batches(batch, limit):
         n = int((targets >= 0).sum())
         total, count = total + model.loss(inputs, targets).item() * n, count + n
     model.train(training)

@@ -1,0 +1,1 @@
+"""Benchmarks: `make bench`, or `python -m benchmarks NAME` for one. Nothing here is a timed test."""
