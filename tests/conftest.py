@@ -1,4 +1,4 @@
-"""Shared by all tests. `helpers` is importable because this file puts its folder on the path (pytest, rootdir style)."""
+"""Shared by all tests. That this file lies here also lets them import `helpers`: pytest puts its folder on the path."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ SOUND = {
     "headwise": "from headwise.model.layer import X",
     "headwise.errors": "",
     "headwise.masks": "from headwise.errors import HeadwiseError",
-    "headwise.rungs": "from headwise.masks import Mask\nimport importlib\nimportlib.import_module('headwise.rungs.plain')",
+    "headwise.rungs": "from headwise.masks import Mask\nimport_module('headwise.rungs.plain')",
     "headwise.rungs.autograd": "import math",
     "headwise.rungs.plain": "from headwise.rungs.autograd import Value\nfrom headwise.rungs import autograd",
     "headwise.rungs.array": "import numpy",
@@ -162,15 +162,15 @@ def test_one_door(name: str) -> None:
     one = {**SOUND, "headwise.model.checkpoint": "", "headwise.model.gpt": f"import {name}"}
     assert violations(one, PACKAGES) == []
     two = {**one, "headwise.rungs.tensor": f"def f():\n    from {name}.models import x"}
-    assert violations(two, PACKAGES) == [
-        f"{name} is imported in 2 modules: headwise.model.gpt, headwise.rungs.tensor"
-    ]
+    assert violations(two, PACKAGES) == [f"{name} is imported in 2 modules: headwise.model.gpt, headwise.rungs.tensor"]
 
 
 def loaded_after(code: str) -> set[str]:
     """The libraries that a fresh interpreter holds after some code."""
     tail = "\nimport json, sys\nprint(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code + tail], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code + tail], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout))
 

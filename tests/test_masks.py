@@ -20,7 +20,8 @@ def tables(mask: hw.Mask, n: Sizes) -> tuple[np.ndarray, np.ndarray]:
     grid, full = BroadcastGrid((n.B, n.H, n.T, n.S), np.asarray, np.arange), (n.B, n.H, n.T, n.S)
     mask.check(grid)
     allowed, bias = mask.allowed(grid), mask.bias(grid)
-    return np.broadcast_to(True if allowed is None else allowed, full), np.broadcast_to(0 if bias is None else bias, full)
+    allowed = np.broadcast_to(True if allowed is None else allowed, full)
+    return allowed, np.broadcast_to(0 if bias is None else bias, full)
 
 
 def picture(mask: hw.Mask, T: int, S: int) -> list[str]:

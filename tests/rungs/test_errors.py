@@ -213,9 +213,7 @@ def test_masks_that_do_not_fit(mask, message: str, joined: bool, path: str) -> N
     assert_refused(path, message, mask=hw.Window(3, None) & mask() if joined else mask())
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "said"), [(-1, 0, "left=-1"), (None, -2, "right=-2")], ids=["left", "right"]
-)
+@pytest.mark.parametrize(("left", "right", "said"), [(-1, 0, "left=-1"), (None, -2, "right=-2")], ids=["left", "right"])
 def test_a_negative_window(left: int | None, right: int, said: str) -> None:
     message = f"Window {said} is negative; pass 0 or more, or None for an open side"
     with pytest.raises(hw.HeadwiseError, match=f"^{message}$"):
@@ -257,8 +255,8 @@ def test_bias_refuses_bools_and_whole_numbers(array: Any) -> None:
 )
 def test_a_bare_mask_names_both_meanings(mask: Any, kind: str, path: str) -> None:
     message = (
-        f"mask is a bare {kind}, and its meaning is ambiguous; wrap it: Allowed(array) for bool with True = may attend, "
-        "Bias(array) for float added to the scores"
+        f"mask is a bare {kind}, and its meaning is ambiguous; wrap it: "
+        "Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
     )
     assert_refused(path, message, mask=mask)
 

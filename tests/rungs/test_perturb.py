@@ -1,4 +1,4 @@
-"""Change one thing and look: what a mask forbids changes nothing; what it allows, and every argument, changes something."""
+"""Change one thing and look: a forbidden key changes nothing; an allowed one, and every argument, changes something."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def forbids(heads_and_keys: set[tuple[int, int]], n_heads: int, S: int) -> MaskC
 
 @one_path
 def test_a_key_is_dead_only_when_its_whole_group_forbids_it(path: str) -> None:
-    """Heads 0 and 1 share a key/value head. Both forbid key 2: dead. Head 0 alone forbids key 4: head 1 still hears it."""
+    """Heads 0 and 1 share a key/value head. Both forbid key 2: dead. Head 0 alone forbids key 4: head 1 hears it."""
     mask = forbids({(0, 2), (1, 2), (0, 4)}, 4, 7)
     problem = draw(Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11), mask=mask)
     dead = dead_keys(problem)
@@ -134,9 +134,7 @@ def test_a_key_value_head_that_nobody_reads_is_dead(kv_index: list[int], path: s
 def test_heads_that_share_by_kv_index_share_their_dead_keys(path: str) -> None:
     """Heads 0 and 3 read key/value head 1, and both forbid key 5."""
     mask = forbids({(0, 5), (3, 5), (1, 5)}, 4, 7)
-    assert_dead_keys_stay_dead(
-        path, draw(Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11), mask=mask, kv_index=[1, 0, 0, 1])
-    )
+    assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11), mask=mask, kv_index=[1, 0, 0, 1]))
 
 
 NOBODY = {
@@ -236,7 +234,7 @@ DROPPED = {
     "sink": {"sink": True},
     "gate": {"gate": True},
     "softcap": {"softcap": 0.9},
-    "lengths": {"mask": "lengths"},
+    "allowed": {"mask": "allowed per key"},
 }
 
 
@@ -247,10 +245,8 @@ def test_dropout_keeps_the_mean(options: dict, T: int, path: str) -> None:
     problem = draw(Sizes(B=1, H=6, G=3, T=T, S=7, D=3, E=2), **options)
     draws = 5_003
     repeated = {name: np.repeat(getattr(problem, name), draws, 0) for name in "qkv"}
-    mask = problem.mask if options.get("mask") != "lengths" else MaskCase(lambda w: hw.Lengths([4] * draws))
-    one = replace(problem, mask=mask if options.get("mask") != "lengths" else MaskCase(lambda w: hw.Lengths([4])))
-    out = output(path, replace(problem, mask=mask, **repeated).with_options(dropout=0.3))
-    error = np.abs(out.mean(0) - output(path, one)[0])
+    out = output(path, replace(problem, **repeated).with_options(dropout=0.3))
+    error = np.abs(out.mean(0) - output(path, problem)[0])
     assert (error <= 5 * out.std(0) / math.sqrt(draws) + 1e-12).all()  # five standard errors of the mean
 
 

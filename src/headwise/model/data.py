@@ -60,7 +60,7 @@ class Stream:
         pieces = self.train[starts + torch.arange(self.context + 1)]
         return pieces[:, :-1], pieces[:, 1:]
 
-    def held_out_batches(self, size: int, limit: int) -> Iterator[Batch]:
+    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
         """Pieces side by side, so that each token is scored at most once."""
         starts = torch.arange(0, len(self.held_out) - self.context, self.context)
         wanted = max(1, limit // self.context)
@@ -110,7 +110,7 @@ class Documents:
         inputs, targets = self._padded
         return inputs[chosen, : longest - 1], targets[chosen, : longest - 1]
 
-    def held_out_batches(self, size: int, limit: int) -> Iterator[Batch]:
+    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
         lines = self._held_out
         if sum(map(len, lines)) > limit:
             lines = lines[: max(1, limit * len(lines) // sum(map(len, lines)))]

@@ -103,7 +103,7 @@ PRESETS = {
                 "gated": False,
                 "qk_norm": True,
             },
-            recipe=Recipe(steps=250, batch=16, lr=1e-2, muon_lr=0.012, weight_decay=0.0, warmup=20, final_lr=0.02),
+            recipe=Recipe(steps=280, batch=16, lr=1e-2, muon_lr=0.012, weight_decay=0.0, warmup=20, final_lr=0.02),
             lines=False,
         ),
         Preset(

@@ -1,0 +1,180 @@
+"""The cache changes speed, never the answer: whole = in chunks = one token at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import headwise as hw
+
+B, T = 2, 11
+MASKS = (hw.Causal(), hw.Window(3, 0), hw.Causal() & hw.Alibi(), hw.Window(0, 0))
+ROPES = (None, hw.RoPE(), hw.RoPE(theta=53.0, interleaved=True), hw.RoPE(dim=4))
+specs = st.fixed_dictionaries(
+    {
+        "n_kv_heads": st.sampled_from([1, 2, 3, 6]),
+        "value_dim": st.sampled_from([None, 7]),
+        "kv_bias": st.booleans(),
+        "qk_norm": st.booleans(),
+        "rope": st.sampled_from(ROPES),
+        "mask": st.sampled_from(MASKS),
+        "softcap": st.sampled_from([None, 1.3]),
+        "sink": st.booleans(),
+    }
+)
+cuts = st.lists(st.integers(1, T - 1), max_size=T - 1, unique=True).map(lambda inner: [0, *sorted(inner), T])
+ONE_BY_ONE = list(range(T + 1))
+
+
+def make(spec: dict[str, Any], seed: int = 0) -> hw.MultiHeadAttention:
+    torch.manual_seed(seed)
+    layer = hw.MultiHeadAttention(31, 6, head_dim=10, **spec).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def draw() -> Tensor:
+    return torch.randn(B, T, 31, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def in_chunks(layer: hw.MultiHeadAttention, x: Tensor, at: list[int], gate: Tensor | None = None) -> Tensor:
+    cache = hw.KVCache()
+    return torch.cat([layer(x[:, start:stop], cache=cache, gate=gate) for start, stop in pairwise(at)], 1)
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+@given(specs, cuts, st.booleans())
+def test_whole_equals_chunks_equals_one_by_one(spec: dict[str, Any], at: list[int], gated: bool) -> None:
+    layer, x = make(spec), draw()
+    gate = torch.linspace(-1, 2, 6, dtype=torch.float64) if gated else None
+    with torch.no_grad():
+        whole = layer(x, gate=gate)
+        assert_same(in_chunks(layer, x, at, gate), whole)
+        assert_same(in_chunks(layer, x, ONE_BY_ONE, gate), whole)
+
+
+def gradients(layer: hw.MultiHeadAttention, x: Tensor, at: list[int]) -> list[Tensor | None]:
+    """Of a weighted sum of the output, for x and for every parameter that is not frozen."""
+    x = x.clone().requires_grad_()
+    wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    out = layer(x) if len(at) == 2 else in_chunks(layer, x, at)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)
+    return list(torch.autograd.grad((out * weights).sum(), wanted))
+
+
+@settings(max_examples=25)
+@given(specs, cuts)
+def test_gradients_flow_through_the_cache(spec: dict[str, Any], at: list[int]) -> None:
+    layer, x = make(spec), draw()
+    for actual, expected in zip(gradients(layer, x, at), gradients(layer, x, [0, T]), strict=True):
+        assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("frozen", [("k_proj", "v_proj"), ("k_proj",), ("v_proj",)], ids="+".join)
+def test_gradients_of_the_rest_survive_frozen_keys_or_values(frozen: tuple[str, ...]) -> None:
+    layer, x = make({"mask": hw.Causal()}), draw()
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
+    results = []
+    for at in (ONE_BY_ONE, [0, T]):
+        layer.zero_grad()
+        out = layer(x) if len(at) == 2 else in_chunks(layer, x, at)
+        out.square().sum().backward()
+        results.append(layer.q_proj.weight.grad.clone())
+    assert_same(*results)
+
+
+def test_a_prompt_read_without_gradients_is_a_constant() -> None:
+    layer, x, cache = make({"mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache()
+    with torch.no_grad():
+        layer(x[:, :7], cache=cache)
+    rest = layer(x[:, 7:], cache=cache)
+    assert_same(rest, layer(x)[:, 7:])
+    rest.sum().backward()
+    assert layer.k_proj.weight.grad.abs().max() > 0
+
+
+def test_what_an_append_returned_stays_as_it_was() -> None:
+    cache, first = hw.KVCache(), torch.randn(2, 3, 5, 7)
+    k, _ = cache.append(first, first)
+    before = k.clone()
+    for _ in range(9):
+        cache.append(torch.randn(2, 3, 1, 7), torch.randn(2, 3, 1, 7))
+    assert torch.equal(k, before)
+
+
+def test_growth_by_doubling_moves_the_keys_rarely() -> None:
+    cache, place, moves, n = hw.KVCache(), None, 0, 1000
+    for _ in range(n):
+        k, _ = cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
+        moves += k.data_ptr() != place
+        place = k.data_ptr()
+    assert cache.length == n
+    assert moves <= 11  # 1, 2, 4, ..., 1024
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nbytes_is_the_formula(dtype: torch.dtype) -> None:
+    layer = hw.MultiHeadAttention(30, 6, n_kv_heads=2, head_dim=10, value_dim=7, mask=hw.Causal()).to(dtype)
+    cache = hw.KVCache()
+    assert cache.nbytes == 0
+    with torch.no_grad():
+        for chunk in (5, 1, 1, 1, 3):
+            layer(torch.zeros(3, chunk, 30, dtype=dtype), cache=cache)
+    assert cache.length == 11
+    assert layer.spec.cache_values_per_token == 2 * (10 + 7)
+    assert cache.nbytes == 3 * 11 * layer.spec.cache_values_per_token * dtype.itemsize
+    assert repr(cache) == f"KVCache(length=11, bytes={cache.nbytes})"
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        ((3, 5, 1, 7), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (3, 5, 7); use one"),
+        ((2, 3, 1, 7), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (2, 3, 7); use one"),
+        ((2, 5, 1, 11), "the cache holds keys of (batch, heads, width) = (2, 5, 7), and these are (2, 5, 11); use one"),
+    ],
+)
+def test_keys_of_another_shape_are_refused(other: tuple[int, ...], message: str) -> None:
+    cache = hw.KVCache()
+    cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        cache.append(torch.zeros(other), torch.zeros(other))
+    assert message in str(refusal.value)
+    assert cache.length == 3
+
+
+def test_values_of_another_width_are_refused() -> None:
+    cache = hw.KVCache()
+    cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 11))
+    with pytest.raises(hw.HeadwiseError, match=r"holds values of .* \(2, 5, 11\), and these are \(2, 5, 13\)"):
+        cache.append(torch.zeros(2, 5, 1, 7), torch.zeros(2, 5, 1, 13))
+    assert cache.length == 3
+
+
+def test_another_dtype_is_refused() -> None:
+    cache = hw.KVCache()
+    cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
+    with pytest.raises(hw.HeadwiseError, match=r"holds keys in torch.float32 on cpu, not torch.float64 on cpu"):
+        cache.append(torch.zeros(2, 5, 1, 7).double(), torch.zeros(2, 5, 1, 7).double())
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
+    layer, x, cache = make({"mask": hw.Causal()}), draw(), hw.KVCache()
+    with torch.no_grad():
+        layer(x[:, :5], cache=cache)
+        with pytest.raises(hw.HeadwiseError):
+            layer(x[:, 5:], cache=cache, mask=hw.Lengths([3, 99]))
+        assert cache.length == 5
+        assert_same(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])

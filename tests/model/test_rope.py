@@ -1,0 +1,132 @@
+"""Rotary positions against the paper's complex numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headwise import HeadwiseError, RoPE
+from headwise.rungs.rope import Rotation
+
+B, H, T, D = 2, 3, 7, 10
+ROPES = {
+    "halves": RoPE(),
+    "interleaved": RoPE(interleaved=True),
+    "theta": RoPE(theta=31.0),
+    "in part": RoPE(dim=4),
+    "in part, interleaved": RoPE(theta=500_000.0, dim=6, interleaved=True),
+}
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}  # cosines and sines are kept in float32
+
+
+@pytest.fixture(params=ROPES)
+def rope(request: Any) -> RoPE:
+    return ROPES[request.param]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+@pytest.mark.parametrize("start", [0, 1, 53])
+def test_equals_the_paper(rope: RoPE, start: int, by_paper: Any) -> None:
+    x = draw(B, H, T, D)
+    positions = (torch.arange(T) + start).expand(B, T)
+    torch.testing.assert_close(Rotation(rope, D)(x, start), by_paper(x, rope, positions), **CLOSE)
+
+
+@pytest.mark.parametrize("positions", [[5, 0, 3, 3, 101, 2, 1], [[7, 5, 3, 2, 1, 0, 4], [0, 11, 22, 33, 44, 55, 66]]])
+def test_positions_in_any_order(rope: RoPE, positions: list[Any], by_paper: Any) -> None:
+    x, places = draw(B, H, T, D), torch.tensor(positions)
+    turned = Rotation(rope, D)(x, 0, places)
+    torch.testing.assert_close(turned, by_paper(x, rope, places.expand(B, T)), **CLOSE)
+
+
+def test_position_0_turns_nothing(rope: RoPE) -> None:
+    x = draw(B, H, 1, D)
+    assert torch.equal(Rotation(rope, D)(x, 0), x)
+
+
+def test_features_beyond_dim_stay(rope: RoPE) -> None:
+    x = draw(B, H, T, D)
+    dim = rope.dim or D
+    assert torch.equal(Rotation(rope, D)(x, 29)[..., dim:], x[..., dim:])
+
+
+def test_lengths_stay(rope: RoPE) -> None:
+    x = draw(B, H, T, D)
+    torch.testing.assert_close(Rotation(rope, D)(x, 97).norm(dim=-1), x.norm(dim=-1), **CLOSE)
+
+
+def test_scores_depend_on_the_distance_alone(rope: RoPE) -> None:
+    q, k, turn = draw(1, 1, 1, D), draw(1, 1, 2, D)[:, :, 1:], Rotation(rope, D)
+
+    def score(i: int, j: int) -> float:
+        return float((turn(q, i) * turn(k, j)).sum())
+
+    assert score(5, 2) == pytest.approx(score(3, 0), abs=1e-5)
+    assert score(113, 110) == pytest.approx(score(3, 0), abs=1e-5)
+    assert abs(score(3, 0) - score(4, 0)) > 1e-4
+    assert abs(score(3, 0) - score(0, 3)) > 1e-4
+
+
+@pytest.mark.parametrize("way", ["start", "positions"])
+def test_position_100_000_is_accurate_in_float32(way: str) -> None:
+    x, place = draw(1, 1, 1, D, dtype=torch.float32), 100_003
+    turn = Rotation(RoPE(), D)
+    turned = turn(x, place) if way == "start" else turn(x, 0, torch.tensor([place]))
+    for m in range(D // 2):
+        angle = place * 10_000 ** (-2 * m / D)
+        a, b = x[0, 0, 0, m].item(), x[0, 0, 0, m + D // 2].item()
+        assert turned[0, 0, 0, m].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-6)
+        assert turned[0, 0, 0, m + D // 2].item() == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=1e-6)
+
+
+def test_the_table_grows_as_longer_texts_come(rope: RoPE) -> None:
+    turn, x = Rotation(rope, D), draw(B, H, 2, D)
+    for start in (0, 3, 1, 40, 5, 41, 300, 299, 0):
+        assert torch.equal(turn(x, start), turn(x, 0, torch.arange(start, start + 2)))
+
+
+def test_the_table_is_made_anew_rarely() -> None:
+    turn, x, made = Rotation(RoPE(), D), draw(1, 1, 1, D), 0
+    make = turn._cos_sin
+
+    def counted(positions: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal made
+        made += 1
+        return make(positions)
+
+    turn._cos_sin = counted  # type: ignore[method-assign]
+    for start in range(1000):
+        turn(x, start)
+    assert made <= 12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_dtype_stays(rope: RoPE, dtype: torch.dtype) -> None:
+    assert Rotation(rope, D)(draw(B, H, T, D, dtype=dtype), 5).dtype == dtype
+
+
+def test_half_precision_rounds_only_the_result(rope: RoPE) -> None:
+    x = draw(B, H, T, D).bfloat16()
+    wide = Rotation(rope, D)(x.float(), 1009)
+    assert torch.equal(Rotation(rope, D)(x, 1009), wide.bfloat16())
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"theta": 0.0}, "rope theta=0.0 is not positive; 10000 is usual"),
+        ({"dim": 5}, "rope dim=5 must be even and positive: features turn in pairs"),
+        ({"dim": 0}, "rope dim=0 must be even and positive: features turn in pairs"),
+    ],
+)
+def test_a_wrong_rope_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        RoPE(**fields)
+    assert str(refusal.value) == message
