@@ -18,6 +18,7 @@ r query heads per key/value head, d head width, e value width, f feed-forward, v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -28,21 +29,70 @@ from headwise.masks import Mask
 
 @dataclass(frozen=True)
 class RoPE:
-    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2).
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2), and ways to stretch it.
 
-    `theta` is the base of the wavelengths. `dim` rotates only the first `dim` features of each head (all, if None).
-    `interleaved` pairs feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama).
+    theta             base of the wavelengths
+    dim               rotate only the first `dim` features of each head; None = all
+    interleaved       pair feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama)
+    before_norm       rotate before the qk-norm rather than after it
+    scaling           None, or for texts `factor` times as long as in training:
+                      "linear"  positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
+                      "ntk"     theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
+                      "yarn"    slow features as linear, fast ones untouched, a ramp between, and sharper scores
+                                (Peng et al. 2023, arXiv 2309.00071, sections 3.2 to 3.4; the ramp runs over the features,
+                                as in the authors' code and the checkpoints made with it)
+    original_context  length of the texts in training, for yarn
+    beta_fast, beta_slow    turns within original_context above which, below which, a feature counts as fast, slow
     """
 
     theta: float = 10_000.0
     dim: int | None = None
     interleaved: bool = False
+    before_norm: bool = False
+    scaling: str | None = None
+    factor: float = 1.0
+    original_context: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.theta > 0:
             raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
             raise HeadwiseError(f"rope dim={self.dim} must be even and positive: features turn in pairs")
+        if self.scaling not in (None, "linear", "ntk", "yarn"):
+            raise HeadwiseError(f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn")
+        if not self.factor >= 1:
+            raise HeadwiseError(f"rope factor={self.factor} is below 1; it says how many times longer the texts become")
+        if self.scaling is None and self.factor != 1:
+            raise HeadwiseError(f"rope factor={self.factor} needs scaling=; one of linear, ntk, yarn")
+        if self.scaling == "yarn" and not self.original_context:
+            raise HeadwiseError("rope scaling='yarn' needs original_context=, the length of the texts in training")
+
+    def frequencies(self, head_dim: int) -> tuple[list[float], float]:
+        """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
+        dim = self.dim or head_dim
+        theta = self.theta
+        if self.scaling == "ntk" and dim > 2:
+            theta *= self.factor ** (dim / (dim - 2))
+        plain = [theta ** (-2 * m / dim) for m in range(dim // 2)]
+        if self.scaling == "linear":
+            return [f / self.factor for f in plain], 1.0
+        if self.scaling != "yarn":
+            return plain, 1.0
+        low, high = (
+            math.floor(self._pair_that_turns(self.beta_fast, dim)),
+            math.ceil(self._pair_that_turns(self.beta_slow, dim)),
+        )
+        low, high = max(low, 0), min(high, dim - 1)
+        slow = [min(1.0, max(0.0, (m - low) / max(high - low, 1e-3))) for m in range(dim // 2)]
+        mixed = [f * (1 - s) + f / self.factor * s for f, s in zip(plain, slow, strict=True)]
+        return mixed, 0.1 * math.log(self.factor) + 1.0
+
+    def _pair_that_turns(self, times: float, dim: int) -> float:
+        """The (fractional) pair of features that turns `times` times within the original context."""
+        assert self.original_context is not None
+        return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
 _DEFAULT: Any = None  # a size that __post_init__ fills in

@@ -188,6 +188,7 @@ def _result(
     if corpus.cells and isinstance(corpus.data, Documents):
         ngram = corpus.data.ngram_model(len(corpus.tokens), order)
         cells = (_right_by_model(model, corpus), _right_by_ngram(ngram, corpus), len(corpus.cells))
+        facts["held out"] = f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines"
         facts["held-out cells right"] = f"{cells[0]} of {cells[2]}; {order}-gram {cells[1]}"
     name = f"best n-gram, order {order} (Kneser-Ney)"
     return Result(

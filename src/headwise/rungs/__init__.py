@@ -11,8 +11,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask
 from headwise.records import Trace
@@ -81,10 +79,10 @@ def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 
 def _kind(name: str, x: Any) -> str:
-    torch = sys.modules.get("torch")
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(x, torch.Tensor):
         return "tensor"
-    if isinstance(x, np.ndarray):
+    if numpy is not None and isinstance(x, numpy.ndarray):
         return "array"
     if isinstance(x, list | tuple):
         return "plain"

@@ -1,28 +1,33 @@
-"""Scalar reverse-mode differentiation: a number that remembers how it was made.
+"""Scalar reverse-mode differentiation: a number that remembers how it was made, in the manner of micrograd.
 
 Each `Value` keeps the numbers it came from and the slope of itself along each of them. `backward` walks the graph
 once from the end to the beginning and adds up slopes (the chain rule). `dot` is one node instead of 2n - 1, since
-attention is made of dot products. The functions take plain floats too, so the plain rung runs with or without
-gradients.
+attention is made of dot products; `log_sum_exp` is one too, and softmax is exp(x - log_sum_exp). The functions take
+plain floats too, so the plain rung runs with or without gradients.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Union
+
+_birth = itertools.count().__next__
 
 
 class Value:
     """One number, its gradient (filled by `backward`), and where it came from."""
 
-    __slots__ = ("_inputs", "_slopes", "data", "grad")
+    __slots__ = ("_born", "_inputs", "_slopes", "data", "grad")
 
     def __init__(self, data: float, inputs: tuple[Value, ...] = (), slopes: Sequence[float] = ()) -> None:
         self.data = data
         self.grad = 0.0
         self._inputs = inputs
         self._slopes = slopes  # d self / d input, one for each input
+        self._born = _birth()  # a Value is younger than its inputs: to sort by birth is to sort the graph
 
     def __repr__(self) -> str:
         return f"Value({self.data})"
@@ -63,27 +68,30 @@ class Value:
 
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
-        self.grad += 1.0
-        for node in reversed(self._ancestors()):
+        made = self._made_below()
+        earlier = [node.grad for node in made]  # what another walk left must not be sent down again
+        for node in made:
+            node.grad = 0.0
+        self.grad = 1.0
+        for node in made:
+            grad = node.grad
             for parent, slope in zip(node._inputs, node._slopes, strict=True):
-                parent.grad += slope * node.grad
+                parent.grad += slope * grad
+        for node, grad in zip(made, earlier, strict=True):
+            node.grad += grad
 
-    def _ancestors(self) -> list[Value]:
-        """All Values below this one, inputs before what is made of them. A stack of our own: graphs are deep."""
-        order: list[Value] = []
-        seen = {self}
-        stack = [(self, iter(self._inputs))]
-        while stack:
-            node, inputs = stack[-1]
-            for parent in inputs:
-                if parent not in seen:
-                    seen.add(parent)
-                    stack.append((parent, iter(parent._inputs)))
-                    break
-            else:
-                order.append(node)
-                stack.pop()
-        return order
+    def _made_below(self) -> list[Value]:
+        """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""
+        made: list[Value] = []
+        seen: set[Value] = set()
+        layer = [self]
+        while layer:
+            made += layer
+            inputs = set().union(*[node._inputs for node in layer]) - seen
+            seen |= inputs
+            layer = [node for node in inputs if node._inputs]
+        made.sort(key=attrgetter("_born"), reverse=True)
+        return made
 
 
 Scalar = Union[float, Value]  # noqa: UP007  # Value is still a name in strings above when this line runs
@@ -109,12 +117,28 @@ def tanh(x: Scalar) -> Scalar:
     return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y
 
 
+def log_sum_exp(xs: Sequence[Scalar]) -> Scalar:
+    """log(sum_i exp x_i) as a single node, whose slopes are softmax(x); a plain float when no Value takes part."""
+    data = [number(x) for x in xs]
+    top = max(data)  # taken off before exp, so that nothing overflows
+    powers = [math.exp(x - top) for x in data]
+    total = sum(powers)
+    return _node(top + math.log(total), xs, [power / total for power in powers])
+
+
 def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
     """sum_i x_i y_i as a single node; a plain float when no Value takes part."""
     x_data, y_data = [number(x) for x in xs], [number(y) for y in ys]
-    total = sum(x * y for x, y in zip(x_data, y_data, strict=True))
-    sides = [(x, slope) for x, slope in zip(xs, y_data, strict=True) if isinstance(x, Value)]
-    sides += [(y, slope) for y, slope in zip(ys, x_data, strict=True) if isinstance(y, Value)]
-    if not sides:
-        return total
-    return Value(total, tuple(v for v, _ in sides), tuple(slope for _, slope in sides))
+    total = sum([x * y for x, y in zip(x_data, y_data, strict=True)])
+    return _node(total, (*xs, *ys), y_data + x_data)
+
+
+def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
+    """A Value made of those inputs that are Values; a plain float when none is."""
+    kinds = set(map(type, inputs))
+    if kinds == {Value}:
+        return Value(data, tuple(inputs), slopes)
+    if Value not in kinds:
+        return data
+    sides = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Value)]
+    return Value(data, tuple(x for x, _ in sides), [slope for _, slope in sides])

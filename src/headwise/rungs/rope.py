@@ -11,13 +11,13 @@ from headwise.spec import RoPE
 class Rotation:
     """Turns the features of queries and keys by angles that grow with the position.
 
-    The pair m of features at position p turns by p * theta^(-2m/dim). Cosines and sines are kept in float32 for as
-    many positions as were asked for so far, whatever the model's dtype.
+    Cosines and sines are kept in float32 for as many positions as were asked for so far, whatever the model's dtype.
     """
 
     def __init__(self, rope: RoPE, head_dim: int) -> None:
         self.rope = rope
         self.dim = rope.dim or head_dim
+        self._frequencies, self._factor = rope.frequencies(head_dim)
         self._cos = self._sin = torch.empty(0, self.dim // 2)
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
@@ -45,6 +45,6 @@ class Rotation:
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
-        exponents = torch.arange(0, self.dim, 2, device=positions.device, dtype=torch.float64)
-        angles = positions[..., None].to(exponents.dtype) * self.rope.theta ** (-exponents / self.dim)
-        return angles.cos().float(), angles.sin().float()
+        frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=positions.device)
+        angles = positions[..., None].double() * frequencies
+        return (angles.cos() * self._factor).float(), (angles.sin() * self._factor).float()

@@ -1,0 +1,96 @@
+"""What the rungs share: the shape, the recipe, and everything random, drawn from one stream in one order.
+
+The order is that of microgpt (Karpathy 2026): the documents are shuffled, the weights are drawn, and after training the
+same stream goes on to choose the characters of the samples. A replay is exact only if nothing else draws in between.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+from headwise.errors import HeadwiseError
+
+# The shape.
+N_LAYERS = 1
+N_HEADS = 4
+WIDTH = 16
+HEAD_WIDTH = WIDTH // N_HEADS
+FEED_FORWARD = 4 * WIDTH
+CONTEXT = 16  # tokens
+NORM_EPS = 1e-5
+WEIGHT_STD = 0.08
+
+# The recipe: Adam (Kingma & Ba 2014, arXiv 1412.6980), one document a step, the rate falling to 0 in a straight line.
+LEARNING_RATE = 0.01
+BETA1, BETA2 = 0.85, 0.99
+ADAM_EPS = 1e-8
+SCHEDULE = 1000  # steps; a shorter run is the beginning of this one, a longer run stretches it
+TEMPERATURE = 0.5
+
+Matrix = list[list[float]]
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """The rate of a step counted from 0, in a run of `steps` steps."""
+    return LEARNING_RATE * (1 - step / max(steps, SCHEDULE))
+
+
+class Tokens:
+    """The distinct characters, sorted, and after them one id, `end`, which stands before and after every document."""
+
+    def __init__(self, documents: Iterable[str]) -> None:
+        self.characters = sorted(set("".join(documents)))
+        self.end = len(self.characters)
+        self.size = self.end + 1
+        self._ids = {character: i for i, character in enumerate(self.characters)}
+
+    def encode(self, document: str) -> list[int]:
+        """end + characters + end, as ids."""
+        unknown = sorted(set(document) - set(self._ids))
+        if unknown:
+            raise HeadwiseError(
+                f"{document!r} holds {unknown[0]!r}, which is not among the {self.end} characters of the documents; "
+                f"use only {''.join(self.characters)!r}"
+            )
+        return [self.end, *(self._ids[character] for character in document), self.end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; `end` is silent."""
+        return "".join(self.characters[i] for i in ids if i != self.end)
+
+
+class Draw:
+    """Shuffled documents, their tokens, the first weights, and the stream that goes on to draw the samples.
+
+    weights  one matrix for each key, as rows; rows are outputs, so that y = W x. Keys in the order of the draw:
+             wte (V,16), wpe (16,16), lm_head (V,16), then layer0.attn_wq, attn_wk, attn_wv, attn_wo (16,16),
+             layer0.mlp_fc1 (64,16), layer0.mlp_fc2 (16,64); V is the number of tokens
+    """
+
+    def __init__(self, documents: Sequence[str], seed: int) -> None:
+        self._random = random.Random(seed)
+        self.documents = list(documents)
+        self._random.shuffle(self.documents)
+        self.tokens = Tokens(self.documents)
+        self.weights = {key: self._matrix(*shape) for key, shape in shapes(self.tokens.size).items()}
+
+    def _matrix(self, n_rows: int, n_columns: int) -> Matrix:
+        return [[self._random.gauss(0, WEIGHT_STD) for _ in range(n_columns)] for _ in range(n_rows)]
+
+    def document(self, step: int) -> list[int]:
+        """The ids of the document of a step (from 0), cut so that there are at most CONTEXT predictions."""
+        return self.tokens.encode(self.documents[step % len(self.documents)])[: CONTEXT + 1]
+
+    def choose(self, probabilities: Sequence[float]) -> int:
+        """One token id, drawn by its probability from the stream."""
+        return self._random.choices(range(self.tokens.size), weights=probabilities)[0]
+
+
+def shapes(vocabulary: int) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of every matrix, in the order in which they are drawn."""
+    shapes = {"wte": (vocabulary, WIDTH), "wpe": (CONTEXT, WIDTH), "lm_head": (vocabulary, WIDTH)}
+    for i in range(N_LAYERS):
+        shapes |= {f"layer{i}.attn_{name}": (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}
+        shapes |= {f"layer{i}.mlp_fc1": (FEED_FORWARD, WIDTH), f"layer{i}.mlp_fc2": (WIDTH, FEED_FORWARD)}
+    return shapes
