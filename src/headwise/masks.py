@@ -95,8 +95,25 @@ class Mask:
 
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
-            return NotImplemented
+            raise bare_mask_error(other)
         return Both(self.parts() + other.parts())
+
+    def __rand__(self, other: object) -> Mask:
+        raise bare_mask_error(other)
+
+    __array_ufunc__ = None  # so that `array & mask` asks __rand__, in NumPy and, below, in torch
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        return NotImplemented
+
+
+def bare_mask_error(mask: object) -> HeadwiseError:
+    """What to raise where an array stands for a mask: the two polarities in the field contradict each other."""
+    return HeadwiseError(
+        f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
+        f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
+    )
 
 
 @dataclass(frozen=True)
@@ -135,13 +152,21 @@ class Shifted(Mask):
 
     def check(self, grid: Grid) -> None:
         if self.offset is not None and shape_of(self.offset) != ():
+            if kind_of(self.offset) != "int":
+                raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must hold whole numbers")
             check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
 
     def shift(self, T: int, S: int) -> int | Any:
         """The offset with None resolved; a whole number, or B of them."""
         if self.offset is None:
             return S - T
-        return self.offset if shape_of(self.offset) else int(self.offset)  # type: ignore[arg-type]
+        return self.offset if shape_of(self.offset) else self._whole()
+
+    def _whole(self) -> int:
+        try:
+            return operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
+        except TypeError:
+            raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must be a whole number") from None
 
     def centre(self, grid: Grid) -> Any:
         """The key position at which each query stands."""
@@ -188,7 +213,7 @@ class Lengths(Mask):
     lengths: Sequence[int] | Any
 
     def check(self, grid: Grid) -> None:
-        check_axes("Lengths", shape_of(self.lengths), "b", grid)
+        check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
         for length in flat(self.lengths):
             if not 0 <= length <= grid.S:
                 raise HeadwiseError(f"Lengths has {length}; with S={grid.S} keys a length lies in 0 to {grid.S}")
@@ -205,8 +230,8 @@ class Segments(Mask):
     kv_ids: Sequence[Sequence[int]] | Any
 
     def check(self, grid: Grid) -> None:
-        check_axes("Segments q_ids", shape_of(self.q_ids), "bt", grid)
-        check_axes("Segments kv_ids", shape_of(self.kv_ids), "bs", grid)
+        check_axes("Segments q_ids", check_even("Segments q_ids", self.q_ids), "bt", grid)
+        check_axes("Segments kv_ids", check_even("Segments kv_ids", self.kv_ids), "bs", grid)
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
@@ -226,7 +251,7 @@ class Allowed(Mask):
             )
 
     def check(self, grid: Grid) -> None:
-        check_broadcast("Allowed", shape_of(self.array), grid)
+        check_broadcast("Allowed", check_even("Allowed", self.array), grid)
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
@@ -246,7 +271,7 @@ class Bias(Mask):
             )
 
     def check(self, grid: Grid) -> None:
-        check_broadcast("Bias", shape_of(self.array), grid)
+        check_broadcast("Bias", check_even("Bias", self.array), grid)
 
     def bias(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
@@ -311,6 +336,16 @@ def shape_of(values: Any) -> tuple[int, ...]:
             break
         values = values[0]
     return shape
+
+
+def check_even(name: str, values: Any) -> tuple[int, ...]:
+    """The shape of nested lists, which must be as regular as an array; the shape of an array."""
+    if not isinstance(values, list | tuple):
+        return shape_of(values)
+    shapes = {check_even(name, value) for value in values}
+    if len(shapes) > 1:
+        raise HeadwiseError(f"{name} is ragged: rows of shapes {sorted(shapes)} lie side by side; make them equal")
+    return (len(values), *(shapes.pop() if shapes else ()))
 
 
 def flat(values: Any) -> Iterator[Any]:

@@ -19,12 +19,13 @@ r query heads per key/value head, d head width, e value width, f feed-forward, v
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask
+from headwise.masks import Mask, bare_mask_error
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class RoPE:
                       "linear"  positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
                       "ntk"     theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
                       "yarn"    slow features as linear, fast ones untouched, a ramp between, and sharper scores
-                                (Peng et al. 2023, arXiv 2309.00071, sections 3.2 to 3.4; the ramp runs over the features,
+                                (Peng et al. 2023, arXiv 2309.00071, section 3; the ramp runs over the features,
                                 as in the authors' code and the checkpoints made with it)
     original_context  length of the texts in training, for yarn
     beta_fast, beta_slow    turns within original_context above which, below which, a feature counts as fast, slow
@@ -231,6 +232,18 @@ class AttentionSpec:
         return AttentionSpec(**{**known, **changes})
 
 
+class Options(NamedTuple):
+    """What an attention call takes besides q, k and v; `headwise.attend` explains each."""
+
+    mask: Mask | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    sink: Any = None
+    dropout: float = 0.0
+    gate: Any = None
+    kv_index: Sequence[int] | None = None
+
+
 class Sizes(NamedTuple):
     """The axis lengths of one attention call: q (B,H,T,D), k (B,G,S,D), v (B,G,S,E)."""
 
@@ -247,7 +260,7 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     """The axis lengths of q (B,H,T,D), k (B,G,S,D), v (B,G,S,E), or an error with both shapes."""
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) != 4:
-            letters = "(B,H,T,D)" if name == "q" else "(B,G,S,D)"
+            letters = {"q": "(B,H,T,D)", "k": "(B,G,S,D)", "v": "(B,G,S,E)"}[name]
             raise HeadwiseError(
                 f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; "
                 f"split the heads first, or add the missing axis"
@@ -272,7 +285,10 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
                 f"{n_kv_heads} key/value heads do not divide {n_heads} query heads; pass kv_index= to map them"
             )
         return tuple(h // (n_heads // n_kv_heads) for h in range(n_heads))
-    index = tuple(int(g) for g in kv_index)
+    try:
+        index = tuple(operator.index(g) for g in kv_index)
+    except TypeError:
+        raise HeadwiseError(f"kv_index={list(kv_index)} must hold whole numbers") from None
     if len(index) != n_heads:
         raise HeadwiseError(f"kv_index has {len(index)} entries for {n_heads} query heads; one for each is needed")
     wrong = [g for g in index if not 0 <= g < n_kv_heads]
@@ -288,6 +304,8 @@ def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
 
 
 def check_softcap(softcap: float | None) -> None:
+    if softcap == math.inf:
+        raise HeadwiseError("softcap=inf caps nothing; pass None for no cap")
     if softcap is not None and not softcap > 0:
         raise HeadwiseError(f"softcap={softcap} is not positive; pass None for no cap")
 
@@ -295,13 +313,6 @@ def check_softcap(softcap: float | None) -> None:
 def check_dropout(dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise HeadwiseError(f"dropout={dropout} is outside [0, 1)")
-
-
-def bare_mask_error(mask: object) -> HeadwiseError:
-    return HeadwiseError(
-        f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
-        f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
-    )
 
 
 def _require_size(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from headwise.rungs.autograd import Value, dot, exp, log, number, tanh
+from headwise.rungs.autograd import Value, dot, exp, log, log_sum_exp, number, relu, tanh
 
 OPERATIONS = {
     "a + b": lambda a, b: a + b,
@@ -28,11 +28,12 @@ OPERATIONS = {
     "exp": lambda a, b: exp(a),
     "log": lambda a, b: log(a),
     "tanh": lambda a, b: tanh(a),
-    "relu, open": lambda a, b: a.relu() if isinstance(a, Value) else max(0.0, a),
-    "relu, shut": lambda a, b: (-a).relu() if isinstance(a, Value) else max(0.0, -a),
+    "relu, open": lambda a, b: relu(a),
+    "relu, shut": lambda a, b: relu(-a),
     "dot": lambda a, b: dot([a, b, a], [b, 5.0, a]),
     "dot with numbers": lambda a, b: dot([a, b], [2.0, 3.0]),
     "numbers dot": lambda a, b: dot([2.0, 3.0], [a, b]),
+    "log_sum_exp": lambda a, b: log_sum_exp([a, 2.0, b, a]),
     "sum": lambda a, b: sum([a, b, a]),
     "a used thrice": lambda a, b: a * a + a / b,
 }
@@ -61,6 +62,10 @@ def test_plain_floats_stay_plain(f) -> None:
 
 def test_dot_of_plain_floats_is_plain() -> None:
     assert dot([1.0, 2.0], [3.0, 4.0]) == 11.0
+
+
+def test_log_sum_exp_does_not_overflow() -> None:
+    assert log_sum_exp([1000.0, 1000.0]) == pytest.approx(1000 + math.log(2))
 
 
 def test_dot_refuses_unequal_lengths() -> None:

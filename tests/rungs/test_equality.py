@@ -375,3 +375,15 @@ def test_narrow_numbers_err_at_most_twice_as_much_as_the_textbook(
     assert out.dtype == arguments["q"].dtype
     floor = torch.finfo(dtype).eps * np.abs(exact).max()  # the result itself is rounded once
     assert np.abs(to_numpy(out) - exact).max() <= 2 * usual + floor
+
+
+@pytest.mark.parametrize("path", TORCH_PATHS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_sink_keeps_its_bits_beside_half_precision(dtype: torch.dtype, path: str) -> None:
+    """Scores of 0 and values of 1 leave S / (S + exp(sink)). A sink rounded to bfloat16 would miss that by percents."""
+    q, k, v = torch.zeros(1, 12, 5, 11, dtype=dtype), torch.zeros(1, 3, 7, 11, dtype=dtype), torch.ones(1, 3, 7, 2)
+    sink = np.linspace(3.03, 6.97, 12)
+    run = hw.attend if path == "fused" else lambda *args, **options: hw.trace(*args, **options).out
+    out = to_numpy(run(q, k, v.to(dtype), sink=sink.tolist()))
+    # The weights and the result are each rounded once, by half an eps at most.
+    np.testing.assert_allclose(out[0, :, 0, 0], 7 / (7 + np.exp(sink)), rtol=torch.finfo(dtype).eps)

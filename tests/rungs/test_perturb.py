@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from helpers import (
 )
 
 import headwise as hw
+from headwise.spec import Options
 
 ARGUMENTS = tuple(inspect.signature(hw.attend).parameters)
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
@@ -193,15 +193,12 @@ def test_every_argument_has_a_perturbation() -> None:
     assert set(PERTURBATIONS) == set(ARGUMENTS)
 
 
-@pytest.mark.parametrize("rung", ["plain", "array", "tensor"])
 @pytest.mark.parametrize("verb", ["attend", "trace"])
-def test_every_rung_takes_the_same_arguments_in_the_same_order(rung: str, verb: str) -> None:
-    of_rung = inspect.signature(getattr(importlib.import_module(f"headwise.rungs.{rung}"), verb)).parameters
+def test_the_face_and_the_options_that_rungs_take_have_the_same_fields_and_defaults(verb: str) -> None:
     of_face = inspect.signature(getattr(hw, verb)).parameters
-    assert [(p.name, p.default, p.kind) for p in of_rung.values()] == [
-        (p.name, p.default, p.kind) for p in of_face.values()
-    ]
     assert tuple(of_face) == ARGUMENTS
+    assert {name: p.default for name, p in of_face.items() if name not in "qkv"} == Options._field_defaults
+    assert tuple(of_face)[3:] == Options._fields
 
 
 @one_path

@@ -89,10 +89,14 @@ def test_square_causal_is_the_kernels_flag(mask: hw.Mask, spy: Spy) -> None:
     assert spy.call["attn_mask"] is None
 
 
-@pytest.mark.parametrize("mask", [hw.Causal(), hw.Causal(offset=1)], ids=repr)
-def test_the_flag_is_for_the_corner_only(mask: hw.Mask, spy: Spy) -> None:
-    """The kernel's flag aligns at the beginning. Five queries at the end of seven keys are something else."""
-    attend(GQA, mask)
+@pytest.mark.parametrize(
+    ("n", "mask"),
+    [(GQA, hw.Causal()), (GQA, hw.Causal(offset=1)), (GQA._replace(T=7, S=5), hw.Causal(offset=0))],
+    ids=["end", "shifted", "T>S"],
+)
+def test_the_flag_is_for_squares_only(n: Sizes, mask: hw.Mask, spy: Spy) -> None:
+    """The kernel's flag aligns at the beginning here, at the end elsewhere; only in a square are they the same."""
+    attend(n, mask)
     assert not spy.call["is_causal"]
     assert spy.call["attn_mask"].dtype == torch.bool
 

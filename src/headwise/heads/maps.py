@@ -43,7 +43,7 @@ def head_maps(model: GPT, ids: Sequence[int], tokens: Sequence[str], name: str) 
 
     def keep(number: int) -> Callable[[Call], None]:
         def watcher(call: Call) -> None:
-            weights_hts = trace(call.q, call.k, call.v, **call.options).weights[0].float().cpu().numpy()
+            weights_hts = trace(call.q, call.k, call.v, call.options).weights[0].float().cpu().numpy()
             found.extend(HeadMap(number, head, weights) for head, weights in enumerate(weights_hts))
 
         return watcher

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask
+from headwise.masks import Mask, bare_mask_error
 from headwise.rungs.cache import KVCache
 from headwise.rungs.rope import Rotation
 from headwise.rungs.tensor import attend
-from headwise.spec import AttentionSpec, RoPE, bare_mask_error
+from headwise.spec import AttentionSpec, Options, RoPE
 
 
 class Call(NamedTuple):
@@ -24,7 +24,7 @@ class Call(NamedTuple):
     q: Tensor  # (B,H,T,D), normed and turned
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
-    options: dict[str, Any]  # mask, softcap, sink, gate, as `attend` and `trace` take them
+    options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
     out: Tensor  # (B,H,T,E), before the heads are joined
 
 
@@ -112,8 +112,9 @@ class MultiHeadAttention(nn.Module):
 
         own = self.spec.mask
         both = own & mask if own is not None and mask is not None else own if mask is None else mask
-        options: dict[str, Any] = {"mask": both, "softcap": self.spec.softcap, "sink": self.sink, "gate": gate}
-        out = attend(q, k, v, dropout=self.spec.dropout if self.training else 0.0, **options)
+        dropout = self.spec.dropout if self.training else 0.0
+        options = Options(both, None, self.spec.softcap, self.sink, dropout, gate)
+        out = attend(q, k, v, options)
         for watcher in self.watchers:
             watcher(Call(self, q, k, v, options, out))
         joined = out.transpose(1, 2).flatten(2)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask
+from headwise.masks import Mask, bare_mask_error
 from headwise.records import Trace
-from headwise.spec import bare_mask_error
+from headwise.spec import Options
 
 
 def attend(
@@ -47,7 +47,8 @@ def attend(
     Returns (B,H,T,E), in q's dtype. A query that may attend nothing gets 0. Raises HeadwiseError with both numbers
     when shapes, dtypes or devices do not fit.
     """
-    return _rung(q, k, v, mask).attend(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index)
+    options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
+    return _rung(q, k, v, mask).attend(q, k, v, options)
 
 
 def trace(
@@ -63,7 +64,8 @@ def trace(
     kv_index: Sequence[int] | None = None,
 ) -> Trace:
     """`attend` with a record of every step: scores, capped, masked, weights, lse, out. It holds (B,H,T,S) numbers."""
-    result: Trace = _rung(q, k, v, mask).trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index)
+    options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
+    result: Trace = _rung(q, k, v, mask).trace(q, k, v, options)
     return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,41 +11,20 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, Mask
 from headwise.records import Trace
-from headwise.spec import Sizes, check_per_head, check_shapes, check_softcap, resolve_kv_index
+from headwise.spec import Options, Sizes, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
 Array = NDArray[Any]
 
 
-def attend(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    gate: Any = None,
-    kv_index: Sequence[int] | None = None,
-) -> Array:
+def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
     """Multi-head attention of NumPy arrays; see `headwise.attend`."""
-    out: Array = trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index).out
+    out: Array = trace(q, k, v, options).out
     return out
 
 
-def trace(
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    dropout: float = 0.0,
-    gate: Any = None,
-    kv_index: Sequence[int] | None = None,
-) -> Trace:
+def trace(q: Array, k: Array, v: Array, options: Options) -> Trace:
     """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
+    mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
         raise HeadwiseError(f"dropout={dropout} on NumPy arrays: dropout needs the tensor rung; pass torch tensors")
     sizes = check_shapes(q.shape, k.shape, v.shape)

@@ -49,6 +49,8 @@ class Value:
         return self * -1.0
 
     def __sub__(self, other: Scalar) -> Value:
+        if isinstance(other, Value):
+            return Value(self.data - other.data, (self, other), (1.0, -1.0))
         return self + -other
 
     def __truediv__(self, other: Scalar) -> Value:
@@ -115,6 +117,10 @@ def log(x: Scalar) -> Scalar:
 def tanh(x: Scalar) -> Scalar:
     y = math.tanh(number(x))
     return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y
+
+
+def relu(x: Scalar) -> Scalar:
+    return x.relu() if isinstance(x, Value) else max(0.0, x)
 
 
 def log_sum_exp(xs: Sequence[Scalar]) -> Scalar:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -9,65 +11,170 @@ from headwise.errors import HeadwiseError
 
 
 class KVCache:
-    """Keys (B,G,S,D) and values (B,G,S,E) of the tokens seen so far; S grows as they come.
+    """Keys (B,G,S,D) and values (B,G,S,E) of the tokens seen so far, for one layer and one batch.
 
-    Use one cache for each layer and each batch of documents. It grows by doubling, so that an append costs O(1) per
-    token on average. It changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last
-    rows of `layer` on all of them.
+    KVCache()               grows with the text, by doubling: an append costs O(1) per token on average
+    KVCache(max_length=n)   takes its room once, for n tokens; one more is an error
+    KVCache(window=w)       rolls: keeps the latest w tokens, all that a layer with a Window of left <= w looks at
 
+    A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
+    on all of them. In cross attention it holds the context's keys and values, which are computed once.
     Tensors that carry gradients are joined anew at each append, so that gradients flow through the cache.
     """
 
-    def __init__(self) -> None:
-        self.length = 0
-        self._k: Tensor | None = None
-        self._v: Tensor | None = None
+    def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
+        for name, value in (("max_length", max_length), ("window", window)):
+            if value is not None and value < 1:
+                raise HeadwiseError(f"{name}={value} must be at least 1")
+        if max_length is not None and window is not None:
+            raise HeadwiseError(f"max_length={max_length} and window={window}: a cache is static or rolls; pass one")
+        self.max_length, self.window = max_length, window
+        self.length = 0  # tokens seen
+        self._stores = _Store(max_length, window), _Store(max_length, window)
+        self._layer: int | None = None
+        self._context: weakref.ref[Tensor] | None = None
 
     def __repr__(self) -> str:
-        return f"KVCache(length={self.length}, bytes={self.nbytes})"
+        kind = (
+            f"max_length={self.max_length}, " if self.max_length else f"window={self.window}, " if self.window else ""
+        )
+        return f"KVCache({kind}length={self.length}, bytes={self.nbytes})"
+
+    @property
+    def kept(self) -> int:
+        """Tokens whose keys and values are held; fewer than `length` once a rolling cache has dropped some."""
+        return self._stores[0].held
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values kept; the room that waits for more is not counted."""
-        kept = [x[:, :, : self.length] for x in (self._k, self._v) if x is not None]
-        return sum(x.numel() * x.element_size() for x in kept)
+        """Bytes of the keys and values held; the room that waits for more is not counted."""
+        return sum(view.numel() * view.element_size() for store in self._stores if (view := store.view()) is not None)
+
+    @property
+    def holds_context(self) -> bool:
+        """Does it hold the keys of a cross attention's context?"""
+        return self._context is not None
+
+    def claim(self, layer: int) -> None:
+        """Tie the cache to one layer, known by a number of its own; another one is an error."""
+        if self._layer not in (None, layer):
+            raise HeadwiseError(
+                f"this cache belongs to layer number {self._layer} and was passed to number {layer}; "
+                f"use one cache for each layer"
+            )
+        self._layer = layer
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys (B,G,T,D) and values (B,G,T,E); returns all of them, (B,G,S,D) and (B,G,S,E)."""
-        self._check(k, v)
-        length = self.length + k.shape[2]
-        self._k, all_k = _appended(self._k, k, self.length)
-        self._v, all_v = _appended(self._v, v, self.length)
+        """Add keys (B,G,T,D) and values (B,G,T,E); returns what the new tokens may look at, themselves at the end."""
+        for name, store, new in (("keys", self._stores[0], k), ("values", self._stores[1], v)):
+            store.check(name, new)
+        total = self.length + k.shape[2]
+        if self.max_length is not None and total > self.max_length:
+            raise HeadwiseError(
+                f"the cache has max_length={self.max_length} and holds {self.length}; {k.shape[2]} more make {total}; "
+                f"pass a larger max_length, or crop it"
+            )
+        self.length = total
+        return self._stores[0].append(k), self._stores[1].append(v)
+
+    def hold(self, context: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of a context, for the calls to come."""
+        if self.length:
+            raise HeadwiseError(f"the cache holds {self.length} tokens of self attention; use a new one for context=")
+        self._context = weakref.ref(context)
+        return self.append(k, v)
+
+    def held(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The context's keys and values; `context` may be left out, and must otherwise be the tensor they came from."""
+        if context is not None and (self._context is None or self._context() is not context):
+            raise HeadwiseError("the cache holds the keys of another context tensor; use a new KVCache for this one")
+        k, v = (store.view() for store in self._stores)
+        assert k is not None and v is not None
+        return k, v
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
+        if not 0 <= length <= self.length:
+            raise HeadwiseError(f"cannot crop to {length} tokens; the cache has seen {self.length}")
+        if self.kept < self.length and length < self.length:
+            raise HeadwiseError(
+                f"cannot crop to {length} of {self.length} tokens: the cache rolls and keeps {self.kept}, "
+                f"and what the earlier ones looked at is gone; crop before the window is full, or use a growing cache"
+            )
+        for store in self._stores:
+            store.drop(self.length - length)
         self.length = length
-        return all_k, all_v
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
-        for name, kept, new in (("keys", self._k, k), ("values", self._v, v)):
-            if kept is None:
-                continue
-            old_shape, new_shape = ((x.shape[0], x.shape[1], x.shape[3]) for x in (kept, new))
-            if old_shape != new_shape:
-                raise HeadwiseError(
-                    f"the cache holds {name} of (batch, heads, width) = {old_shape}, and these are {new_shape}; "
-                    f"use one cache for each layer and batch"
-                )
-            if (kept.dtype, kept.device) != (new.dtype, new.device):
-                raise HeadwiseError(
-                    f"the cache holds {name} in {kept.dtype} on {kept.device}, not {new.dtype} on {new.device}"
-                )
+    def reorder(self, index: Tensor) -> None:
+        """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
+        for store in self._stores:
+            store.reorder(index)
 
 
-def _appended(store: Tensor | None, new: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """The store with `new` behind its first `length` positions, and a view of what it then holds."""
-    total = length + new.shape[2]
-    if store is not None and (new.requires_grad or store.requires_grad):
-        joined = torch.cat([store[:, :, :length], new], 2)
-        return joined, joined
-    if store is None or store.shape[2] < total:
-        room = new if store is None else new.new_empty(*new.shape[:2], max(total, 2 * length), new.shape[3])
-        if store is None:
-            return room, room
-        room[:, :, :length] = store[:, :, :length]
-        store = room
-    store[:, :, length:total] = new
-    return store, store[:, :, :total]
+class _Store:
+    """One tensor (B,G,S,width) that grows along S: positions begin to end of a buffer."""
+
+    def __init__(self, max_length: int | None, window: int | None) -> None:
+        self.max_length, self.window = max_length, window
+        self.buffer: Tensor | None = None
+        self.begin = self.end = 0
+
+    @property
+    def held(self) -> int:
+        return self.end - self.begin
+
+    def view(self) -> Tensor | None:
+        return None if self.buffer is None else self.buffer[:, :, self.begin : self.end]
+
+    def append(self, new: Tensor) -> Tensor:
+        old = self.view()
+        if new.requires_grad or (old is not None and old.requires_grad):
+            self.buffer = new if old is None else torch.cat([old, new], 2)
+            self.begin, self.end = 0, self.buffer.shape[2]
+        else:
+            after = self.end + new.shape[2]
+            if self.buffer is None or after > self.buffer.shape[2]:
+                after = self._make_room(old, new)
+            assert self.buffer is not None
+            self.buffer[:, :, self.end : after] = new
+            self.end = after
+        everything = self.buffer[:, :, self.begin : self.end]
+        if self.window is not None:
+            self.begin = max(self.begin, self.end - self.window)
+        return everything
+
+    def _make_room(self, old: Tensor | None, new: Tensor) -> int:
+        """A buffer with the old at its beginning and place for the new; returns where the new will end."""
+        held, total = self.held, self.held + new.shape[2]
+        room = self.max_length or max(total, 2 * (self.window or held))
+        self.buffer = new.new_empty(*new.shape[:2], room, new.shape[3])
+        if old is not None:
+            self.buffer[:, :, :held] = old
+        self.begin, self.end = 0, held
+        return total
+
+    def check(self, name: str, new: Tensor) -> None:
+        if self.buffer is None:
+            return
+        ours, theirs = ((x.shape[0], x.shape[1], x.shape[3]) for x in (self.buffer, new))
+        if ours != theirs:
+            raise HeadwiseError(
+                f"the cache holds {name} of (batch, heads, width) = {ours}, and these are {theirs}; "
+                f"use one cache for each layer and batch"
+            )
+        if (self.buffer.dtype, self.buffer.device) != (new.dtype, new.device):
+            raise HeadwiseError(
+                f"the cache holds {name} in {self.buffer.dtype} on {self.buffer.device}, "
+                f"not {new.dtype} on {new.device}"
+            )
+
+    def drop(self, count: int) -> None:
+        self.end -= count
+
+    def reorder(self, index: Tensor) -> None:
+        view = self.view()
+        if view is not None:
+            self.buffer = view[index.to(view.device)]
+            self.begin, self.end = 0, view.shape[2]
+            if self.max_length is not None and not view.requires_grad:
+                self._make_room(self.buffer, self.buffer[:, :, :0])

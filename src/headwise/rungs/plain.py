@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, shape_of
+from headwise.masks import Mask, check_even, shape_of
 from headwise.records import Trace
 from headwise.rungs.autograd import Scalar, dot, exp, log, number, tanh
-from headwise.spec import check_per_head, check_shapes, check_softcap, resolve_kv_index
+from headwise.spec import Options, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
 Row = Sequence[Scalar]
 
@@ -39,46 +39,25 @@ class _Grid:
         return values
 
 
-def attend(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Row | None = None,
-    dropout: float = 0.0,
-    gate: Row | None = None,
-    kv_index: Sequence[int] | None = None,
-) -> Any:
+def attend(q: Any, k: Any, v: Any, options: Options) -> Any:
     """Multi-head attention of nested lists; see `headwise.attend`."""
-    return trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index).out
+    return trace(q, k, v, options).out
 
 
-def trace(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Row | None = None,
-    dropout: float = 0.0,
-    gate: Row | None = None,
-    kv_index: Sequence[int] | None = None,
-) -> Trace:
+def trace(q: Any, k: Any, v: Any, options: Options) -> Trace:
     """As `attend`, with every step kept. q (H,T,D) without a batch axis gives records without one."""
+    mask, scale, softcap, sink, dropout, gate, _ = options
     if dropout:
         raise HeadwiseError(f"dropout={dropout} on nested lists: dropout needs the tensor rung; pass torch tensors")
     if len(shape_of(q)) == 3:
-        batched = trace([q], [k], [v], mask, scale, softcap, sink, dropout, gate, kv_index)
+        batched = trace([q], [k], [v], options)
         return Trace(**{f.name: getattr(batched, f.name)[0] for f in fields(Trace)})
-    B, H, G, T, S, D, _ = check_shapes(shape_of(q), shape_of(k), shape_of(v))
+    B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
     check_softcap(softcap)
     for name, per_head in (("sink", sink), ("gate", gate)):
         if per_head is not None:
             check_per_head(name, shape_of(per_head), H)
-    kv_index = resolve_kv_index(H, G, kv_index)
+    kv_index = resolve_kv_index(H, G, options.kv_index)
     scale = 1 / math.sqrt(D) if scale is None else scale
     allowed, bias = _masks(mask, _Grid(B, H, T, S))
 

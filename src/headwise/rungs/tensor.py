@@ -23,77 +23,81 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.masks import Bias, Both, BroadcastGrid, Mask, Window
 from headwise.records import Trace
-from headwise.spec import Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
-
-Numbers = Tensor | Sequence[float] | None
+from headwise.spec import Options, Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Numbers = None,
-    dropout: float = 0.0,
-    gate: Numbers = None,
-    kv_index: Sequence[int] | None = None,
-) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    if softcap is not None or sizes.S == 0:  # the kernel knows no softcap, and not every kernel takes zero keys
-        out: Tensor = trace(q, k, v, mask, scale, softcap, sink, dropout, gate, kv_index).out
+    if why_explicit(sizes, options):
+        out: Tensor = trace(q, k, v, options).out
         return out
-    _check(q, k, v, softcap, dropout)
-    sink_h11, gate_h11 = _per_head("sink", sink, sizes.H, q), _per_head("gate", gate, sizes.H, q)
-    k, v = _select_heads(k, v, sizes, kv_index)
-    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
-
-    keys, band, rest = _split(mask, sizes)
+    call = _Call(q, k, v, sizes, options)
+    keys, band, rest = split(options.mask, sizes)
     k, v = k[:, :, keys], v[:, :, keys]
-    causal = sink is None and not rest and _is_causal(band, keys, sizes)
-    seen = _dense(None if causal else band, rest, sizes, k.shape[1], keys, q)
-    k, v = seen.protect(k, v)
+    causal = options.sink is None and not rest and is_causal(band, keys, sizes)
+    seen = _dense(None if causal else band, rest, sizes, call.index, keys, q)
+    k, v = call.pick(*seen.protect(k, v))
     allowed = seen.allowed if seen.rows is None or seen.allowed is None else seen.allowed | ~seen.rows
-    out = _kernel(q, k, v, allowed, seen.bias, causal, scale, sink_h11, dropout)
+    out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
     if seen.rows is not None:
         out = torch.where(seen.rows, out, 0)
-    return out if gate_h11 is None else out * gate_h11.to(out.dtype)
+    return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
 
 
-def trace(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Mask | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sink: Numbers = None,
-    dropout: float = 0.0,
-    gate: Numbers = None,
-    kv_index: Sequence[int] | None = None,
-) -> Trace:
+def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace:
     """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    _check(q, k, v, softcap, dropout)
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    sink_h11, gate_h11 = _per_head("sink", sink, sizes.H, q), _per_head("gate", gate, sizes.H, q)
-    k, v = _select_heads(k, v, sizes, kv_index)
-    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
-
-    seen = _dense(None, () if mask is None else mask.parts(), sizes, k.shape[1], slice(None), q)
-    k, v = seen.protect(k, v)
-    scores = _by_group(q.to(dtype) * scale, k.to(dtype).transpose(-1, -2))
+    call = _Call(q, k, v, sizes, options)
+    mask, softcap, dropout = options.mask, options.softcap, options.dropout
+    seen = _dense(None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q)
+    k, v = call.pick(*seen.protect(k, v))
+    scores = _by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
     masked = capped if seen.bias is None else capped + seen.bias
     if seen.allowed is not None:
         masked = masked.masked_fill(~seen.allowed, -math.inf)
-    weights, lse = _softmax(masked, sink_h11)
-    out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(dtype))
-    if gate_h11 is not None:
-        out = out * gate_h11
+    weights, lse = _softmax(masked, call.sink_h11)
+    out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype))
+    if call.gate_h11 is not None:
+        out = out * call.gate_h11
     return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
+
+
+def why_explicit(sizes: Sizes, options: Options) -> str | None:
+    """Why the fused kernel cannot give the answer; None when it can."""
+    if options.softcap is not None:
+        return f"softcap={options.softcap}: the kernel has no step between scores and softmax"
+    if options.sink is not None and options.scale == 0:
+        return "sink with scale=0: the kernel carries the sink as sink / scale"
+    if 0 in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E):
+        return "an axis is empty: not every kernel takes that"
+    return None
+
+
+class _Call:
+    """The checked arguments of a call, in the forms that both paths use."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options) -> None:
+        check_softcap(options.softcap)
+        check_dropout(options.dropout)
+        _check_tensors(q, k, v)
+        self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
+        self.dtype = torch.promote_types(q.dtype, torch.float32)
+        self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
+        self.sink_h11, self.gate_h11 = (
+            None if x is None else _per_head(name, x, sizes.H, self.dtype, q.device)
+            for name, x in (("sink", options.sink), ("gate", options.gate))
+        )
+        self._grouped = options.kv_index is None or self.index == _adjacent(sizes.H, sizes.G)
+
+    def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
+        return (k, v) if self._grouped else (k[:, list(self.index)], v[:, list(self.index)])
+
+
+def _adjacent(n_heads: int, n_kv_heads: int) -> tuple[int, ...] | None:
+    return None if n_heads % n_kv_heads else resolve_kv_index(n_heads, n_kv_heads, None)
 
 
 class _Seen(NamedTuple):
@@ -114,7 +118,7 @@ class _Seen(NamedTuple):
 Band = tuple[float, float]  # low <= j - i <= high; infinite where open
 
 
-def _split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
+def split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
     """The windows of a mask, as the range of keys that some query sees and the band left within it; the other masks."""
     low, high = -math.inf, math.inf
     rest: list[Mask] = []
@@ -132,12 +136,14 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[M
     return slice(int(first), int(last)), None if all_see_all else (low, high), tuple(rest)
 
 
-def _is_causal(band: Band | None, keys: slice, sizes: Sizes) -> bool:
+def is_causal(band: Band | None, keys: slice, sizes: Sizes) -> bool:
     """Is the band the lower triangle of a square, which the kernel has a flag for?"""
     return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and (keys.start, keys.stop) == (0, sizes.T)
 
 
-def _dense(band: Band | None, rest: Sequence[Mask], sizes: Sizes, n_kv_heads: int, keys: slice, like: Tensor) -> _Seen:
+def _dense(
+    band: Band | None, rest: Sequence[Mask], sizes: Sizes, index: Sequence[int], keys: slice, like: Tensor
+) -> _Seen:
     """A band and the other masks as tensors over the given keys."""
     if band is None and not rest:
         return _Seen(None, None, None, None)
@@ -164,17 +170,19 @@ def _dense(band: Band | None, rest: Sequence[Mask], sizes: Sizes, n_kv_heads: in
     if allowed is None:
         return _Seen(None, bias, None, None)
     allowed = _four_axes(allowed)
-    # A band alone leaves no key of its range unheard, and an empty row only where it runs off the keys.
-    full = alone and band is not None and band[1] >= 0 and sizes.T - 1 + band[0] <= sizes.S - 1
+    # A band alone reaches each key of its range, and each row that does not run off the keys.
+    whole = alone and band is not None and band[0] <= band[1]
+    full = whole and band is not None and band[1] >= 0 and sizes.T - 1 + band[0] <= sizes.S - 1
     rows = None if full else allowed.any(-1, keepdim=True)
-    return _Seen(allowed, bias, rows, None if alone else _heard(allowed, sizes.H, n_kv_heads))
+    return _Seen(allowed, bias, rows, None if whole else _heard(allowed, index, sizes))
 
 
-def _heard(allowed_bhts: Tensor, n_heads: int, n_kv_heads: int) -> Tensor:
-    """Keys that some query may attend, over the heads that share them."""
+def _heard(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
+    """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
     by_head = allowed_bhts.any(2)
-    if by_head.shape[1] == n_heads:
-        by_head = by_head.reshape(by_head.shape[0], n_kv_heads, n_heads // n_kv_heads, -1).any(2)
+    if by_head.shape[1] == sizes.H > 1:
+        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
+        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
     return by_head[..., None]
 
 
@@ -200,11 +208,11 @@ def _kernel(
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
     if T == 1 and G < H:
-        q = q.reshape(B, G, H // G, -1)
+        q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
-            mask = mask.reshape(mask.shape[0], G, H // G, -1)
+            mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != G)
-    return out.reshape(B, H, T, -1)[..., :width]
+    return out.reshape(B, H, T, out.shape[-1])[..., :width]
 
 
 def _sink_as_key(
@@ -212,8 +220,11 @@ def _sink_as_key(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The sink as a last key: queries get features that hold sink / scale, keys zeros there, and this key ones.
 
-    Half precision takes three features, so that the sum keeps the 24 bits of the sink.
+    Half precision takes three features, so that the sum keeps the 24 bits of the sink. A feature times a key's zero
+    must be zero, so a sink of -inf becomes the most negative number.
     """
+    limits = torch.finfo(q.dtype)
+    unscaled_sink_h = unscaled_sink_h.clamp(limits.min, limits.max)
     parts = []
     for _ in range(1 if q.dtype.itemsize >= 4 else 3):
         parts.append(unscaled_sink_h.to(q.dtype))
@@ -264,17 +275,7 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     return powers / total, lse[..., 0]
 
 
-def _select_heads(k: Tensor, v: Tensor, sizes: Sizes, kv_index: Sequence[int] | None) -> tuple[Tensor, Tensor]:
-    """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
-    index = resolve_kv_index(sizes.H, sizes.G, kv_index)
-    if kv_index is None or (sizes.H % sizes.G == 0 and index == resolve_kv_index(sizes.H, sizes.G, None)):
-        return k, v
-    return k[:, list(index)], v[:, list(index)]
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, softcap: float | None, dropout: float) -> None:
-    check_softcap(softcap)
-    check_dropout(dropout)
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise HeadwiseError(f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one")
     if not q.dtype.is_floating_point:
@@ -283,11 +284,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, softcap: float | None, dropout: floa
         raise HeadwiseError(f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one")
 
 
-def _per_head(name: str, values: Numbers, n_heads: int, q: Tensor) -> Tensor | None:
-    """sink or gate as (H,1,1), in the working dtype."""
-    if values is None:
-        return None
-    tensor = _as_tensor(values, q.device).to(torch.promote_types(q.dtype, torch.float32))
+def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """sink or gate as (H,1,1)."""
+    tensor = _as_tensor(values, device).to(dtype)
     check_per_head(name, tensor.shape, n_heads)
     return tensor.reshape(n_heads, 1, 1)
 

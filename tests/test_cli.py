@@ -1,0 +1,655 @@
+"""The command line: what it promises on good input, and one clear line, nothing lost, on bad input.
+
+Most commands run in this process, through `main` and `sys.argv`; what depends on a real process (signals, pipes, full
+disks, permissions) runs in one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headwise import cli
+from headwise.model.gpt import GPT
+
+COMMANDS = ("train", "generate", "heads")
+TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
+TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Invoke = Callable[..., Outcome]
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
+    """Runs the command in this process."""
+    monkeypatch.setattr(cli, "_show_traceback", False)
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = capsys.readouterr()
+        return Outcome(int(stop.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own, in which Ctrl-C works."""
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        options_before()
+
+    options_before = options.pop("before", lambda: None)
+    command = [sys.executable, "-m", "headwise.cli", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"} | options.pop("env", {})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    return subprocess.Popen(command, env=environment, preexec_fn=listen, **pipes | options)
+
+
+def process(*arguments: object, **options: Any) -> Outcome:
+    child = start(*arguments, **options)
+    out, err = child.communicate(timeout=100)
+    return Outcome(child.returncode, out or "", err or "")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
+    """One line that begins with the name of the command, the last on standard error, and none of Python's own."""
+    code_given, out, err = outcome
+    lines = err.splitlines()
+    assert "Traceback" not in err, err
+    assert code_given == code, err
+    assert [line for line in lines if line.startswith("headwise: ")] == lines[-1:], err
+    assert all(re.match(r"step \d+/\d+ ", line) for line in lines[:-1]), err
+    for word in words:
+        assert word in lines[-1]
+    assert out == ""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "cat.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A finished run, and what its training printed with --json."""
+    folder = tmp_path_factory.mktemp("runs") / "cat"
+    outcome = process("train", text, *TINY, "--out", folder, "--json")
+    assert outcome.code == 0, outcome.err
+    return folder, outcome
+
+
+@pytest.fixture
+def run(trained: tuple[Path, Outcome], tmp_path: Path) -> Iterator[Path]:
+    """A copy of a finished run, whose files must be the same after the test; a test that damages it says so."""
+    folder = tmp_path / "cat"
+    shutil.copytree(trained[0], folder)
+    before = contents(folder)
+    (tmp_path / "damaged").mkdir()
+    yield folder
+    assert contents(folder) == before
+
+
+@pytest.fixture
+def damaged(run: Path, tmp_path: Path) -> Path:
+    """A second copy, to damage."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(run, folder, dirs_exist_ok=True)
+    return folder
+
+
+# What every command has
+
+
+def test_the_bare_command_lists_the_commands(invoke: Invoke) -> None:
+    outcome = invoke()
+    assert outcome.code == 0 and outcome.err == ""
+    assert all(f"  {name} " in outcome.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_an_example_with_options_that_exist(name: str, invoke: Invoke) -> None:
+    code, out, err = invoke(name, "--help")
+    assert code == 0 and err == ""
+    assert "--json" in out and "--debug" in out
+    example = shlex.split(" ".join(out.partition("Example:")[2].split()))
+    assert example[:2] == ["headwise", name]
+    listed = out.partition("Example:")[0]
+    assert all(re.search(rf"{word}\b", listed) for word in example if word.startswith("--"))
+
+
+def test_help_needs_no_torch() -> None:
+    check = "import sys, headwise.cli; sys.exit('torch' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["torch", "tokenizers"])
+def test_a_missing_library_is_named_with_its_remedy(name: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['{name}'] = None; sys.argv = ['headwise', 'train']; import headwise.cli as c"
+    child = subprocess.run(
+        [sys.executable, "-c", f"{code}; c.main()"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert_refused(Outcome(child.returncode, child.stdout, child.stderr), name, "pip install 'headwise[torch]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_train_json_is_one_document_with_progress_elsewhere(trained: tuple[Path, Outcome]) -> None:
+    folder, (_, out, err) = trained
+    document = json.loads(out)
+    assert document["run"] == str(folder) and Path(document["report"]).is_file()
+    assert document["held_out_loss"] > 0 and document["baseline_loss"] > 0
+    assert [line.split()[1] for line in err.splitlines()] == ["1/3", "2/3", "3/3"]
+
+
+def test_generate_json_is_one_document(run: Path, invoke: Invoke) -> None:
+    code, out, err = invoke("generate", run, "--prompt", "the ", "--tokens", 5, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["prompt"] == "the " and document["new_tokens"] == 5
+    assert document["text"].startswith("the ") and len(document["text"]) == 9
+
+
+def test_heads_json_is_one_document(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code, out, err = invoke("heads", run, "--text", "el ni", "--html", page, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["tokens"] == list("el ni") and document["report"] == str(page) and page.is_file()
+    assert [head["name"] for head in document["heads"]] == ["L0.H0", "L0.H1"]
+    for head in document["heads"]:
+        assert torch.tensor(head["weights"]).sum(1).allclose(torch.ones(5))
+
+
+def test_generate_prints_the_text_and_nothing_else(run: Path, invoke: Invoke) -> None:
+    document = json.loads(invoke("generate", run, "--prompt", "[b]the ", "--json").out or "{}")
+    assert document == {}  # brackets were never seen
+    document = json.loads(invoke("generate", run, "--prompt", "the ", "--tokens", 30, "--json").out)
+    assert invoke("generate", run, "--prompt", "the ", "--tokens", 30) == (0, document["text"] + "\n", "")
+    assert invoke("generate", run, "--prompt", "the ", "--tokens", 30, "--no-cache").out == document["text"] + "\n"
+    assert invoke("generate", run, "--prompt", "the ", "--tokens", 0).out == "the \n"
+
+
+def test_runs_without_a_name_never_write_over_one_another(
+    text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("train", text, *TINY).out.splitlines()[-1] == "report: runs/cat/report.html"
+    before = contents(tmp_path / "runs/cat")
+    assert invoke("train", text, *TINY).out.splitlines()[-1] == "report: runs/cat-2/report.html"
+    assert contents(tmp_path / "runs/cat") == before
+
+
+def test_markup_in_a_prompt_is_text(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "tags.txt"
+    path.write_text("[bold red]x[/bold red] \\[y] :smile:\n" * 9, encoding="utf-8")
+    assert invoke("train", path, *TINY, "--out", tmp_path / "tags").code == 0
+    outcome = invoke("generate", tmp_path / "tags", "--prompt", "[bold red]:smile:", "--tokens", 1)
+    assert outcome.out.startswith("[bold red]:smile:")
+
+
+# Bad input
+
+BAD_FILES = {
+    "missing": (None, "does not exist"),
+    "empty": (b"", "is empty"),
+    "blank": (b" \n\t\r\n ", "is empty"),
+    "latin": ("ni\xf1o comi\xf3 \xf1oquis".encode("latin-1") * 40, "not UTF-8", "byte 2"),
+    "short": (b"four", "context 8"),
+    "one character": (b"a", "context 8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_bad_data_file(name: str, invoke: Invoke, tmp_path: Path) -> None:
+    data, *words = BAD_FILES[name]
+    path = tmp_path / "data.txt"
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    assert_refused(invoke("train", path, *TINY, "--out", tmp_path / "out"), *map(str, words))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
+    assert_refused(invoke("train", tmp_path, "--out", tmp_path / "out"), "is a folder")
+
+
+BAD_TRAINING: dict[str, tuple[str, ...]] = {
+    "--width 10 --heads 3": ("n_heads=3", "d_model=10", "head_dim"),
+    "--heads 4 --kv-heads 3": ("n_kv_heads=3", "n_heads=4", "1, 2, 4"),
+    "--kv-heads 0": ("n_kv_heads=0",),
+    "--kv-heads -1": ("n_kv_heads=-1",),
+    "--heads 0": ("n_heads=0",),
+    "--head-dim 7": ("head_dim=7",),
+    "--layers 0": ("n_layers=0",),
+    "--width -8": ("d_model=-8",),
+    "--context -1": ("context=-1",),
+    "--context 0": ("context=0",),
+    "--steps 0": ("steps=0",),
+    "--steps -1": ("steps=-1",),
+    "--steps many": ("--steps",),
+    "--steps 1.5": ("--steps",),
+    "--steps": ("--steps",),
+    "--preset lama": ("'lama'", "did you mean llama?"),
+    "--preset qqq": ("'qqq'", "verbs, microgpt, nanogpt, llama"),
+    "--stepz 3": ("--stepz", "--steps"),
+    "--seed 99999999999999999999": ("seed",),
+    "--tokenizer nowhere.json": ("nowhere.json",),
+    "--resume": ("--resume", "--out"),
+    "one more": ("more",),
+}
+
+
+@pytest.mark.parametrize("options", BAD_TRAINING)
+def test_a_bad_option_of_train(
+    options: str, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = options.split()
+    tiny = [] if given[0] == "--resume" else ["--out", "out"]
+    arguments = given if given[0] == "one" else [text, *given]
+    assert_refused(invoke("train", *tiny, *arguments), *BAD_TRAINING[options])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("context", [1, 2, 3, 4])
+def test_a_context_too_short_for_the_verb_corpus_is_refused_or_works(
+    context: int, invoke: Invoke, tmp_path: Path
+) -> None:
+    outcome = invoke("train", *TINY, "--context", context, "--out", tmp_path / "out")
+    if outcome.code:
+        assert_refused(outcome, "context")
+        assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_lines_longer_than_the_context_are_cut_in_the_report_too(text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    outcome = invoke("train", text, *TINY, "--lines", "--out", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["trian", "--wersion", "qqq"])
+def test_an_unknown_command(name: str, invoke: Invoke) -> None:
+    assert_refused(invoke(name), name, *(["train"] if name == "trian" else []))
+
+
+BAD_GENERATING: dict[str, tuple[str, ...]] = {
+    "--temperature -1": ("temperature=-1",),
+    "--temperature nan": ("temperature=nan",),
+    "--temperature 1e-45": ("temperature",),
+    "--top-k 0": ("top_k=0",),
+    "--top-k two": ("--top-k",),
+    "--tokens -1": ("--tokens",),
+    "--seed 99999999999999999999": ("seed",),
+    "--prompt X7": ("'7', 'X'", "has not seen", "it knows"),
+    "--prompt \udcff": ("has not seen",),
+    "--prompt=": ("prompt is empty",),
+    "--bogus": ("--bogus",),
+}
+
+
+@pytest.mark.parametrize("options", BAD_GENERATING)
+def test_a_bad_option_of_generate(options: str, run: Path, invoke: Invoke) -> None:
+    given = [*([] if "--prompt" in options else ["--prompt=the"]), *options.split()]
+    if options == "--temperature 1e-45":  # refused, or taken for what it is next to: 0
+        outcome = invoke("generate", run, "--tokens", 3, *given)
+        if outcome.code == 0:
+            assert outcome == invoke("generate", run, "--tokens", 3, "--prompt=the", "--temperature", 0)
+            return
+    else:
+        outcome = invoke("generate", run, *given)
+    outcome = Outcome(outcome.code, "" if outcome.out == "the" else outcome.out, outcome.err)  # the prompt may be out
+    assert_refused(outcome, *BAD_GENERATING[options])
+
+
+def test_bad_input_of_heads(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    assert_refused(invoke("heads", run, "--text", ""), "empty", "--text")
+    assert_refused(invoke("heads", run, "--text", "the cat sat"), "11 tokens", "context is 8")
+    assert_refused(invoke("heads", run, "--text", "QUIZ"), "has not seen", "'I', 'Q', 'U', 'Z'")
+    assert_refused(invoke("heads", run, "--html", tmp_path / "no" / "page.html"), "--html", "does not exist")
+    assert_refused(invoke("heads", run, "--html", tmp_path), "--html", "is a folder")
+    assert_refused(invoke("heads"), "RUN")
+
+
+@pytest.mark.parametrize("command", ["generate", "heads"])
+def test_what_is_no_run(command: str, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_refused(invoke(command, tmp_path / "nowhere"), "nowhere is no run folder", "headwise train")
+    assert_refused(invoke(command, text), "is no run folder")
+    assert_refused(invoke(command, tmp_path / "empty"), "has no model.safetensors")
+
+
+def rewrite_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path)
+
+    return damage
+
+
+def poison(number: float) -> Callable[[Path], object]:
+    return rewrite_weights(lambda tensors: next(iter(tensors.values())).view(-1)[3:4].fill_(number))
+
+
+def rewrite_json(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        document = json.loads(path.read_text("utf-8"))
+        change(document)
+        path.write_text(json.dumps(document), "utf-8")
+
+    return damage
+
+
+def pickled(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"weights": [1.0]}))
+
+
+def zipped_pickle(path: Path) -> None:
+    torch.save({"weights": torch.ones(3)}, path)
+
+
+def renamed_pickle(path: Path) -> None:
+    path.rename(path.with_name("pytorch_model.bin"))
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
+    "weights empty": ("model.safetensors", lambda p: p.write_bytes(b""), ("damaged", "0 bytes")),
+    "weights cut": ("model.safetensors", lambda p: p.write_bytes(p.read_bytes()[:-5]), ("damaged or cut short",)),
+    "weights noise": ("model.safetensors", lambda p: p.write_bytes(bytes(range(256)) * 9), ("damaged",)),
+    "weights pickled": ("model.safetensors", pickled, ("pickle", "can run code")),
+    "weights in a zip": ("model.safetensors", zipped_pickle, ("pickle", "can run code")),
+    "weights as .bin": ("model.safetensors", renamed_pickle, ("pytorch_model.bin", "pickle")),
+    "weights NaN": ("model.safetensors", poison(float("nan")), ("NaN or inf in",)),
+    "weights inf": ("model.safetensors", poison(float("inf")), ("NaN or inf in",)),
+    "weights less": ("model.safetensors", rewrite_weights(dict.popitem), ("do not fit its config.json",)),
+    "config gone": ("config.json", lambda p: p.unlink(), ("no config.json",)),
+    "config empty": ("config.json", lambda p: p.write_bytes(b""), ("config.json", "does not describe")),
+    "config list": ("config.json", lambda p: p.write_bytes(b"[]"), ("config.json", "does not describe")),
+    "config foreign": ("config.json", lambda p: p.write_bytes(b'{"model_type": "gpt2"}'), ("config.json",)),
+    "config other shape": ("config.json", rewrite_json(lambda d: d["headwise"].update(d_model=16)), ("do not fit",)),
+    "config wrong kind": ("config.json", rewrite_json(lambda d: d["headwise"].update(n_layers="1")), ("config.json",)),
+    "config wrong width": ("config.json", rewrite_json(lambda d: d["headwise"].update(d_ff="9")), ("config.json",)),
+    "config smaller vocabulary": (
+        "config.json",
+        rewrite_json(lambda d: d["headwise"].update(vocab_size=3)),
+        ("do not fit",),
+    ),
+    "tokenizer gone": ("tokenizer.json", lambda p: p.unlink(), ("no tokenizer.json",)),
+    "tokenizer cut": ("tokenizer.json", lambda p: p.write_bytes(p.read_bytes()[:-9]), ("tokenizer.json",)),
+    "run cut": ("run.json", lambda p: p.write_bytes(p.read_bytes()[:50]), ("run.json", "damaged")),
+    "run not UTF-8": ("run.json", lambda p: p.write_bytes(b"\xff\xfe{"), ("run.json", "damaged")),
+    "run empty": ("run.json", lambda p: p.write_bytes(b'{"settings": {}}'), ("run.json", "damaged")),
+    "run list": ("run.json", lambda p: p.write_bytes(b"[]"), ("run.json", "damaged")),
+}
+
+
+@pytest.mark.parametrize("command", ["generate", "heads"])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_run(name: str, command: str, damaged: Path, invoke: Invoke) -> None:
+    file, damage, words = DAMAGE[name]
+    damage(damaged / file)
+    before = contents(damaged)
+    given = ["--prompt", "the"] if command == "generate" else ["--text", "the"]
+    assert_refused(invoke(command, damaged, *given), *words)
+    assert contents(damaged) == before
+
+
+def test_a_damaged_summary_is_one_line(damaged: Path, invoke: Invoke) -> None:
+    rewrite_json(lambda d: d["summary"].pop("curve"))(damaged / "run.json")
+    before = contents(damaged)
+    assert_refused(invoke("heads", damaged, "--text", "the"), "run.json")
+    assert contents(damaged) == before
+
+
+def test_a_loss_that_is_no_number(
+    text: Path, run: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = GPT.loss
+    monkeypatch.setattr(GPT, "loss", lambda self, *batch: loss(self, *batch) * float("nan"))
+    assert_refused(invoke("train", text, *TINY, "--out", tmp_path / "out"), "nan", "step 1", "diverged")
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug\nin two lines")
+
+    monkeypatch.setattr(cli, "_head_maps", broken)
+    outcome = invoke("heads", run)
+    assert_refused(outcome, "a bug in two lines", "--debug", code=outcome.code)
+    assert outcome.code != 0
+
+
+# Folders
+
+
+def test_out_is_never_written_over(run: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("mine")
+    assert_refused(invoke("train", text, *TINY, "--out", text), "is a file")
+    assert_refused(invoke("train", text, *TINY, "--out", foreign), "not empty", "another folder")
+    assert_refused(invoke("train", text, *TINY, "--out", run), "holds a run already", "--resume")
+    assert_refused(invoke("train", text, "--out", run, "--resume"), "finished", "nothing to resume")
+    assert contents(foreign) == {"thesis.txt": b"mine"} and text.read_text("utf-8") == TEXT
+
+
+DIFFERENT: dict[str, tuple[str, ...]] = {
+    "--steps 5": ("steps=3", "steps=5"),
+    "--seed 1": ("seed=0", "seed=1"),
+    "--heads 4": ("n_heads=2", "n_heads=4"),
+    "--preset llama": ("preset=nanogpt", "preset=llama"),
+    "--preset verbs": ("preset=nanogpt", "preset=verbs"),
+    "--lines": ("lines=None", "lines=True"),
+}
+
+
+@pytest.fixture
+def half(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was stopped after its first step."""
+    from headwise.model import run as room
+    from headwise.model import train
+
+    settings = room.Settings("nanogpt", str(text), steps=3, shape=SHAPE)
+
+    def interrupt(progress: train.Progress) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(train.Stopped):
+        room.run_training(tmp_path / "half", settings, interrupt, resume=False)
+    return tmp_path / "half"
+
+
+SHAPE = {"n_heads": 2, "n_layers": 1, "d_model": 8, "context": 8}
+
+
+@pytest.mark.parametrize("options", DIFFERENT)
+def test_resume_with_another_option(options: str, half: Path, text: Path, invoke: Invoke) -> None:
+    before = contents(half)
+    assert_refused(invoke("train", text, "--out", half, "--resume", *options.split()), *DIFFERENT[options])
+    assert contents(half) == before
+
+
+def test_resume_with_another_text(half: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    before, other = contents(half), tmp_path / "other.txt"
+    other.write_text(TEXT)
+    assert_refused(invoke("train", other, "--out", half, "--resume"), "text=", "cat.txt", "other.txt")
+    try:
+        text.write_text(TEXT + "more", "utf-8")
+        assert_refused(invoke("train", "--out", half, "--resume"), "the text is not the one")
+    finally:
+        text.write_text(TEXT, "utf-8")
+    assert contents(half) == before
+
+
+@pytest.mark.parametrize("command", ["generate", "heads"])
+def test_a_run_that_has_not_finished(command: str, half: Path, invoke: Invoke) -> None:
+    assert_refused(invoke(command, half), "has not finished", "--resume")
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04pickle", b"{}", None])
+def test_resume_from_a_damaged_state(damage: bytes | None, half: Path, invoke: Invoke) -> None:
+    state = half / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-7] if damage is None else damage)
+    before = contents(half)
+    assert_refused(invoke("train", "--out", half, "--resume"), "state.safetensors")
+    assert contents(half) == before
+
+
+def test_resume_from_a_state_of_another_model(half: Path, invoke: Invoke) -> None:
+    save_file({"model.x": torch.ones(3)}, half / "state.safetensors", {"step": "1"})
+    assert_refused(invoke("train", "--out", half, "--resume"), "state.safetensors")
+
+
+def test_resume_says_when_there_is_nothing_to_resume(text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    code, _, err = invoke("train", text, *TINY, "--out", tmp_path / "new", "--resume")
+    assert code == 0 and "nothing to resume" in err.splitlines()[0]
+
+
+# Real processes
+
+
+def test_debug_shows_the_traceback(text: Path) -> None:
+    outcome = process("train", text, "--steps", 0, "--debug")
+    assert outcome.code != 0 and outcome.out == ""
+    assert "Traceback" in outcome.err and outcome.err.splitlines()[-1].endswith("steps=0 must be at least 1")
+
+
+def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    folder = tmp_path / "long"
+    given = ("train", text, *TINY, "--steps", 3000, "--out", folder)
+    child = start(*given)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_bytes(), child)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=30)
+    assert_refused(Outcome(child.returncode, out, err), "stopped after step", "saved", "--resume", code=130)
+    stopped = int(re.findall(r"after step (\d+)", err)[0])
+    assert 0 < stopped < 3000 and (folder / "state.safetensors").is_file()
+    code, out, err = invoke(*given, "--resume")
+    assert code == 0, err
+    assert int(re.findall(r"step (\d+)/3000", err)[0]) > stopped
+    assert not (folder / "state.safetensors").exists() and (folder / "model.safetensors").is_file()
+
+
+def wait_for(ready: Callable[[], object], child: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not ready():
+        assert child.poll() is None and time.monotonic() < end, "the child ended or hung before it was ready"
+        time.sleep(0.01)
+
+
+def test_ctrl_c_while_generating(run: Path) -> None:
+    child = start("generate", run, "--prompt", "the", "--tokens", 10**7)
+    assert child.stdout is not None and child.stderr is not None
+    os.read(child.stdout.fileno(), 1)
+    child.send_signal(signal.SIGINT)
+    err = child.communicate(timeout=30)[1]
+    assert child.returncode == 130 and err.strip() == "headwise: interrupted"
+
+
+@pytest.mark.parametrize("command", ["generate", "heads"])
+def test_a_reader_that_goes_away(command: str, run: Path, tmp_path: Path) -> None:
+    given = ["--prompt", "the"] if command == "generate" else ["--text", "the", "--html", tmp_path / "page.html"]
+    child = start(command, run, *given)
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == ""
+    child.stderr.close()
+    assert child.wait(30) in (0, 1, 141)
+
+
+def test_no_standard_output_at_all(run: Path) -> None:
+    outcome = process("generate", run, "--prompt", "the", "--tokens", 3, before=lambda: os.close(1), stdout=None)
+    assert outcome.err == "" or outcome.err.startswith("headwise: ")
+    assert "Traceback" not in outcome.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is missing: no full standard output to write to")
+def test_standard_output_that_is_full(run: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        outcome = process("generate", run, "--prompt", "the", "--tokens", 3, "--json", stdout=full)
+    assert_refused(outcome, "cannot write")
+
+
+def limited(size: int) -> Callable[[], None]:
+    """No file may grow beyond `size` bytes: what a full disk does to a write, without a full disk."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_disk_that_fills_up_while_training(text: Path, run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    # Run and log are smaller, weights and state larger.
+    outcome = process("train", text, *TINY, "--out", folder, before=limited(2000))
+    assert_refused(outcome, "cannot write", "File too large", "whole")
+    assert sorted(contents(folder)) == ["metrics.jsonl", "run.json"]
+    assert json.loads((folder / "run.json").read_text())["status"] == "training"
+    outcome = process("train", text, "--out", folder, "--resume")
+    assert outcome.code == 0, outcome.err
+
+
+def test_a_disk_that_fills_up_while_a_report_is_replaced(run: Path) -> None:
+    assert_refused(process("heads", run, "--text", "the", before=limited(2000)), "cannot write", "File too large")
+
+
+def test_a_small_disk(text: Path, run: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "headwise-test", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a small disk could not be mounted (needs root); the limit on file sizes covers the same errors")
+    try:
+        outcome = process("train", text, *TINY, "--out", disk / "run")
+        assert_refused(outcome, "cannot write", "No space left on device")
+        assert not [name for name in contents(disk) if name.endswith(".tmp")]
+        json.loads((disk / "run" / "run.json").read_text())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_folder_that_may_not_be_written(text: Path, run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    try:
+        with suppress(OSError):
+            (locked / "probe").touch()
+            (locked / "probe").unlink()
+            locked = Path("/sys")  # root may write anywhere but here
+        if not locked.is_dir():
+            pytest.skip("no folder here refuses this user's writes")
+        assert_refused(invoke("train", text, *TINY, "--out", locked / "out"), str(locked / "out"))
+        assert_refused(invoke("heads", run, "--text", "the", "--html", locked / "page.html"), str(locked))
+    finally:
+        (tmp_path / "locked").chmod(0o755)

@@ -1,0 +1,130 @@
+"""The default model from the command to the page: trained, continued and looked at as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "run.json", "report.html"}
+SCRIPT = "<script>alert(1)</script>"
+HOSTILE = "".join(f'{n} {SCRIPT}\n"><img src=x onerror=alert(2)>\n' for n in range(24))
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def headwise(folder: Path, *arguments: object) -> str:
+    """What the command prints on standard output, run in `folder`; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headwise.cli", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "COLUMNS": "100"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which the default preset was trained for a few steps, and what that printed."""
+    folder = tmp_path_factory.mktemp("verbs")
+    return folder, headwise(folder, "train", "--steps", 30)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on a text of tags, looked at on a line of it."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "tags.txt").write_text(HOSTILE, encoding="utf-8")
+    headwise(folder, "train", "tags.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
+    return folder
+
+
+def test_the_run_folder(verbs: tuple[Path, str]) -> None:
+    folder, printed = verbs
+    run = folder / "runs" / "verbs"
+    names = {path.name for path in run.iterdir()}
+    assert names >= FILES and "state.safetensors" not in names
+    assert not [name for name in names if name.endswith(".tmp")]
+    assert printed.splitlines()[-1] == "report: runs/verbs/report.html"
+    assert "held-out loss" in printed
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] == 30 and rows[-1]["held_out_loss"] < rows[0]["held_out_loss"]
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+
+
+def test_it_continues_a_prompt_alike_with_and_without_a_cache(verbs: tuple[Path, str]) -> None:
+    for temperature in (0, 0.9):
+        given = ("generate", "runs/verbs", "--prompt", "he will work =", "--tokens", 90, "--temperature", temperature)
+        text = headwise(verbs[0], *given)
+        assert text.startswith("he will work =") and text.endswith("\n")
+        assert headwise(verbs[0], *given, "--no-cache") == text
+
+
+def test_the_same_command_gives_the_same_bytes(verbs: tuple[Path, str]) -> None:
+    headwise(verbs[0], "train", "--steps", 30, "--out", "again")
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (verbs[0] / "again" / name).read_bytes() == (verbs[0] / "runs" / "verbs" / name).read_bytes()
+
+
+def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
+    printed = headwise(hostile, "heads", "runs/tags", "--text", SCRIPT)
+    assert all(f"L{layer}.H{head}" in printed for layer in range(2) for head in range(3))
+    labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
+    assert "".join(labels[: len(SCRIPT)]) == SCRIPT
+    assert "\x1b" not in printed
+    assert printed.splitlines()[-1] == "report: runs/tags/report.html"
+    page = (hostile / "runs" / "tags" / "report.html").read_text("utf-8")
+    assert "alert(1)" not in page.replace("\u200b", "") or f"{SCRIPT}" not in page
+    assert "<img" not in page
+
+
+@pytest.mark.browser
+def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_path: Path) -> None:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: no report was opened")
+    if chromium is None:
+        pytest.skip("no Chromium: no report was opened")
+    headwise(hostile, "heads", "runs/tags", "--text", SCRIPT)
+    reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs/tags/report.html", 2 * 3))
+    troubles: list[str] = []
+
+    def refuse(dialog: object) -> None:
+        troubles.append("dialog")
+        dialog.dismiss()  # type: ignore[attr-defined]
+
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        for path, heads in reports:
+            page = browser.new_page()
+            page.on("dialog", refuse)
+            page.on("pageerror", lambda error: troubles.append(str(error)))
+            page.on("console", lambda message: troubles.append(message.text))
+            page.goto(path.as_uri())
+            page.wait_for_selector(f"main[data-drawn='{heads}']", timeout=10_000)
+            assert page.locator("#grid canvas").count() == heads
+            assert page.locator("img").count() == 0
+        shown = "".join(page.locator(".source .tokens bdi").all_inner_texts())
+        assert shown == SCRIPT
+        assert page.locator("script").count() == 2  # the page's own: its program and its data
+        assert page.locator(".samples li").count() == 5
+        browser.close()
+    assert troubles == []
