@@ -96,6 +96,30 @@ class RoPE:
         return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
+@dataclass(frozen=True)
+class RelativeBias:
+    """A learned bias for each head and distance, in buckets that widen with it (Raffel et al. 2020, T5, section 2.1).
+
+    n_buckets      distances told apart: half of them one by one, the rest on a logarithmic scale up to max_distance
+    max_distance   distances from here on share the last bucket
+    two_sided      half of the buckets are for keys after the query; otherwise those count as distance 0
+    """
+
+    n_buckets: int = 32
+    max_distance: int = 128
+    two_sided: bool = False
+
+    def __post_init__(self) -> None:
+        sides = 2 if self.two_sided else 1
+        if self.n_buckets < 2 * sides or self.n_buckets % (2 * sides):
+            raise HeadwiseError(f"relative bias n_buckets={self.n_buckets} must be a positive multiple of {2 * sides}")
+        exact = self.n_buckets // sides // 2
+        if self.max_distance <= exact:
+            raise HeadwiseError(
+                f"relative bias max_distance={self.max_distance} must exceed {exact}, the distances with a bucket each"
+            )
+
+
 _DEFAULT: Any = None  # a size that __post_init__ fills in
 
 
@@ -106,6 +130,8 @@ class AttentionSpec:
     d_model        width that sets the defaults below
     n_heads        query heads h
     n_kv_heads     key/value heads g, a divisor of n_heads; default n_heads (MHA), 1 is MQA, between is GQA
+    kv_index       kv_index[h] is the key/value head that query head h reads; default h // (h / g). With it, g need not
+                   divide n_heads
     head_dim       query and key width d of one head; default d_model / n_heads
     value_dim      value width e of one head; default head_dim
     d_in           width of x; default d_model
@@ -114,6 +140,7 @@ class AttentionSpec:
     q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists
     mask           a mask that always holds, such as Causal()
     rope           rotary positions, or None
+    relative_bias  a learned bias by distance (T5), or None
     qk_norm        RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
     softcap        c of c*tanh(s/c) on the scores (Gemma 2), or None
     sink           one learned logit per head that takes a share of the softmax (gpt-oss)
@@ -123,6 +150,7 @@ class AttentionSpec:
     d_model: int
     n_heads: int
     n_kv_heads: int = _DEFAULT
+    kv_index: tuple[int, ...] = _DEFAULT
     head_dim: int = _DEFAULT
     value_dim: int = _DEFAULT
     d_in: int = _DEFAULT
@@ -134,6 +162,7 @@ class AttentionSpec:
     out_proj: bool = True
     mask: Mask | None = None
     rope: RoPE | None = None
+    relative_bias: RelativeBias | None = None
     qk_norm: bool = False
     softcap: float | None = None
     sink: bool = False
@@ -143,11 +172,12 @@ class AttentionSpec:
         for name in ("d_model", "n_heads"):
             _require_size(name, getattr(self, name))
         self._default("n_kv_heads", self.n_heads)
-        if self.n_heads % self.n_kv_heads:
+        if self.kv_index == _DEFAULT and self.n_heads % self.n_kv_heads:
             raise HeadwiseError(
                 f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
                 f"pass one of {_divisors(self.n_heads)}"
             )
+        object.__setattr__(self, "kv_index", resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index))
         if self.head_dim == _DEFAULT and self.d_model % self.n_heads:
             raise HeadwiseError(
                 f"n_heads={self.n_heads} does not divide d_model={self.d_model}; "
@@ -185,7 +215,7 @@ class AttentionSpec:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share one key/value head, r = h / g."""
+        """Query heads for each key/value head, r = h / g; their mean, rounded down, under a kv_index of unequal groups."""
         return self.n_heads // self.n_kv_heads
 
     @property
@@ -209,17 +239,14 @@ class AttentionSpec:
         return self.n_heads * self.value_dim
 
     @property
-    def kv_index(self) -> tuple[int, ...]:
-        """kv_index[h] is the key/value head that query head h reads."""
-        return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
-
-    @property
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
         projections = self.d_in * self.q_dim + self.d_context * (self.k_dim + self.v_dim)
         biases = self.q_bias * self.q_dim + self.kv_bias * (self.k_dim + self.v_dim)
         output = self.out_proj * self.joined_dim * self.d_out + self.out_bias * self.d_out
-        return projections + biases + output + self.qk_norm * 2 * self.head_dim + self.sink * self.n_heads
+        buckets = self.relative_bias.n_buckets if self.relative_bias else 0
+        per_head = self.sink * self.n_heads + buckets * self.n_heads
+        return projections + biases + output + self.qk_norm * 2 * self.head_dim + per_head
 
     @property
     def cache_values_per_token(self) -> int:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, bare_mask_error
+from headwise.masks import Alibi, Bias, Lengths, Mask, Window, bare_mask_error
+from headwise.model.head import Heads, permuted, without
 from headwise.rungs.cache import KVCache
 from headwise.rungs.rope import Rotation
 from headwise.rungs.tensor import attend
-from headwise.spec import AttentionSpec, Options, RoPE
+from headwise.spec import AttentionSpec, Options, RelativeBias, RoPE
+
+_numbers = itertools.count()
 
 
 class Call(NamedTuple):
@@ -34,7 +39,7 @@ class MultiHeadAttention(nn.Module):
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.2. The arguments are the fields of `AttentionSpec`, which
     explains them; `layer.spec` gives them back with every size filled in. The projections are the Linear modules
     `q_proj` (h*d, d_in), `k_proj` (g*d, d_context), `v_proj` (g*e, d_context), `o_proj` (d_out, h*e); head 3 owns rows
-    3*d to 4*d of `q_proj.weight` and columns 3*e to 4*e of `o_proj.weight`.
+    3*d to 4*d of `q_proj.weight` and columns 3*e to 4*e of `o_proj.weight`, and `layer.heads[3]` hands them out.
 
         layer = MultiHeadAttention(768, 12, n_kv_heads=4, mask=Causal(), rope=RoPE())
         y = layer(x)                                            # (B, T, 768) -> (B, T, 768)
@@ -62,6 +67,8 @@ class MultiHeadAttention(nn.Module):
         softcap: float | None = None,
         sink: bool = False,
         dropout: float = 0.0,
+        relative_bias: RelativeBias | None = None,
+        kv_index: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
@@ -73,13 +80,29 @@ class MultiHeadAttention(nn.Module):
         self.q_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
         self.k_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
         self.sink = nn.Parameter(torch.zeros(n_heads)) if sink else None
-        self._rotation = Rotation(rope, spec.head_dim) if rope else None
+        buckets = relative_bias.n_buckets if relative_bias else 0
+        self.relative_bias = nn.Parameter(torch.zeros(buckets, n_heads)) if relative_bias else None
         self.watchers: list[Callable[[Call], None]] = []
+        self._rotation = Rotation(rope, spec.head_dim) if rope else None
+        self._number = next(_numbers)  # by which a cache knows its layer
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec) -> MultiHeadAttention:
         """The layer that a spec describes."""
         return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
+
+    @property
+    def heads(self) -> Heads:
+        """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
+        return Heads(self)
+
+    def without(self, heads: Sequence[int]) -> MultiHeadAttention:
+        """A smaller layer that computes what this one does with gate 0 on those heads; see `headwise.model.head`."""
+        return without(self, heads)
+
+    def permuted(self, order: Sequence[int]) -> MultiHeadAttention:
+        """A layer whose head i is this one's head order[i]: the same function, its heads in another order."""
+        return permuted(self, order)
 
     def forward(
         self,
@@ -93,27 +116,30 @@ class MultiHeadAttention(nn.Module):
         """Attend from x (B,T,d_in) to itself, or to `context` (B,S,d_context). Returns (B,T,d_out).
 
         mask       joined with the layer's own mask by &; S counts what the cache holds
-        cache      keys and values of earlier tokens; x is what comes after them
+        cache      keys and values of earlier tokens, x being what comes after them; or of the context, computed by the
+                   first call and used by the later ones, which may leave `context` out
         positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
         gate       (H,) multiplies each head's output; gate 0 silences a head
         """
-        self._check(x, context, mask, cache, positions)
-        source = x if context is None else context
-        q = self._split(self.q_proj(x), self.spec.n_heads)
-        k = self._split(self.k_proj(source), self.spec.n_kv_heads)
-        v = self._split(self.v_proj(source), self.spec.n_kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self._rotation is not None:
-            start = 0 if cache is None else cache.length
-            q, k = self._rotation(q, start, positions), self._rotation(k, start, positions)
-        if cache is not None:
-            k, v = cache.append(k, v)
-
         own = self.spec.mask
         both = own & mask if own is not None and mask is not None else own if mask is None else mask
+        self._check(x, context, both, cache, positions)
+        start = 0 if cache is None else cache.length
+        q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
+        if cache is not None and cache.holds_context:
+            k, v = cache.held(context)
+        else:
+            source = x if context is None else context
+            k = self._ready(self.k_proj(source), self.spec.n_kv_heads, self.k_norm, start, positions)
+            v = self._split(self.v_proj(source), self.spec.n_kv_heads)
+            if cache is not None:
+                k, v = cache.append(k, v) if context is None else cache.hold(context, k, v)
+        if self.relative_bias is not None:
+            bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2]))
+            both = bias if both is None else both & bias
+
         dropout = self.spec.dropout if self.training else 0.0
-        options = Options(both, None, self.spec.softcap, self.sink, dropout, gate)
+        options = Options(both, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
         out = attend(q, k, v, options)
         for watcher in self.watchers:
             watcher(Call(self, q, k, v, options, out))
@@ -121,35 +147,96 @@ class MultiHeadAttention(nn.Module):
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
         return result
 
+    def _ready(
+        self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
+    ) -> Tensor:
+        """Projected queries or keys as (B,h,T,d), normed and turned."""
+        x_bhtd = self._split(x_btc, n_heads)
+        first = self._rotation is not None and self._rotation.rope.before_norm
+        if self._rotation is not None and first:
+            x_bhtd = self._rotation(x_bhtd, start, positions)
+        if norm is not None:
+            x_bhtd = norm(x_bhtd)
+        if self._rotation is not None and not first:
+            x_bhtd = self._rotation(x_bhtd, start, positions)
+        return x_bhtd
+
     def _split(self, x_btc: Tensor, n_heads: int) -> Tensor:
         """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width."""
         B, T, width = x_btc.shape
         return x_btc.reshape(B, T, n_heads, width // n_heads).transpose(1, 2)
 
+    def _bias_by_distance(self, T: int, S: int) -> Tensor:
+        """The learned bias (1,H,T,S); queries stand at the end of the keys."""
+        rule = self.spec.relative_bias
+        assert rule is not None and self.relative_bias is not None
+        device = self.relative_bias.device
+        behind = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)
+        n, first = rule.n_buckets, torch.zeros_like(behind)
+        if rule.two_sided:
+            n //= 2
+            first = n * (behind < 0)
+            behind = behind.abs()
+        behind = behind.clamp(min=0)
+        exact = n // 2
+        steps = torch.log(behind.clamp(min=1) / exact) / math.log(rule.max_distance / exact) * (n - exact)
+        bucket = torch.where(behind < exact, behind, (exact + steps.long()).clamp(max=n - 1))
+        return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
+
     def _check(
-        self, x: Tensor, context: Tensor | None, mask: object, cache: KVCache | None, positions: Tensor | None
+        self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
     ) -> None:
         _require_width("x", x, self.spec.d_in, "d_in")
         if mask is not None and not isinstance(mask, Mask):
             raise bare_mask_error(mask)
         if positions is not None and self._rotation is None:
             raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
+        if cache is not None:
+            cache.claim(self._number)
+            if cache.window is not None:
+                _check_rolling(cache.window, mask)
         if context is None:
-            if self.spec.d_context != self.spec.d_in:
+            if self.spec.d_context != self.spec.d_in and (cache is None or not cache.holds_context):
                 raise HeadwiseError(
                     f"this layer reads keys of width d_context={self.spec.d_context} and x has {self.spec.d_in}; "
                     f"pass context="
                 )
             return
         _require_width("context", context, self.spec.d_context, "d_context")
+        if x.shape[0] != context.shape[0]:
+            raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
-        if cache is not None:
-            raise HeadwiseError("cache= with context=: a KVCache grows with x; leave it out of cross attention")
+        if cache is not None and cache.window is not None:
+            raise HeadwiseError(
+                f"context= with a cache of window={cache.window}: a context does not roll; drop window="
+            )
 
     def extra_repr(self) -> str:
         sizes = f"n_heads={self.spec.n_heads}, n_kv_heads={self.spec.n_kv_heads}, head_dim={self.spec.head_dim}"
         return sizes if self.spec.mask is None else f"{sizes}, mask={self.spec.mask!r}"
+
+
+def _check_rolling(window: int, mask: Mask | None) -> None:
+    """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
+    parts = () if mask is None else mask.parts()
+    for part in parts:
+        if isinstance(part, Lengths):
+            raise HeadwiseError(
+                f"Lengths with a cache of window={window}: it counts from the first key, which rolls away"
+            )
+        if isinstance(part, Window | Alibi) and part.offset is not None:
+            raise HeadwiseError(
+                f"{type(part).__name__}(offset={part.offset}) with a cache of window={window}: the offset counts from "
+                f"the first key, which rolls away; leave it out"
+            )
+    lefts = [part.left for part in parts if isinstance(part, Window) and part.left is not None]
+    if not lefts or min(lefts) > window:
+        reach = f"Window(left={min(lefts)})" if lefts else "no Window"
+        raise HeadwiseError(
+            f"a cache of window={window} drops what is older, and this layer looks further back: it has {reach}; "
+            f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"
+        )
 
 
 def _require_width(name: str, x: Tensor, width: int, field: str) -> None:

@@ -7,7 +7,8 @@ same stream goes on to choose the characters of the samples. A replay is exact o
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError
 
@@ -29,6 +30,16 @@ SCHEDULE = 1000  # steps; a shorter run is the beginning of this one, a longer r
 TEMPERATURE = 0.5
 
 Matrix = list[list[float]]
+Report = Callable[[int, float], None]  # is told the number of a step, from 1, and its loss
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a run left: the loss of each step, in nats per character; the samples; the weights, as in `Draw`."""
+
+    losses: list[float]
+    samples: list[str]
+    parameters: dict[str, Matrix]
 
 
 def learning_rate(step: int, steps: int) -> float:
