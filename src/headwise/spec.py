@@ -170,7 +170,7 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads"):
-            _require_size(name, getattr(self, name))
+            require_size(name, getattr(self, name))
         self._default("n_kv_heads", self.n_heads)
         if self.kv_index == _DEFAULT and self.n_heads % self.n_kv_heads:
             raise HeadwiseError(
@@ -194,7 +194,7 @@ class AttentionSpec:
         """Fill in a size that was left as None, then check it."""
         if getattr(self, name) == _DEFAULT:
             object.__setattr__(self, name, value)
-        _require_size(name, getattr(self, name))
+        require_size(name, getattr(self, name))
 
     def _check_options(self) -> None:
         if not self.out_proj and self.d_out != self.joined_dim:
@@ -215,7 +215,7 @@ class AttentionSpec:
 
     @property
     def group_size(self) -> int:
-        """Query heads for each key/value head, r = h / g; their mean, rounded down, under a kv_index of unequal groups."""
+        """Query heads for each key/value head, r = h / g, rounded down."""
         return self.n_heads // self.n_kv_heads
 
     @property
@@ -256,6 +256,11 @@ class AttentionSpec:
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
+        adjacent = self.n_heads % self.n_kv_heads == 0 and self.kv_index == resolve_kv_index(
+            self.n_heads, self.n_kv_heads, None
+        )
+        if adjacent:
+            known["kv_index"] = None  # follows the numbers of heads
         return AttentionSpec(**{**known, **changes})
 
 
@@ -342,7 +347,8 @@ def check_dropout(dropout: float) -> None:
         raise HeadwiseError(f"dropout={dropout} is outside [0, 1)")
 
 
-def _require_size(name: str, value: object) -> None:
+def require_size(name: str, value: object) -> None:
+    """A size is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise HeadwiseError(f"{name}={value!r} must be a positive whole number")
 

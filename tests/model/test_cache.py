@@ -45,8 +45,14 @@ def draw() -> Tensor:
     return torch.randn(B, T, 31, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def in_chunks(layer: hw.MultiHeadAttention, x: Tensor, at: list[int], gate: Tensor | None = None) -> Tensor:
-    cache = hw.KVCache()
+def in_chunks(
+    layer: hw.MultiHeadAttention,
+    x: Tensor,
+    at: list[int],
+    gate: Tensor | None = None,
+    cache: hw.KVCache | None = None,
+) -> Tensor:
+    cache = hw.KVCache() if cache is None else cache
     return torch.cat([layer(x[:, start:stop], cache=cache, gate=gate) for start, stop in pairwise(at)], 1)
 
 
@@ -62,6 +68,23 @@ def test_whole_equals_chunks_equals_one_by_one(spec: dict[str, Any], at: list[in
         whole = layer(x, gate=gate)
         assert_same(in_chunks(layer, x, at, gate), whole)
         assert_same(in_chunks(layer, x, ONE_BY_ONE, gate), whole)
+
+
+@given(specs, cuts)
+def test_a_static_cache_gives_the_same(spec: dict[str, Any], at: list[int]) -> None:
+    layer, x = make(spec), draw()
+    with torch.no_grad():
+        assert_same(in_chunks(layer, x, at, cache=hw.KVCache(max_length=T)), layer(x))
+
+
+@given(specs, cuts, st.sampled_from([(0, 1), (1, 1), (3, 3), (3, 5), (5, 17)]))
+def test_a_rolling_cache_gives_the_same(spec: dict[str, Any], at: list[int], sizes: tuple[int, int]) -> None:
+    left, window = sizes
+    layer, x, cache = make({**spec, "mask": hw.Window(left, 0)}), draw(), hw.KVCache(window=window)
+    with torch.no_grad():
+        assert_same(in_chunks(layer, x, at, cache=cache), layer(x))
+    assert cache.length == T
+    assert cache.kept == min(T, window)
 
 
 def gradients(layer: hw.MultiHeadAttention, x: Tensor, at: list[int]) -> list[Tensor | None]:
@@ -114,6 +137,7 @@ def test_what_an_append_returned_stays_as_it_was() -> None:
     assert torch.equal(k, before)
 
 
+@torch.no_grad()
 def test_growth_by_doubling_moves_the_keys_rarely() -> None:
     cache, place, moves, n = hw.KVCache(), None, 0, 1000
     for _ in range(n):
@@ -178,3 +202,96 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
             layer(x[:, 5:], cache=cache, mask=hw.Lengths([3, 99]))
         assert cache.length == 5
         assert_same(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
+
+
+def test_a_static_cache_takes_its_room_once_and_no_more() -> None:
+    cache, places = hw.KVCache(max_length=7), set()
+    with torch.no_grad():
+        for _ in range(7):
+            places.add(cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))[0].data_ptr())
+        with pytest.raises(hw.HeadwiseError, match=r"max_length=7 and holds 7; 1 more make 8"):
+            cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
+    assert len(places) == 1
+    assert cache.length == 7
+
+
+@pytest.mark.parametrize("kind", [{}, {"max_length": T}, {"window": 5}], ids=str)
+def test_what_is_cropped_was_never_there(kind: dict[str, int]) -> None:
+    layer, x, cache = make({"mask": hw.Window(4, 0), "rope": hw.RoPE()}), draw(), hw.KVCache(**kind)
+    with torch.no_grad():
+        layer(x[:, :2], cache=cache)
+        layer(100 + x[:, 2:5], cache=cache)
+        cache.crop(2)
+        assert cache.length == 2
+        assert_same(layer(x[:, 2:], cache=cache), layer(x)[:, 2:])
+
+
+def test_a_cache_that_rolled_cannot_bring_back_what_is_gone() -> None:
+    cache = hw.KVCache(window=3)
+    cache.append(torch.zeros(1, 2, 7, 3), torch.zeros(1, 2, 7, 5))
+    with pytest.raises(hw.HeadwiseError, match="cannot crop to 5 of 7 tokens: the cache rolls and keeps 3"):
+        cache.crop(5)
+
+
+@pytest.mark.parametrize("kind", [{}, {"max_length": T}, {"window": 5}], ids=str)
+def test_reordered_rows_go_on_as_the_rows_they_became(kind: dict[str, int]) -> None:
+    layer, x, cache = make({"mask": hw.Window(4, 0), "rope": hw.RoPE()}), draw(), hw.KVCache(**kind)
+    order = torch.tensor([1, 1, 0])
+    with torch.no_grad():
+        layer(x[:, :7], cache=cache)
+        cache.reorder(order)
+        assert_same(layer(x[order, 7:], cache=cache), layer(x[order])[:, 7:])
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"max_length": 0}, "max_length=0 must be at least 1"),
+        ({"window": -1}, "window=-1 must be at least 1"),
+        ({"max_length": 5, "window": 3}, "max_length=5 and window=3: a cache is static or rolls; pass one"),
+    ],
+)
+def test_a_wrong_cache_is_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        hw.KVCache(**sizes)
+    assert str(refusal.value) == message
+
+
+def cross() -> tuple[hw.MultiHeadAttention, Tensor, Tensor]:
+    layer = hw.MultiHeadAttention(31, 6, n_kv_heads=2, d_context=13, qk_norm=True, head_dim=5).double()
+    return layer, draw(), torch.randn(B, 7, 13, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def test_a_context_is_projected_once() -> None:
+    layer, x, memory = cross()
+    cache, calls = hw.KVCache(), []
+    layer.k_proj.register_forward_hook(lambda *arguments: calls.append(1))
+    with torch.no_grad():
+        expected = layer(x, context=memory)
+        calls.clear()
+        first = layer(x[:, :3], context=memory, cache=cache)
+        parts = [first, layer(x[:, 3:4], cache=cache), layer(x[:, 4:], context=memory, cache=cache)]
+    assert_same(torch.cat(parts, 1), expected)
+    assert len(calls) == 1
+    assert cache.length == 7
+
+
+def test_another_context_is_refused() -> None:
+    layer, x, memory = cross()
+    cache = hw.KVCache()
+    layer(x, context=memory, cache=cache)
+    with pytest.raises(hw.HeadwiseError, match="the cache holds the keys of another context tensor; use a new KVCache"):
+        layer(x, context=memory.clone(), cache=cache)
+
+
+def test_another_layer_s_cache_is_refused() -> None:
+    x, cache = draw(), hw.KVCache()
+    make({"mask": hw.Causal()})(x, cache=cache)
+    with pytest.raises(hw.HeadwiseError, match=r"use one cache for each layer"):
+        make({"mask": hw.Causal()})(x, cache=cache)
+
+
+@pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(5, 0)], ids=repr)
+def test_a_rolling_cache_narrower_than_the_mask_is_refused(mask: hw.Mask) -> None:
+    with pytest.raises(hw.HeadwiseError, match="window"):
+        make({"mask": mask})(draw(), cache=hw.KVCache(window=3))

@@ -304,6 +304,16 @@ def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
     assert read_metadata(tmp_path / "x.safetensors") == {"step": "11"}
 
 
+def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
+    """The file begins with the length of its header, and some lengths begin like a pickle or a zip archive."""
+    path, beginnings = tmp_path / "x.safetensors", set()
+    for length in (*range(1, 300, 8), *range(19_280 - 100, 19_280, 8)):
+        save_file({"a" * length: torch.ones(3)}, path)
+        beginnings.add(path.read_bytes()[:2])
+        assert list(read_tensors(path)) == ["a" * length]
+    assert {b"\x80\x00", b"PK"} <= beginnings
+
+
 def test_a_save_that_fails_leaves_the_earlier_file_whole(
     sound: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

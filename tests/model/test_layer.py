@@ -180,7 +180,9 @@ def test_state_dict_holds_weights_and_nothing_else(simple: Any) -> None:
 
 
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(2, 0), hw.Causal() & hw.Alibi()], ids=repr)
-@pytest.mark.parametrize("option", [{}, {"softcap": 0.9}, {"sink": True}, {"rope": hw.RoPE(), "n_kv_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    "option", [{}, {"softcap": 0.9}, {"sink": True}, {"rope": hw.RoPE(), "n_kv_heads": 2}], ids=str
+)
 def test_a_causal_layer_does_not_see_the_future(simple: Any, mask: hw.Mask, option: dict[str, Any]) -> None:
     layer, x = simple(mask=mask, **option), draw(B, T, 29)
     for t in range(T):
@@ -282,7 +284,7 @@ def test_watchers_receive_the_call(layer: hw.MultiHeadAttention) -> None:
     assert call.q.shape == (B, 6, T, spec.head_dim)
     assert call.k.shape == (B, spec.n_kv_heads, T, spec.head_dim)
     assert call.v.shape == (B, spec.n_kv_heads, T, spec.value_dim)
-    assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options), call.out)
+    assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options._asdict()), call.out)
 
 
 def test_watchers_see_what_the_cache_held(simple: Any) -> None:
@@ -344,9 +346,14 @@ X = draw(B, T, 29)
         ({}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning is ambiguous"),
         ({}, {"x": X, "positions": torch.arange(5)}, "positions= is for RoPE, and this layer has none; build it with"),
         ({"rope": hw.RoPE()}, {"x": X, "context": X}, "context= with rope=: queries and keys of two sequences share"),
-        ({}, {"x": X, "context": X, "cache": hw.KVCache()}, "cache= with context=: a KVCache grows with x"),
+        (
+            {"mask": hw.Window(2, 0)},
+            {"x": X, "context": X, "cache": hw.KVCache(window=3)},
+            "context= with a cache of window=3: a context does",
+        ),
+        ({"mask": hw.Causal()}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning"),
         ({}, {"x": X, "gate": torch.ones(5)}, "gate has shape (5,); 6 query heads need shape (6,)"),
-        ({}, {"x": X, "context": X[:1]}, "batch sizes differ: q has 2, k has 1"),
+        ({}, {"x": X, "context": X[:1]}, "x has 2 documents, context has 1"),
         ({}, {"x": X, "mask": hw.Lengths([3, 6])}, "Lengths has 6; with S=5 keys a length lies in 0 to 5"),
     ],
 )

@@ -134,7 +134,7 @@ def test_evaluate_is_the_mean_over_counted_tokens(tiny: Any, data: Stream, confi
         counts.append(targets.numel())
     expected = sum(a * n for a, n in zip(losses, counts, strict=True)) / sum(counts)
     for batch in (1, 3, 64):
-        assert evaluate(model, data, batch) == pytest.approx(expected, rel=1e-5)
+        assert evaluate(model, data, batch=batch) == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluate_drops_nothing_and_restores_the_mode(tiny: Any, data: Stream, config: Any) -> None:
@@ -166,6 +166,26 @@ def test_the_seed_decides(tmp_path: Path, data: Stream, config: Any) -> None:
     assert not same(models[0], models[2])
 
 
+def test_every_step_and_every_seed_draws_its_own_batch(
+    tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, ...]] = []
+    draw = Stream.batch
+
+    def noted(self: Stream, generator: torch.Generator, size: int) -> Any:
+        batch = draw(self, generator, size)
+        drawn.append(tuple(batch[0].flatten().tolist()))
+        return batch
+
+    monkeypatch.setattr(Stream, "batch", noted)
+    for seed in (0, 1, 0):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        train(_folder(tmp_path / "run"), config, RECIPE, data, seed, quiet)
+    first, other, again = drawn[:31], drawn[31:62], drawn[62:]
+    assert again == first
+    assert len(set(first + other)) == 62
+
+
 def test_a_divergence_is_said_and_the_earlier_state_stays(
     tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +200,7 @@ def test_a_divergence_is_said_and_the_earlier_state_stays(
     monkeypatch.setattr(GPT, "loss", broken)
     with pytest.raises(HeadwiseError) as refusal:
         train(folder, config, RECIPE, data, 0, quiet, save_seconds=0)
-    assert "the loss is nan and the gradient nan at step 14: training diverged" in str(refusal.value)
+    assert "training diverged: loss is nan at step 14" in str(refusal.value)
     assert "lower the learning rate or take another seed" in str(refusal.value)
     monkeypatch.undo()
     resumed, _ = train(folder, config, RECIPE, data, 0, quiet)
@@ -289,8 +309,8 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path, data: Stream, confi
 
 
 # A driver of real kills: a child process trains and saves often; its parent kills it after each delay, then lets the
-# last child finish. It prints, for each child, how it ended and the step that is saved. The first optimizer of a process takes
-# seconds to import, so one is made before all children.
+# last child finish. It prints, for each child, how it ended and the step that is saved. What the first
+# optimizer of a process imports takes seconds, so one is made before all children.
 DRIVER = """
 import functools, json, os, signal, sys, time
 from pathlib import Path

@@ -51,6 +51,8 @@ def head_maps(model: GPT, ids: Sequence[int], tokens: Sequence[str], name: str) 
     with ExitStack() as stack:
         for number, layer in enumerate(attention_layers(model)):
             stack.enter_context(observe(layer, keep(number)))
+        training = model.training
+        stack.callback(model.train, training)
         model.eval()(torch.tensor([list(ids)]))
     return HeadMaps(name, tuple(tokens), tuple(found))
 

@@ -48,7 +48,13 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     except (KeyError, RuntimeError) as error:
         first = str(error).strip().splitlines()[-1].strip()
         raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {first}") from None
-    return model.eval(), Tokens.from_file(folder / "tokenizer.json")
+    tokens = Tokens.from_file(folder / "tokenizer.json")
+    if len(tokens) > config.vocab_size:
+        raise HeadwiseError(
+            f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
+            f"they do not belong together"
+        )
+    return model.eval(), tokens
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -56,11 +62,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix in PICKLED:
         raise HeadwiseError(f"{path} is a pickle, which can run code; convert it to model.safetensors first")
     data = path.read_bytes()
-    if data[:1] == b"\x80" or data[:2] == b"PK":
-        raise HeadwiseError(f"{path} is a pickle under another name, which can run code; convert it to safetensors")
     try:
         tensors: dict[str, Tensor] = load(data)
     except SafetensorError as error:
+        if data[:1] == b"\x80" or data[:2] == b"PK":
+            said = "is a pickle under another name, which can run code; convert it to safetensors"
+            raise HeadwiseError(f"{path} {said}") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     return tensors
 

@@ -65,7 +65,7 @@ class Stream:
         starts = torch.arange(0, len(self.held_out) - self.context, self.context)
         wanted = max(1, limit // self.context)
         if len(starts) > wanted:
-            starts = starts[torch.linspace(0, len(starts) - 1, wanted).long()]
+            starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
         for some in torch.split(starts, size):
             pieces = self.held_out[some[:, None] + torch.arange(self.context + 1)]
             yield pieces[:, :-1], pieces[:, 1:]
@@ -101,6 +101,10 @@ class Documents:
         self._train = [tokens.document(line)[: context + 1] for line in train]
         self._held_out = [tokens.document(line)[: context + 1] for line in held_out]
         self._scored_after = None if scored_after is None else tokens.encode(scored_after)[0]
+        if self._scored_after is not None and any(self._scored_after not in ids[:-1] for ids in self._held_out):
+            raise HeadwiseError(
+                f"context {context} ends before the {scored_after!r} of a held-out line; pass a larger one"
+            )
         self._padded = self._pad(self._train)
         self._lengths = torch.tensor([len(ids) for ids in self._train])
 

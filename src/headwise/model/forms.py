@@ -160,12 +160,17 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     with torch.device("meta"):
         wanted = GPT(config).state_dict()
     state: dict[str, Tensor] = {}
+    foreign = set(tensors) - {entry.name for entry in _entries(config)}
+    if foreign:
+        raise KeyError(f"the config has no place for {sorted(foreign)[0]}")
     for entry in _entries(config):
         tensor = tensors[entry.name]
-        tensor = tensor.T if entry.transposed else tensor
+        tensor = tensor.T if entry.transposed and tensor.ndim == 2 else tensor
         sizes = [wanted[name].shape[0] if name in wanted else 0 for name in entry.ours]
-        if not any(sizes):
-            continue  # a zero bias that only the form has
+        if not any(sizes):  # a bias that only the form has
+            if tensor.any():
+                raise KeyError(f"the config has no biases, and {entry.name} is not zero")
+            continue
         state |= dict(zip(entry.ours, torch.split(tensor, sizes) if len(sizes) > 1 else (tensor,), strict=True))
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]

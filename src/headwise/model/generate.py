@@ -55,11 +55,9 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
-    logits = logits.float().cpu() / temperature
-    if top_k is not None and top_k < len(logits):
-        least = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < least, -torch.inf)
-    return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
+    likeliest = logits.double().cpu().topk(min(top_k or len(logits), len(logits)))
+    weights = torch.softmax((likeliest.values - likeliest.values[0]) / temperature, -1)  # 0 at best: nothing overflows
+    return int(likeliest.indices[torch.multinomial(weights, 1, generator=generator)])
 
 
 def _check(model: GPT, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None) -> None:

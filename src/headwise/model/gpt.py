@@ -17,7 +17,7 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Causal
 from headwise.model.layer import MultiHeadAttention
 from headwise.rungs.cache import KVCache
-from headwise.spec import AttentionSpec, RoPE
+from headwise.spec import AttentionSpec, RoPE, require_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -59,9 +59,15 @@ class GPTConfig:
     scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "n_layers"):
-            if getattr(self, name) < 1:
-                raise HeadwiseError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
+            require_size(name, getattr(self, name))
+        for name in ("n_kv_heads", "head_dim", "d_ff"):
+            if getattr(self, name) is not None:
+                require_size(name, getattr(self, name))
+        for name in ("norm_eps", "rope_theta", "init_std"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise HeadwiseError(f"{name}={value!r} must be a positive number")
         for name, known in (("norm", NORMS), ("position", POSITIONS), ("activation", tuple(ACTIVATIONS))):
             if getattr(self, name) not in known:
                 raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")

@@ -133,7 +133,7 @@ class MultiHeadAttention(nn.Module):
             k = self._ready(self.k_proj(source), self.spec.n_kv_heads, self.k_norm, start, positions)
             v = self._split(self.v_proj(source), self.spec.n_kv_heads)
             if cache is not None:
-                k, v = cache.append(k, v) if context is None else cache.hold(context, k, v)
+                k, v = cache.offer(k, v)
         if self.relative_bias is not None:
             bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2]))
             both = bias if both is None else both & bias
@@ -141,6 +141,8 @@ class MultiHeadAttention(nn.Module):
         dropout = self.spec.dropout if self.training else 0.0
         options = Options(both, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
         out = attend(q, k, v, options)
+        if cache is not None:  # only now: a call that was refused leaves the cache as it was
+            cache.take(context)
         for watcher in self.watchers:
             watcher(Call(self, q, k, v, options, out))
         joined = out.transpose(1, 2).flatten(2)
@@ -191,9 +193,14 @@ class MultiHeadAttention(nn.Module):
             raise bare_mask_error(mask)
         if positions is not None and self._rotation is None:
             raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
+        if positions is not None and tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
+            raise HeadwiseError(
+                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
+                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
+            )
         if cache is not None:
-            cache.claim(self._number)
-            if cache.window is not None:
+            cache.check_layer(self._number)
+            if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
         if context is None:
             if self.spec.d_context != self.spec.d_in and (cache is None or not cache.holds_context):

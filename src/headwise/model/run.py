@@ -109,6 +109,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     try:
         run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         Settings(**run["settings"])
+        _ = run["status"], run["digest"]
+        if run["summary"] is not None:
+            _summary(run["summary"])
     except (ValueError, KeyError, TypeError) as error:
         raise HeadwiseError(
             f"{path} is damaged ({type(error).__name__}: {error}); remove it or take another --out"
@@ -121,9 +124,12 @@ def read_summary(folder: Path) -> RunSummary | None:
     run = read_run(folder)
     if run is None or run.get("summary") is None:
         return None
-    summary = run["summary"]
-    curve = tuple(CurvePoint(**point) for point in summary["curve"])
-    return RunSummary(**{**summary, "curve": curve, "samples": tuple(summary["samples"])})
+    return _summary(run["summary"])
+
+
+def _summary(saved: dict[str, Any]) -> RunSummary:
+    curve = tuple(CurvePoint(**point) for point in saved["curve"])
+    return RunSummary(**{**saved, "curve": curve, "samples": tuple(saved["samples"])})
 
 
 def write_run(folder: Path, settings: Settings, digest: str, status: str, result: Result | None) -> None:
@@ -142,6 +148,8 @@ def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> No
     """Make the folder ours, or make sure that it is."""
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(f"--out {folder} is a file; pass a folder")
+    for half in folder.glob(".*.tmp"):  # a killed write left it
+        half.unlink()
     run = read_run(folder) if folder.exists() else None
     if run is None:
         if folder.exists() and any(folder.iterdir()):
@@ -153,6 +161,9 @@ def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> No
         raise HeadwiseError(f"{folder} holds a run already; pass --resume to go on with it, or another --out")
     if run["status"] == "finished":
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
+    if (before := Settings(**run["settings"])) != settings:
+        differing = [name for name, value in asdict(before).items() if value != asdict(settings)[name]]
+        raise HeadwiseError(f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own")
     if run["digest"] != corpus.data.digest:
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another --out"

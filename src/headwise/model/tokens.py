@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.errors import HeadwiseError
 
+_ANY = r"[\s\S]"
+_CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
 BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
 
 
@@ -20,14 +23,15 @@ class Tokens:
         self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
-        single = all(len(token) == 1 for token in self.vocabulary if token != BOUNDARY)
-        self._by_character = single and isinstance(tokenizer.model, models.WordLevel)
+        layout = json.loads(tokenizer.to_str())
+        self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
+        self._by_word = (layout["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
         """Every distinct character of `text`, sorted; with `boundary`, one more token between documents."""
         tokenizer = Tokenizer(models.WordLevel(_numbered(sorted(set(text)), boundary)))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_ANY), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return cls(tokenizer)
 
@@ -35,6 +39,8 @@ class Tokens:
     def words(cls, lines: Iterable[str]) -> Tokens:
         """Every distinct word between spaces, sorted, and the boundary."""
         distinct = sorted({word for line in lines for word in line.split()})
+        if BOUNDARY in distinct:
+            raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
         tokenizer = Tokenizer(models.WordLevel(_numbered(distinct, boundary=True)))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return cls(tokenizer)
@@ -61,6 +67,8 @@ class Tokens:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
+        if self._by_word and BOUNDARY in text.split():
+            raise self._unknown([BOUNDARY], "words")
         try:
             return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
         except Exception as error:  # the library raises bare Exceptions; a word vocabulary has no token for the unknown

@@ -87,11 +87,13 @@ def train(
                 speed = counted / (time.monotonic() - since)
                 limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
                 held_out = evaluate(model, data, limit) if evaluated else None
+                _require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
                 progress = Progress(done, recipe.steps, loss, speed, held_out)
                 log.add(progress)
                 report(progress)
                 counted, since = 0, time.monotonic()
             if interrupted() or time.monotonic() - saved > save_seconds:
+                _require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
                 _save(folder / STATE, model, optimizers, done)
                 saved = time.monotonic()
             if interrupted():
@@ -112,11 +114,7 @@ def _step(
     loss = model.loss(inputs, targets)
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-    if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
-        raise HeadwiseError(
-            f"the loss is {loss.item()} and the gradient {norm.item()} at step {step + 1}: training diverged; "
-            f"lower the learning rate or take another seed"
-        )
+    _require_finite(step + 1, loss=loss.item(), gradient=norm.item())
     factor = schedule(recipe, step)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -124,6 +122,15 @@ def _step(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return loss.item(), inputs.numel()
+
+
+def _require_finite(step: int, **numbers: float) -> None:
+    """Weights that went wrong reach neither the state nor the model."""
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise HeadwiseError(
+                f"training diverged: {name} is {number} at step {step}; lower the learning rate or take another seed"
+            )
 
 
 def schedule(recipe: Recipe, step: int) -> float:
@@ -211,9 +218,13 @@ def _restore(path: Path, model: GPT, optimizers: list[torch.optim.Optimizer]) ->
     if not path.exists():
         return 0
     tensors = read_tensors(path)
+    weights = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
+    if saved != {name: parameter.shape for name, parameter in weights.items()}:
+        raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
+        for name, parameter in weights.items():
+            parameter.copy_(tensors[name])
     for n, optimizer in enumerate(optimizers):
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():

@@ -19,7 +19,8 @@ class KVCache:
 
     A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
     on all of them. In cross attention it holds the context's keys and values, which are computed once.
-    Tensors that carry gradients are joined anew at each append, so that gradients flow through the cache.
+    While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
+    cache; generate under `torch.no_grad()`.
     """
 
     def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
@@ -55,7 +56,7 @@ class KVCache:
         """Does it hold the keys of a cross attention's context?"""
         return self._context is not None
 
-    def claim(self, layer: int) -> None:
+    def check_layer(self, layer: int) -> None:
         """Tie the cache to one layer, known by a number of its own; another one is an error."""
         if self._layer not in (None, layer):
             raise HeadwiseError(
@@ -66,6 +67,12 @@ class KVCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys (B,G,T,D) and values (B,G,T,E); returns what the new tokens may look at, themselves at the end."""
+        offered = self.offer(k, v)
+        self.take()
+        return offered
+
+    def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """What `append` would return; the cache counts the new tokens only after `take`."""
         for name, store, new in (("keys", self._stores[0], k), ("values", self._stores[1], v)):
             store.check(name, new)
         total = self.length + k.shape[2]
@@ -74,15 +81,16 @@ class KVCache:
                 f"the cache has max_length={self.max_length} and holds {self.length}; {k.shape[2]} more make {total}; "
                 f"pass a larger max_length, or crop it"
             )
-        self.length = total
-        return self._stores[0].append(k), self._stores[1].append(v)
+        return self._stores[0].offer(k), self._stores[1].offer(v)
 
-    def hold(self, context: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of a context, for the calls to come."""
-        if self.length:
-            raise HeadwiseError(f"the cache holds {self.length} tokens of self attention; use a new one for context=")
-        self._context = weakref.ref(context)
-        return self.append(k, v)
+    def take(self, context: Tensor | None = None) -> None:
+        """Count what was offered; with a `context` it is that one's keys and values, for all calls to come."""
+        if context is not None and self.holds_context:
+            return
+        if context is not None:
+            self._context = weakref.ref(context)
+        self.length += self._stores[0].take()
+        self._stores[1].take()
 
     def held(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """The context's keys and values; `context` may be left out, and must otherwise be the tensor they came from."""
@@ -118,6 +126,7 @@ class _Store:
         self.max_length, self.window = max_length, window
         self.buffer: Tensor | None = None
         self.begin = self.end = 0
+        self._offered: tuple[Tensor, int, int] | None = None
 
     @property
     def held(self) -> int:
@@ -126,22 +135,33 @@ class _Store:
     def view(self) -> Tensor | None:
         return None if self.buffer is None else self.buffer[:, :, self.begin : self.end]
 
-    def append(self, new: Tensor) -> Tensor:
+    def offer(self, new: Tensor) -> Tensor:
+        """The held and the new; both are kept only after `take`."""
         old = self.view()
-        if new.requires_grad or (old is not None and old.requires_grad):
-            self.buffer = new if old is None else torch.cat([old, new], 2)
-            self.begin, self.end = 0, self.buffer.shape[2]
-        else:
-            after = self.end + new.shape[2]
-            if self.buffer is None or after > self.buffer.shape[2]:
-                after = self._make_room(old, new)
-            assert self.buffer is not None
-            self.buffer[:, :, self.end : after] = new
-            self.end = after
-        everything = self.buffer[:, :, self.begin : self.end]
+        if torch.is_grad_enabled() or (old is not None and old.requires_grad):
+            # Backward may need what it was given, so nothing is written in place.
+            joined = new if old is None else torch.cat([old, new], 2)
+            self._offered = joined, 0, joined.shape[2]
+            return joined
+        end = self.end + new.shape[2]
+        if self.buffer is None or end > self.buffer.shape[2]:
+            end = self._make_room(old, new)
+        assert self.buffer is not None
+        self.buffer[:, :, self.end : end] = new
+        self._offered = self.buffer, self.begin, end
+        return self.buffer[:, :, self.begin : end]
+
+    def take(self) -> int:
+        """Keep what was offered; returns the number of new tokens."""
+        if self._offered is None:
+            return 0
+        held = self.held
+        self.buffer, self.begin, self.end = self._offered
+        self._offered = None
+        n_new = self.held - held
         if self.window is not None:
             self.begin = max(self.begin, self.end - self.window)
-        return everything
+        return n_new
 
     def _make_room(self, old: Tensor | None, new: Tensor) -> int:
         """A buffer with the old at its beginning and place for the new; returns where the new will end."""

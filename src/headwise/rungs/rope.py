@@ -45,6 +45,7 @@ class Rotation:
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
-        frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=positions.device)
-        angles = positions[..., None].double() * frequencies
-        return (angles.cos() * self._factor).float(), (angles.sin() * self._factor).float()
+        with torch.inference_mode(False):  # the table outlives the call, and must serve training later
+            frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=positions.device)
+            angles = positions.clone()[..., None].double() * frequencies
+            return (angles.cos() * self._factor).float(), (angles.sin() * self._factor).float()
