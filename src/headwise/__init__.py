@@ -17,9 +17,10 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
 from headwise.records import Trace
 from headwise.rungs import attend, trace
-from headwise.spec import AttentionSpec, RoPE
+from headwise.spec import AttentionSpec, RelativeBias, RoPE
 
 if TYPE_CHECKING:
+    from headwise.model.explain import explain
     from headwise.model.layer import MultiHeadAttention
     from headwise.rungs.cache import KVCache
 
@@ -36,17 +37,20 @@ __all__ = [
     "Lengths",
     "Mask",
     "MultiHeadAttention",
+    "RelativeBias",
     "RoPE",
     "Segments",
     "Trace",
     "Window",
     "attend",
+    "explain",
     "trace",
 ]
 
 _NEEDS_TORCH = {
     "KVCache": "headwise.rungs.cache",
     "MultiHeadAttention": "headwise.model.layer",
+    "explain": "headwise.model.explain",
 }
 
 

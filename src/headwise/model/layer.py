@@ -121,9 +121,8 @@ class MultiHeadAttention(nn.Module):
         positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
         gate       (H,) multiplies each head's output; gate 0 silences a head
         """
-        own = self.spec.mask
-        both = own & mask if own is not None and mask is not None else own if mask is None else mask
-        self._check(x, context, both, cache, positions)
+        both = self.mask_with(mask)
+        self.check(x, context, both, cache, positions)
         start = 0 if cache is None else cache.length
         q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
@@ -138,8 +137,7 @@ class MultiHeadAttention(nn.Module):
             bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2]))
             both = bias if both is None else both & bias
 
-        dropout = self.spec.dropout if self.training else 0.0
-        options = Options(both, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
+        options = self.options(both, gate)
         out = attend(q, k, v, options)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
             cache.take(context)
@@ -148,6 +146,16 @@ class MultiHeadAttention(nn.Module):
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
         return result
+
+    def mask_with(self, mask: Mask | None) -> Mask | None:
+        """The layer's own mask joined with that of a call."""
+        own = self.spec.mask
+        return own & mask if own is not None and mask is not None else own if mask is None else mask
+
+    def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
+        """What the layer passes to `attend` besides q, k and v."""
+        dropout = self.spec.dropout if self.training else 0.0
+        return Options(mask, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
 
     def _ready(
         self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
@@ -185,9 +193,10 @@ class MultiHeadAttention(nn.Module):
         bucket = torch.where(behind < exact, behind, (exact + steps.long()).clamp(max=n - 1))
         return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
 
-    def _check(
+    def check(
         self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
     ) -> None:
+        """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         _require_width("x", x, self.spec.d_in, "d_in")
         if mask is not None and not isinstance(mask, Mask):
             raise bare_mask_error(mask)

@@ -21,22 +21,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Bias, Both, BroadcastGrid, Mask, Window
+from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.records import Trace
+from headwise.rungs import paths
 from headwise.spec import Options, Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    if why_explicit(sizes, options):
+    path = paths.choose(sizes, options)
+    if path.name == paths.EXPLICIT:
         out: Tensor = trace(q, k, v, options).out
         return out
     call = _Call(q, k, v, sizes, options)
-    keys, band, rest = split(options.mask, sizes)
-    k, v = k[:, :, keys], v[:, :, keys]
-    causal = options.sink is None and not rest and is_causal(band, keys, sizes)
-    seen = _dense(None if causal else band, rest, sizes, call.index, keys, q)
+    k, v = k[:, :, path.keys], v[:, :, path.keys]
+    causal = path.name == paths.CAUSAL
+    seen = _dense(None if causal else path.band, path.rest, sizes, call.index, path.keys, q)
     k, v = call.pick(*seen.protect(k, v))
     allowed = seen.allowed if seen.rows is None or seen.allowed is None else seen.allowed | ~seen.rows
     out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
@@ -64,17 +65,6 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace:
     return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
 
 
-def why_explicit(sizes: Sizes, options: Options) -> str | None:
-    """Why the fused kernel cannot give the answer; None when it can."""
-    if options.softcap is not None:
-        return f"softcap={options.softcap}: the kernel has no step between scores and softmax"
-    if options.sink is not None and options.scale == 0:
-        return "sink with scale=0: the kernel carries the sink as sink / scale"
-    if 0 in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E):
-        return "an axis is empty: not every kernel takes that"
-    return None
-
-
 class _Call:
     """The checked arguments of a call, in the forms that both paths use."""
 
@@ -89,15 +79,11 @@ class _Call:
             None if x is None else _per_head(name, x, sizes.H, self.dtype, q.device)
             for name, x in (("sink", options.sink), ("gate", options.gate))
         )
-        self._grouped = options.kv_index is None or self.index == _adjacent(sizes.H, sizes.G)
+        self._grouped = options.kv_index is None or paths.is_adjacent(self.index, sizes)
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
         return (k, v) if self._grouped else (k[:, list(self.index)], v[:, list(self.index)])
-
-
-def _adjacent(n_heads: int, n_kv_heads: int) -> tuple[int, ...] | None:
-    return None if n_heads % n_kv_heads else resolve_kv_index(n_heads, n_kv_heads, None)
 
 
 class _Seen(NamedTuple):
@@ -115,34 +101,8 @@ class _Seen(NamedTuple):
         return torch.where(self.heard, k, 0), torch.where(self.heard, v, 0)
 
 
-Band = tuple[float, float]  # low <= j - i <= high; infinite where open
-
-
-def split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
-    """The windows of a mask, as the range of keys that some query sees and the band left within it; the other masks."""
-    low, high = -math.inf, math.inf
-    rest: list[Mask] = []
-    for part in () if mask is None else mask.parts():
-        shift = part.shift(sizes.T, sizes.S) if isinstance(part, Window) else None
-        if isinstance(part, Window) and isinstance(shift, int):
-            low = low if part.left is None else max(low, shift - part.left)
-            high = high if part.right is None else min(high, shift + part.right)
-        else:
-            rest.append(part)
-    first, last = max(0, low), min(sizes.S, sizes.T + high)
-    if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
-        return slice(0, 1), (math.inf, -math.inf), tuple(rest)
-    all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
-    return slice(int(first), int(last)), None if all_see_all else (low, high), tuple(rest)
-
-
-def is_causal(band: Band | None, keys: slice, sizes: Sizes) -> bool:
-    """Is the band the lower triangle of a square, which the kernel has a flag for?"""
-    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and (keys.start, keys.stop) == (0, sizes.T)
-
-
 def _dense(
-    band: Band | None, rest: Sequence[Mask], sizes: Sizes, index: Sequence[int], keys: slice, like: Tensor
+    band: paths.Band | None, rest: Sequence[Mask], sizes: Sizes, index: Sequence[int], keys: slice, like: Tensor
 ) -> _Seen:
     """A band and the other masks as tensors over the given keys."""
     if band is None and not rest:
@@ -172,7 +132,7 @@ def _dense(
     allowed = _four_axes(allowed)
     # A band alone reaches each key of its range, and each row that does not run off the keys.
     whole = alone and band is not None and band[0] <= band[1]
-    full = whole and band is not None and band[1] >= 0 and sizes.T - 1 + band[0] <= sizes.S - 1
+    full = whole and band is not None and not paths.runs_off(band, sizes)
     rows = None if full else allowed.any(-1, keepdim=True)
     return _Seen(allowed, bias, rows, None if whole else _heard(allowed, index, sizes))
 

@@ -37,7 +37,7 @@ Seen = list[list[Vector]]  # for each layer, one vector for each token so far
 
 
 def linear(matrix: Sequence[Vector], x: Vector) -> Vector:
-    """y = W x: each row of W asks x one question, and the answer is a dot product."""
+    """y = W x: each row of W asks x one question, and the answer is a dot product. (n,m) and (m,) -> (n,)"""
     return [dot(row, x) for row in matrix]
 
 
@@ -58,7 +58,10 @@ def softmax(x: Vector) -> Vector:
 
 
 def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
-    """Four small attentions side by side. Each head owns four places of q, of every key and of every value."""
+    """Four small attentions side by side. Each head owns four places of q, of every key and of every value.
+
+    q (16,), keys and values (tokens so far, 16) -> (16,): what the heads heard, one after another.
+    """
     joined = []
     for head in range(N_HEADS):
         own = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
@@ -70,7 +73,7 @@ def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Ve
 
 
 def gpt(weights: Weights, token: int, position: int, keys: Seen, values: Seen) -> Vector:
-    """One token in, the logits of the next one out. Keys and values of the token are appended to those before it."""
+    """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
     x = rms_norm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
     for i in range(N_LAYERS):
         # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
@@ -86,7 +89,7 @@ def gpt(weights: Weights, token: int, position: int, keys: Seen, values: Seen) -
 
 
 def loss_of(weights: Weights, ids: list[int]) -> Scalar:
-    """How surprised the model is by the next token, in nats, as a mean over a document."""
+    """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""
     keys, values = no_tokens_yet()
     surprises = []
     for position, (token, following) in enumerate(pairwise(ids)):

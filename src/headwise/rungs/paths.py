@@ -1,0 +1,125 @@
+"""Which way a call goes on the tensor rung, decided from sizes and options alone; no tensor is touched here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headwise.masks import Mask, Window
+from headwise.spec import Options, Sizes
+
+Band = tuple[float, float]  # low <= j - i <= high; infinite where open
+
+EXPLICIT = "explicit"  # every step spelled out; holds (B,H,T,S) numbers
+FUSED = "fused"  # one kernel call, no mask
+CAUSAL = "fused causal"  # one kernel call, with its causal flag
+MASKED = "fused masked"  # one kernel call, with a mask tensor
+GROUPED = "grouped decode"  # one query folded over its group, so that K and V are read once a group
+
+
+class Path(NamedTuple):
+    """The chosen way, and what the mask has become on it."""
+
+    name: str
+    keys: slice  # the keys that some query sees; K and V are cut to them
+    band: Band | None  # what is left of windows and causal bounds within those keys
+    rest: tuple[Mask, ...]  # the other masks
+
+
+def choose(sizes: Sizes, options: Options) -> Path:
+    """The way of a call."""
+    keys, band, rest = _split(options.mask, sizes)
+    if why_explicit(sizes, options):
+        return Path(EXPLICIT, slice(0, sizes.S), None, () if options.mask is None else options.mask.parts())
+    if sizes.T == 1 and why_ungrouped(sizes, options) is None:
+        return Path(GROUPED, keys, band, rest)
+    if band is None and not rest:
+        return Path(FUSED, keys, band, rest)
+    causal = options.sink is None and not rest and _is_triangle(band, keys, sizes)
+    return Path(CAUSAL if causal else MASKED, keys, band, rest)
+
+
+def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
+    """Why each other way was not taken."""
+    names = (EXPLICIT, FUSED, CAUSAL, MASKED, GROUPED)
+    explicit = why_explicit(sizes, options)
+    if explicit:
+        return dict.fromkeys((name for name in names if name != path.name), explicit)
+    masked = path.band is not None or bool(path.rest)
+    kinds = ", ".join(sorted({type(part).__name__ for part in path.rest}))
+    if not masked:
+        no_flag = "nothing is masked"
+    elif path.rest:
+        no_flag = f"{kinds}: the flag says no more than causal"
+    elif options.sink is not None:
+        no_flag = "a sink is one more key, which the flag would hide"
+    else:
+        no_flag = "a window, or queries that begin after the first key: what is allowed is no triangle of a square"
+    reasons = {
+        EXPLICIT: "the fused kernel gives the same answer without holding (B,H,T,S) numbers",
+        FUSED: "something is masked" if masked else "one query, folded over its group, reads K and V once a group",
+        CAUSAL: no_flag,
+        MASKED: "the causal flag says the same without a tensor" if path.name == CAUSAL else "nothing is masked",
+        GROUPED: why_ungrouped(sizes, options) or "",
+    }
+    if path.name == GROUPED and masked:
+        reasons[MASKED] = "one query, folded over its group with its mask, reads K and V once a group"
+    return {name: reasons[name] for name in names if name != path.name}
+
+
+def why_explicit(sizes: Sizes, options: Options) -> str | None:
+    """Why the fused kernel cannot give the answer; None when it can."""
+    if options.softcap is not None:
+        return f"softcap={options.softcap}: the kernel has no step between scores and softmax"
+    if options.sink is not None and options.scale == 0:
+        return "sink with scale=0: the kernel carries the sink as sink / scale"
+    if 0 in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E):
+        return "an axis is empty: not every kernel takes that"
+    return None
+
+
+def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
+    """Why queries are not folded over their group; None when they are."""
+    if sizes.T > 1:
+        return f"T={sizes.T} queries: only a single one is folded"
+    if sizes.G >= sizes.H:
+        return f"{sizes.G} key/value heads for {sizes.H} query heads: there are no groups"
+    if options.kv_index is not None and not is_adjacent(options.kv_index, sizes):
+        return "kv_index names no equal, adjacent groups: K and V are picked for each query head"
+    return None
+
+
+def is_adjacent(index: Sequence[int], sizes: Sizes) -> bool:
+    """Does query head h read key/value head h // (H // G)?"""
+    if sizes.G == 0 or sizes.H % sizes.G:
+        return False
+    return list(index) == [h // (sizes.H // sizes.G) for h in range(sizes.H)]
+
+
+def runs_off(band: Band, sizes: Sizes) -> bool:
+    """Does a row of the band lie wholly outside the keys, so that it may attend nothing?"""
+    return band[0] > band[1] or band[1] < 0 or sizes.T - 1 + band[0] > sizes.S - 1
+
+
+def _split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
+    """The windows of a mask, as the range of keys that some query sees and the band left in it; the other masks."""
+    low, high = -math.inf, math.inf
+    rest: list[Mask] = []
+    for part in () if mask is None else mask.parts():
+        shift = part.shift(sizes.T, sizes.S) if isinstance(part, Window) else None
+        if isinstance(part, Window) and isinstance(shift, int):
+            low = low if part.left is None else max(low, shift - part.left)
+            high = high if part.right is None else min(high, shift + part.right)
+        else:
+            rest.append(part)
+    first, last = max(0, low), min(sizes.S, sizes.T + high)
+    if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
+        return slice(0, 1), (math.inf, -math.inf), tuple(rest)
+    all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
+    return slice(int(first), int(last)), None if all_see_all else (low, high), tuple(rest)
+
+
+def _is_triangle(band: Band | None, keys: slice, sizes: Sizes) -> bool:
+    """Is the band the lower triangle of a square, which the kernel has a flag for?"""
+    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and (keys.start, keys.stop) == (0, sizes.T)
