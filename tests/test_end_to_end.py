@@ -15,6 +15,7 @@ import pytest
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "run.json", "report.html"}
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = "".join(f'{n} {SCRIPT}\n"><img src=x onerror=alert(2)>\n' for n in range(24))
+NAME = "<img src=x onerror=alert(3)>"
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -51,10 +52,10 @@ def verbs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run on a text of tags, looked at on a line of it."""
+    """A folder with a run on a text of tags, in a file whose name is one; the run is called after it."""
     folder = tmp_path_factory.mktemp("hostile")
-    (folder / "tags.txt").write_text(HOSTILE, encoding="utf-8")
-    headwise(folder, "train", "tags.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
+    (folder / f"{NAME}.txt").write_text(HOSTILE, encoding="utf-8")
+    headwise(folder, "train", f"{NAME}.txt", "--steps", 5, "--layers", 2, "--width", 12, "--heads", 3, "--head-dim", 4)
     return folder
 
 
@@ -72,11 +73,10 @@ def test_the_run_folder(verbs: tuple[Path, str]) -> None:
 
 
 def test_it_continues_a_prompt_alike_with_and_without_a_cache(verbs: tuple[Path, str]) -> None:
-    for temperature in (0, 0.9):
-        given = ("generate", "runs/verbs", "--prompt", "he will work =", "--tokens", 90, "--temperature", temperature)
-        text = headwise(verbs[0], *given)
-        assert text.startswith("he will work =") and text.endswith("\n")
-        assert headwise(verbs[0], *given, "--no-cache") == text
+    given = ("generate", "runs/verbs", "--prompt", "he will work =", "--tokens", 90)  # the context holds 64
+    text = headwise(verbs[0], *given)
+    assert text.startswith("he will work =") and text.endswith("\n")
+    assert headwise(verbs[0], *given, "--no-cache") == text
 
 
 def test_the_same_command_gives_the_same_bytes(verbs: tuple[Path, str]) -> None:
@@ -86,15 +86,14 @@ def test_the_same_command_gives_the_same_bytes(verbs: tuple[Path, str]) -> None:
 
 
 def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
-    printed = headwise(hostile, "heads", "runs/tags", "--text", SCRIPT)
+    printed = headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT)
     assert all(f"L{layer}.H{head}" in printed for layer in range(2) for head in range(3))
     labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
     assert "".join(labels[: len(SCRIPT)]) == SCRIPT
     assert "\x1b" not in printed
-    assert printed.splitlines()[-1] == "report: runs/tags/report.html"
-    page = (hostile / "runs" / "tags" / "report.html").read_text("utf-8")
-    assert "alert(1)" not in page.replace("\u200b", "") or f"{SCRIPT}" not in page
-    assert "<img" not in page
+    assert printed.splitlines()[-1] == f"report: runs/{NAME}/report.html"
+    page = (hostile / "runs" / NAME / "report.html").read_text("utf-8")
+    assert SCRIPT not in page and "<img" not in page
 
 
 @pytest.mark.browser
@@ -103,8 +102,8 @@ def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_pa
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: no report was opened")
     if chromium is None:
         pytest.skip("no Chromium: no report was opened")
-    headwise(hostile, "heads", "runs/tags", "--text", SCRIPT)
-    reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs/tags/report.html", 2 * 3))
+    headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT)
+    reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs" / NAME / "report.html", 2 * 3))
     troubles: list[str] = []
 
     def refuse(dialog: object) -> None:
@@ -122,6 +121,7 @@ def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_pa
             page.wait_for_selector(f"main[data-drawn='{heads}']", timeout=10_000)
             assert page.locator("#grid canvas").count() == heads
             assert page.locator("img").count() == 0
+        assert page.inner_text("h1") == NAME
         shown = "".join(page.locator(".source .tokens bdi").all_inner_texts())
         assert shown == SCRIPT
         assert page.locator("script").count() == 2  # the page's own: its program and its data

@@ -30,8 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Multi-head attention in which a head is a thing you can hold.",
 )
-out = Console(highlight=False, markup=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False)
+out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
 
 
@@ -47,8 +47,26 @@ Debug = Annotated[
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, written by `headwise train`.")]
 
 
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
+def _print_version(value: bool) -> None:
+    if value:
+        from headwise import __version__
+
+        out.print(f"headwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Example: headwise train, then headwise heads runs/verbs",
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Multi-head attention in which a head is a thing you can hold."""
     if context.invoked_subcommand is None:
         out.print(context.get_help())
 
@@ -60,7 +78,7 @@ def train(
     text: Annotated[
         Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file; without it the built-in verb corpus.")
     ] = None,
-    preset: Annotated[str, typer.Option(help="verbs, microgpt, nanogpt, llama or fast.")] = "verbs",
+    preset: Annotated[str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast.")] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")] = None,
     head_dim: Annotated[int | None, typer.Option(help="Width of a head; default width / heads.")] = None,
@@ -78,7 +96,11 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train a small GPT, compare it with an n-gram on held-out text, and write a run folder with a report."""
+    """Train a small GPT and write a report.
+
+    The result is compared with the best n-gram on held-out text. The run folder holds the model, in Hugging Face layout
+    where the preset has such a form, and report.html.
+    """
     shape = {
         "n_heads": heads,
         "n_kv_heads": kv_heads,
@@ -88,7 +110,7 @@ def train(
         "context": context,
     }
     given = {
-        "preset": None if preset == "verbs" else preset,
+        "preset": preset,
         "text": None if text is None else str(text.resolve()),
         "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
         "lines": lines,
@@ -100,7 +122,7 @@ def train(
     with _torch(), _training_progress() as report:
         from headwise.model.run import run_training
 
-        result = run_training(folder, settings, report, resume)
+        result = run_training(folder, settings, report, resume, _say)
         report_path = _write_report(folder, result.example)
     if as_json:
         _print_json(_result_json(result, report_path))
@@ -163,7 +185,7 @@ def generate(
         from headwise.model.generate import generate as continue_text
         from headwise.model.run import load_run
     model, tokenizer = load_run(run)
-    ids = tokenizer.prompt(prompt)
+    ids = tokenizer.prompt(prompt) or tokenizer.opening()
     written = tokenizer.decode(ids)
     if not as_json:
         out.print(written, end="")
@@ -191,7 +213,10 @@ def heads(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show where each head of a model looks: in the terminal, and in one HTML file."""
+    """Show where each head looks, in the terminal and in one HTML file.
+
+    The report in RUN is written anew, with the maps of this text.
+    """
     maps = _head_maps(run, text)
     path = _write_maps(run, maps, html)
     from headwise.view.terminal import head_facts, print_maps, print_table
@@ -256,7 +281,9 @@ def _print_result(result: Result) -> None:
     summary = result.summary
     out.print(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
-        out.print(f"the same by     {summary.baseline_loss:.3f}  {summary.baseline_name}")
+        gain = summary.baseline_loss - summary.held_out_loss
+        verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else "worse; more --steps may help")
+        out.print(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
     if result.cells is not None:
         model, ngram, count = result.cells
         out.print(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
@@ -265,15 +292,19 @@ def _print_result(result: Result) -> None:
         out.print("  " + sample.replace("\n", "\n  "))
 
 
+def _say(line: str) -> None:
+    err.print(line, soft_wrap=True)
+
+
 @contextmanager
 def _training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
     """A bar on a terminal, a line an evaluation elsewhere; both on standard error."""
     columns = (
-        TextColumn("training"),
-        BarColumn(),
+        TextColumn("step"),
         MofNCompleteColumn(),
         TextColumn("{task.fields[numbers]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
+        BarColumn(bar_width=24),
     )
     held_out = ""
     with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
@@ -303,15 +334,22 @@ def _torch() -> Iterator[None]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    if sys.stdout is not None:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 
 
 def main() -> NoReturn:
     """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
     code = 0
     try:
-        code = app(standalone_mode=False) or 0
-        sys.stdout.flush()
+        # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
+        command = typer.main.get_command(app)
+        with command.make_context("headwise", sys.argv[1:]) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except typer.Exit as stop:
+        code = stop.exit_code
     except TyperException as error:
         code = _failed(error, error.format_message())
     except HeadwiseError as error:
@@ -322,6 +360,8 @@ def main() -> NoReturn:
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:
         code = _failed(error, _interrupt_message(error), code=130)
+    except Exception as error:
+        code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
     sys.exit(code)
 
 

@@ -197,8 +197,8 @@ def test_a_context_too_short_for_the_mark_is_said(tiny: Any, context: int) -> No
 @pytest.mark.parametrize(
     "train, held_out, message",
     [
-        ([], ["a"], "0 lines to train on and 1 held out; pass a text of 10 or more"),
-        (["a"], [], "1 lines to train on and 0 held out; pass a text of 10 or more"),
+        ([], ["a"], "0 lines to train on and 1 held out; pass 10 lines or more"),
+        (["a"], [], "1 lines to train on and 0 held out; pass 10 lines or more"),
     ],
 )
 def test_too_few_lines(train: list[str], held_out: list[str], message: str) -> None:
@@ -258,8 +258,8 @@ def test_the_verb_corpus_scores_the_spanish_alone() -> None:
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b"", "is empty"),
-        (b" \n\t\r\n", "is empty"),
+        (b"", "is empty, or holds nothing but white space"),
+        (b" \n\t\r\n", "is empty, or holds nothing but white space"),
         (b"ab\xffcd", "is not UTF-8: byte 2 is 0xff"),
         ("ñandú".encode("latin-1"), "is not UTF-8: byte 0 is 0xf1"),
         (b"abc\xc3", "is not UTF-8: byte 3 is 0xc3"),
@@ -280,7 +280,6 @@ def test_a_path_to_nothing_and_to_a_folder(tmp_path: Path) -> None:
         read_text(tmp_path)
 
 
-def test_a_text_is_read_as_it_stands(tmp_path: Path) -> None:
-    text = "añb\r\nc\n\u2028d\U0001f600"
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    assert read_text(tmp_path / "text.txt") == text
+def test_a_text_is_read_as_it_stands_but_for_line_ends(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes("añb\r\nc\rx\n\u2028d\U0001f600".encode())
+    assert read_text(tmp_path / "text.txt") == "añb\nc\nx\n\u2028d\U0001f600"

@@ -147,7 +147,7 @@ def test_gradients_stay_on_between_two_tokens(tiny: Any) -> None:
         ({"prompt": [3, 19]}, "token id 19 lies outside the vocabulary of 19"),
         ({"prompt": [3, -1]}, "token id -1 lies outside the vocabulary of 19"),
         ({"n": -1}, "tokens=-1 is negative"),
-        ({"temperature": -0.5}, "temperature=-0.5 is negative; 0 takes the likeliest token"),
+        ({"temperature": -0.5}, "temperature=-0.5 must be 0 or more; 0 takes the likeliest token"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
         ({"top_k": -3}, "top_k=-3 must be at least 1"),

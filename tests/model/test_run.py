@@ -102,8 +102,11 @@ def test_lines_go_before_the_preset_s_way(settings: Any, lines: bool) -> None:
         ({"shape": {"n_heads": 7, "n_kv_heads": 1}}, "n_heads=7 does not divide d_model=128"),
         ({"shape": {"n_kv_heads": 0}}, "n_kv_heads=0"),
         ({"shape": {"context": 0}}, "context=0 must be a positive whole number"),
-        ({"text": None, "lines": True}, "--tokenizer and --lines describe a text file; pass one, or leave them out"),
-        ({"text": None, "tokenizer": "x.json"}, "--tokenizer and --lines describe a text file"),
+        (
+            {"text": None, "lines": True},
+            "--lines or --stream describes a text file; pass one, or leave it out for the verb corpus",
+        ),
+        ({"text": None, "tokenizer": "x.json"}, "--tokenizer describes a text file"),
         ({"text": "/nowhere/at/all.txt"}, "/nowhere/at/all.txt does not exist"),
         ({"tokenizer": "/nowhere/t.json"}, "/nowhere/t.json is no tokenizer file"),
     ],
@@ -149,7 +152,7 @@ def test_a_summary_says_how_the_model_fared(tmp_path: Path, settings: Any) -> No
     assert "Kneser-Ney" in str(summary.baseline_name)
     assert len(summary.samples) == 5
     assert summary.facts["Hugging Face form"] == "llama"
-    assert summary.facts["steps"] == "23 of 16 pieces"
+    assert summary.facts["steps"] == "23, each of 16 pieces"
 
 
 @pytest.mark.parametrize("preset", ["microgpt", "nanogpt"])

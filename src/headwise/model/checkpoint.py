@@ -105,7 +105,7 @@ def _read_config(folder: Path) -> GPTConfig:
         return GPTConfig(**own)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, HeadwiseError):
-            raise
+            raise HeadwiseError(f"{folder / 'config.json'}: {error}") from None
         raise HeadwiseError(
             f"{folder / 'config.json'} does not describe a headwise model ({type(error).__name__}: {error})"
         ) from None

@@ -30,13 +30,13 @@ def read_text(path: str | Path) -> str:
     if path.is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a text file")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise HeadwiseError(f"{path} does not exist") from None
     except UnicodeDecodeError as error:
         raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from None
     if not text.strip():
-        raise HeadwiseError(f"{path} is empty")
+        raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
 
 
@@ -93,9 +93,7 @@ class Documents:
         if tokens.boundary is None:
             raise HeadwiseError("documents need a tokenizer with a boundary token between them")
         if not train or not held_out:
-            raise HeadwiseError(
-                f"{len(train)} lines to train on and {len(held_out)} held out; pass a text of 10 or more"
-            )
+            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
         self.boundary, self.context = tokens.boundary, context
         self.digest = _digest("\n".join((*train, "", *held_out)))
         self._train = [tokens.document(line)[: context + 1] for line in train]
@@ -175,17 +173,22 @@ def verb_corpus(seed: int, context: int) -> Corpus:
 def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
     """A text file: a stream, or a document a line; characters, or the tokens of a tokenizer file."""
     text = read_text(path)
-    tokens = Tokens.from_file(tokenizer) if tokenizer else Tokens.characters(text, boundary=lines)
+    documents = [line.strip() for line in text.splitlines() if line.strip()] if lines else []
+    tokens = (
+        Tokens.from_file(tokenizer)
+        if tokenizer
+        else Tokens.characters("".join(documents) if lines else text, boundary=lines)
+    )
     if not lines:
         stream = Stream(tokens, text, context)
         return Corpus(
             path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
         )
-    documents = [line.strip() for line in text.splitlines() if line.strip()]
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
     train, held_out = [documents[i] for i in order[:cut]], [documents[i] for i in order[cut:]]
-    return Corpus(path.name, tokens, Documents(tokens, train, held_out, context), held_out[0])
+    data = Documents(tokens, train, held_out, context)
+    return Corpus(path.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))
 
 
 def _digest(text: str) -> str:

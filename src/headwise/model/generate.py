@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.model.gpt import GPT
+from headwise.model.presets import check_seed
 
 
 @torch.no_grad()
@@ -30,7 +31,7 @@ def generate(
 
     When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
     """
-    _check(model, prompt, n_tokens, temperature, top_k)
+    _check(model, prompt, n_tokens, temperature, top_k, seed)
     generator = torch.Generator().manual_seed(seed)
     context = model.config.context
     ids = list(prompt)[-context:]
@@ -60,7 +61,7 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
     return int(likeliest.indices[torch.multinomial(weights, 1, generator=generator)])
 
 
-def _check(model: GPT, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None) -> None:
+def _check(model: GPT, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None, seed: int) -> None:
     if not prompt:
         raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
     wrong = [i for i in prompt if not 0 <= i < model.config.vocab_size]
@@ -69,6 +70,7 @@ def _check(model: GPT, prompt: Sequence[int], n_tokens: int, temperature: float,
     if n_tokens < 0:
         raise HeadwiseError(f"tokens={n_tokens} is negative")
     if not temperature >= 0:
-        raise HeadwiseError(f"temperature={temperature} is negative; 0 takes the likeliest token")
+        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
+    check_seed(seed)
     if top_k is not None and top_k < 1:
         raise HeadwiseError(f"top_k={top_k} must be at least 1")

@@ -54,7 +54,7 @@ PRESETS = {
         ),
         Preset(
             name="microgpt",
-            about="one layer, width 16, 4 heads, 4,192 parameters at 27 characters; each line is a document",
+            about="a toy of 4,192 parameters at 27 characters: one layer, width 16, 4 heads; each line is a document",
             shape={
                 "context": 16,
                 "n_layers": 1,
@@ -115,6 +115,12 @@ PRESETS = {
         ),
     )
 }
+
+
+def check_seed(seed: int) -> None:
+    """What torch takes as a seed."""
+    if not 0 <= seed < 2**63:
+        raise HeadwiseError(f"seed={seed} lies outside 0 to 2^63 - 1")
 
 
 def find_preset(name: str) -> Preset:

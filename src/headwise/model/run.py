@@ -26,7 +26,7 @@ from headwise.model.forms import hf_form
 from headwise.model.generate import generate
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.ngram import NGramModel
-from headwise.model.presets import Preset, Recipe, find_preset
+from headwise.model.presets import Preset, Recipe, check_seed, find_preset
 from headwise.model.tokens import Tokens
 from headwise.model.train import STATE, Progress, train
 from headwise.records import CurvePoint, RunSummary
@@ -51,14 +51,18 @@ class Settings:
     def resolve(self) -> tuple[Corpus, GPTConfig, Recipe]:
         """The data, the model's shape and the recipe."""
         preset = find_preset(self.preset)
+        check_seed(self.seed)
         if self.steps is not None and self.steps < 1:
             raise HeadwiseError(f"steps={self.steps} must be at least 1")
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
         shape = _shape(preset, self.shape)
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            if self.tokenizer or self.lines is not None:
-                raise HeadwiseError("--tokenizer and --lines describe a text file; pass one, or leave them out")
+            for option, value in (("--tokenizer", self.tokenizer), ("--lines or --stream", self.lines)):
+                if value is not None:
+                    raise HeadwiseError(
+                        f"{option} describes a text file; pass one, or leave it out for the verb corpus"
+                    )
             corpus = verb_corpus(self.seed, shape["context"])
         else:
             lines = preset.lines if self.lines is None else self.lines
@@ -85,15 +89,25 @@ class Result:
     example: str  # a held-out text for the report
 
 
-def run_training(folder: Path, settings: Settings, report: Callable[[Progress], None], resume: bool) -> Result:
+def run_training(
+    folder: Path,
+    settings: Settings,
+    report: Callable[[Progress], None],
+    resume: bool,
+    say: Callable[[str], None] = lambda line: None,
+) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    A folder with a run in it is refused unless `resume` says to go on; its settings must then be the same.
+    `report` hears of every ten steps, `say` of what else goes on. A folder with a run in it is refused unless `resume`
+    says to go on; its settings must then be the same.
     """
     corpus, config, recipe = settings.resolve()
     _claim(folder, settings, corpus, resume)
+    n_parameters = sum(p.numel() for p in GPT(config).parameters())
+    say(f"training preset {settings.preset}, {n_parameters:,} parameters, on {corpus.name}, into {folder}")
     began = time.monotonic()
     model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
+    say("training is done; counting n-grams and writing the report")
     result = _result(folder, settings, corpus, model, recipe, curve, time.monotonic() - began)
     save_model(folder, model, corpus.tokens)
     write_run(folder, settings, corpus.data.digest, "finished", result)
@@ -182,6 +196,7 @@ def _result(
     order, baseline = corpus.data.ngram(len(corpus.tokens))
     samples = tuple(sample(model, corpus.tokens, seed) for seed in range(SAMPLES))
     spec = model.config.attention
+    pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
     facts = {
         "preset": settings.preset,
         "text": corpus.name,
@@ -190,9 +205,9 @@ def _result(
         "key/value heads": str(spec.n_kv_heads),
         "context": f"{model.config.context} tokens",
         "vocabulary": f"{len(corpus.tokens):,}",
-        "steps": f"{recipe.steps:,} of {recipe.batch} {'lines' if isinstance(corpus.data, Documents) else 'pieces'}",
+        "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
         "seed": str(settings.seed),
-        "training time": f"{seconds:.1f} s on {torch.get_num_threads()} threads",
+        "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
     cells = None
@@ -209,9 +224,9 @@ def _result(
 
 def sample(model: GPT, tokens: Tokens, seed: int) -> str:
     """A text that the model makes up."""
-    newline = tokens.vocabulary.get("\n", 0)
-    prompt = tokens.prompt("") or [newline]
-    return tokens.decode(list(generate(model, prompt, SAMPLE_TOKENS, 0.8, seed=seed, stop=tokens.boundary))).strip()
+    return tokens.decode(
+        list(generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, seed=seed, stop=tokens.boundary))
+    ).strip()
 
 
 def _right_by_model(model: GPT, corpus: Corpus) -> int:

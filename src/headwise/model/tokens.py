@@ -85,6 +85,10 @@ class Tokens:
         """Ids that a model continues: the text, after a boundary where the model knows one."""
         return ([] if self.boundary is None else [self.boundary]) + self.encode(text)
 
+    def opening(self) -> list[int]:
+        """What a text begins with when nothing is given: the boundary, else a new line, else the first token."""
+        return self.prompt("") or [self.vocabulary.get("\n", 0)]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; boundaries leave no trace."""
         return str(self._tokenizer.decode([i for i in ids if i != self.boundary], skip_special_tokens=False))
@@ -96,8 +100,9 @@ class Tokens:
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
         some, more = ", ".join(map(repr, missing[:5])), f" and {len(missing) - 5} more" * (len(missing) > 5)
-        listed = " ".join(repr(token)[1:-1] for token in known[:100])
-        return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}")
+        listed = " ".join(repr(token)[1:-1] for token in known[:40])
+        rest = " ..." if len(known) > 40 else ""
+        return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}{rest}")
 
 
 def _numbered(tokens: Sequence[str], boundary: bool) -> dict[str, int]:

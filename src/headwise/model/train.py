@@ -32,7 +32,8 @@ from headwise.records import CurvePoint
 
 STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
-EVALUATIONS = 10  # per run, the last one at its end
+EVALUATIONS = 10  # per run at least, the last one at its end
+LONGEST_WAIT = 500  # steps between two evaluations at most
 GLANCE = 20_000  # held-out tokens, at most, that the evaluations before the last one score
 
 
@@ -74,7 +75,7 @@ def train(
     optimizers = make_optimizers(model, recipe)
     start = _restore(folder / STATE, model, optimizers)
     log = _Log(folder / METRICS, start)
-    every = max(1, recipe.steps // EVALUATIONS)
+    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
 
     with _interrupts() as interrupted:

@@ -34,9 +34,9 @@ def choose(sizes: Sizes, options: Options) -> Path:
         return Path(EXPLICIT, slice(0, sizes.S), None, () if options.mask is None else options.mask.parts())
     if sizes.T == 1 and why_ungrouped(sizes, options) is None:
         return Path(GROUPED, keys, band, rest)
-    if band is None and not rest:
+    if band is None and len(rest) == 0:
         return Path(FUSED, keys, band, rest)
-    causal = options.sink is None and not rest and _is_triangle(band, keys, sizes)
+    causal = options.sink is None and len(rest) == 0 and _is_triangle(band, keys, sizes)
     return Path(CAUSAL if causal else MASKED, keys, band, rest)
 
 

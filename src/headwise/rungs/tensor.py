@@ -105,7 +105,7 @@ def _dense(
     band: paths.Band | None, rest: Sequence[Mask], sizes: Sizes, index: Sequence[int], keys: slice, like: Tensor
 ) -> _Seen:
     """A band and the other masks as tensors over the given keys."""
-    if band is None and not rest:
+    if band is None and len(rest) == 0:  # len: the compiler knows no truth of a tuple of masks
         return _Seen(None, None, None, None)
     dtype = torch.promote_types(like.dtype, torch.float32)
     grid = BroadcastGrid(
