@@ -15,7 +15,7 @@ test: $(VENV)/.tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto
 
-bench: $(VENV)/.tests
+bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
 
 format: $(VENV)/.tests
@@ -32,6 +32,10 @@ $(VENV)/.tests: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
 	touch $@ $(VENV)/.runs
+
+$(VENV)/.bench: $(VENV)/.tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[bench]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -8,10 +8,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import training
+from benchmarks import attention, ladder, microgpt_baseline, onnx_peers, training
 from benchmarks.machine import machine
 
-BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {"training": training.run}
+BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
+    "attention": attention.run,
+    "decode": attention.decode,
+    "ladder": ladder.run,
+    "onnx": onnx_peers.run,
+    "training": training.run,
+}
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ Invoke = Callable[..., Outcome]
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
     """Runs the command in this process."""
-    monkeypatch.setattr(cli, "_show_traceback", False)
+    monkeypatch.setattr(cli.app, "_show_traceback", False)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])

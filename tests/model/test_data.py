@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import HeadwiseError
-from headwise.model.data import IGNORED, Documents, Stream, read_text, text_corpus, verb_corpus
+from headwise.files import read_text
+from headwise.model.data import IGNORED, Documents, Stream, text_corpus, verb_corpus
 from headwise.model.tokens import Tokens
 from headwise.model.train import evaluate
 

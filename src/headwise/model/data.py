@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_text
 from headwise.model import verbs
 from headwise.model.ngram import NGramModel, best_ngram
 from headwise.model.tokens import Tokens
@@ -22,22 +23,6 @@ EXAMPLE_TOKENS = 48
 HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T)
-
-
-def read_text(path: str | Path) -> str:
-    """A UTF-8 file, whole."""
-    path = Path(path)
-    if path.is_dir():
-        raise HeadwiseError(f"{path} is a folder; pass a text file")
-    try:
-        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except FileNotFoundError:
-        raise HeadwiseError(f"{path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from None
-    if not text.strip():
-        raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
-    return text
 
 
 class Stream:

@@ -164,7 +164,8 @@ def from_gpt2(module: nn.Module) -> Imported:
     twin = _twin(module)
 
     def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
-        masks = {"encoder_attention_mask" if cross else "attention_mask": _additive(added)}
+        lowest = torch.float32 if given.reorder_and_upcast_attn else x.dtype
+        masks = {"encoder_attention_mask" if cross else "attention_mask": _additive(added, lowest)}
         out: Tensor = twin(x, **masks, **({"encoder_hidden_states": context} if cross else {}))[0]
         return out
 
@@ -213,7 +214,7 @@ def from_llama(module: nn.Module) -> Imported:
 
     def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
         places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
-        out: Tensor = twin(x, position_embeddings=rotary(x, places), attention_mask=_additive(added))[0]
+        out: Tensor = twin(x, position_embeddings=rotary(x, places), attention_mask=_additive(added, x.dtype))[0]
         return out
 
     kind = given.config.rope_parameters["rope_type"]
@@ -252,7 +253,7 @@ def from_bert(module: nn.Module, output: nn.Module | None = None) -> Imported:
 
     def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
         more = {"encoder_hidden_states": context} if cross else {}
-        out: Tensor = twin(x, attention_mask=_additive(added), **more)[0]
+        out: Tensor = twin(x, attention_mask=_additive(added, x.dtype), **more)[0]
         return out if dense is None else dense(out)
 
     what = type(module).__name__ + ("" if output is None else f" and {type(output).__name__}.dense")
@@ -375,6 +376,6 @@ def _twin(module: nn.Module) -> Any:
     return twin
 
 
-def _additive(added: Tensor | None) -> Tensor | None:
-    """The mask as transformers writes it: the lowest number instead of -inf. reorder_and_upcast_attn wants float32."""
-    return None if added is None else added.float().clamp(min=torch.finfo(torch.float32).min)
+def _additive(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The mask as transformers writes it: in the model's dtype, its lowest number instead of -inf."""
+    return None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)

@@ -95,6 +95,7 @@ def run_training(
     report: Callable[[Progress], None],
     resume: bool,
     say: Callable[[str], None] = lambda line: None,
+    n_samples: int = SAMPLES,
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
@@ -108,7 +109,7 @@ def run_training(
     began = time.monotonic()
     model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
     say("training is done; counting n-grams and writing the report")
-    result = _result(folder, settings, corpus, model, recipe, curve, time.monotonic() - began)
+    result = _result(folder, settings, corpus, model, recipe, curve, time.monotonic() - began, n_samples)
     save_model(folder, model, corpus.tokens)
     write_run(folder, settings, corpus.data.digest, "finished", result)
     (folder / STATE).unlink(missing_ok=True)
@@ -192,9 +193,10 @@ def _result(
     recipe: Recipe,
     curve: list[CurvePoint],
     seconds: float,
+    n_samples: int,
 ) -> Result:
     order, baseline = corpus.data.ngram(len(corpus.tokens))
-    samples = tuple(sample(model, corpus.tokens, seed) for seed in range(SAMPLES))
+    samples = tuple(sample(model, corpus.tokens, seed) for seed in range(n_samples))
     spec = model.config.attention
     pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
     facts = {

@@ -1,0 +1,182 @@
+"""`headwise train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.heads import write_report_of
+from headwise.cli.replay import replay_microgpt
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from headwise.model.run import Result, Settings
+    from headwise.model.train import Progress as TrainingProgress
+
+
+@app.command(
+    epilog="Example: headwise train book.txt --preset llama --heads 8 --kv-heads 2 --steps 500 --out runs/book"
+)
+def train(
+    text: Annotated[
+        Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file; without it the built-in verb corpus.")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a head; default width / heads.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
+    context: Annotated[int | None, typer.Option(help="Longest text the model sees, in tokens.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and held-out choice.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json; default: characters.")] = None,
+    lines: Annotated[
+        bool | None, typer.Option("--lines/--stream", help="Each line is a document, or the text is one stream.")
+    ] = None,
+    rung: Annotated[
+        str | None, typer.Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=0, help="Texts to draw from the trained model.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a small GPT and write a report.
+
+    The result is compared with the best n-gram on held-out text. The run folder holds the model, in Hugging Face layout
+    where the preset has such a form, and report.html.
+    """
+    shape = {
+        "n_heads": heads,
+        "n_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "n_layers": layers,
+        "d_model": width,
+        "context": context,
+    }
+    given = {
+        "preset": preset,
+        "text": None if text is None else str(text.resolve()),
+        "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
+        "lines": lines,
+        "seed": seed,
+        "steps": steps,
+        "shape": {name: value for name, value in shape.items() if value is not None} or None,
+    }
+    if rung is not None:
+        replay_microgpt(given, rung, 20 if samples is None else samples, resume, out_folder, as_json)
+        return
+    folder, settings = _run_settings(given, out_folder, resume)
+    with needs_torch(), _training_progress() as report:
+        from headwise.model.run import run_training
+
+        result = run_training(folder, settings, report, resume, _say, *([] if samples is None else [samples]))
+        report_path = write_report_of(folder, result.example)
+    if as_json:
+        print_json(_result_json(result, report_path))
+        return
+    _print_result(result)
+    out.print(f"\nreport: {report_path}")
+
+
+def _run_settings(given: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
+    """The settings of a new run, or those of the run that is resumed, with which the given ones must agree."""
+    with needs_torch():
+        from headwise.model.run import Settings, read_run
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if folder is None:
+        if resume:
+            raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
+        return _free_folder(Path(wanted.get("text", wanted.get("preset", "verbs"))).stem), Settings(**wanted)
+    run = read_run(folder) if resume and folder.is_dir() else None
+    if run is None:
+        if resume:
+            err.print(f"headwise: nothing to resume in {folder}; beginning there")
+        return folder, Settings(**wanted)
+    saved = run["settings"]
+    for name, value in wanted.items():
+        pairs = value.items() if name == "shape" else [(name, value)]
+        before = saved["shape"] if name == "shape" else saved
+        for key, new in pairs:
+            if before.get(key) != new:
+                raise HeadwiseError(
+                    f"the run in {folder} has {key}={before.get(key)}, and {key}={new} is asked for; "
+                    f"leave it out to resume, or take another --out"
+                )
+    return folder, Settings(**saved)
+
+
+def _free_folder(name: str) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on: an earlier run is never written over."""
+    number = 1
+    while (folder := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def _result_json(result: Result, report: Path) -> dict[str, Any]:
+    summary = result.summary
+    cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
+    return {
+        "run": str(result.folder),
+        "report": str(report),
+        "held_out_loss": summary.held_out_loss,
+        "baseline_loss": summary.baseline_loss,
+        "baseline": summary.baseline_name,
+        "cells_right": cells,
+        "facts": summary.facts,
+        "samples": summary.samples,
+    }
+
+
+def _print_result(result: Result) -> None:
+    summary = result.summary
+    out.print(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
+    if summary.baseline_loss is not None:
+        gain = summary.baseline_loss - summary.held_out_loss
+        verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else "worse; more --steps may help")
+        out.print(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
+    if result.cells is not None:
+        model, ngram, count = result.cells
+        out.print(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
+    out.print("\nsamples")
+    for sample in summary.samples:
+        out.print("  " + sample.replace("\n", "\n  "))
+
+
+def _say(line: str) -> None:
+    err.print(line, soft_wrap=True)
+
+
+@contextmanager
+def _training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
+    """A bar on a terminal, a line an evaluation elsewhere; both on standard error."""
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        BarColumn(bar_width=24),
+    )
+    held_out = ""
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        task = bar.add_task("training", total=None, numbers="")
+
+        def report(progress: TrainingProgress) -> None:
+            nonlocal held_out
+            if progress.held_out_loss is not None:
+                held_out = f"  held-out {progress.held_out_loss:.3f}"
+            numbers = f"loss {progress.loss:.3f}{held_out}  {progress.tokens_per_second:,.0f} tokens/s"
+            bar.update(task, total=progress.steps, completed=progress.step, numbers=numbers)
+            if bar.disable and progress.held_out_loss is not None:
+                err.print(f"step {progress.step}/{progress.steps}  {numbers}")
+
+        yield report
