@@ -447,7 +447,7 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug\nin two lines")
 
-    monkeypatch.setattr(cli, "_head_maps", broken)
+    monkeypatch.setattr(cli.heads, "_head_maps", broken)
     outcome = invoke("heads", run)
     assert_refused(outcome, "a bug in two lines", "--debug", code=outcome.code)
     assert outcome.code != 0

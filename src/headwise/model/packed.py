@@ -9,7 +9,7 @@ the originals were frozen or not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -240,18 +240,7 @@ def build(
     require_size("n_heads", n_heads)
     require_size("n_kv_heads", kv_heads)
     _check_parts(parts)
-    head_dim, key_dim = _width("q", parts.q, n_heads, "n_heads"), _width("k", parts.k, kv_heads, "n_kv_heads")
-    if key_dim != head_dim:
-        raise HeadwiseError(
-            f"n_heads={n_heads} makes queries of width {head_dim} of {parts.q.shape[0]} rows, n_kv_heads={kv_heads} "
-            f"keys of width {key_dim} of {parts.k.shape[0]} rows; they must be equal: check the numbers of heads"
-        )
-    value_dim = _width("v", parts.v, kv_heads, "n_kv_heads")
-    if parts.o is not None and parts.o.shape[1] != n_heads * value_dim:
-        raise HeadwiseError(
-            f"o reads width {parts.o.shape[1]}; {n_heads} heads of value width {value_dim} join to "
-            f"{n_heads * value_dim}"
-        )
+    head_dim, value_dim = _head_widths(parts, n_heads, kv_heads)
     kv_bias = parts.k_bias is not None or parts.v_bias is not None
     spec = AttentionSpec(
         d_model=parts.q.shape[1],
@@ -293,6 +282,23 @@ def _filled(spec: AttentionSpec, parts: Parts) -> MultiHeadAttention:
 
 def _or_zeros(bias: Tensor | None, weight: Tensor) -> Tensor:
     return weight.new_zeros(weight.shape[0]) if bias is None else bias
+
+
+def _head_widths(parts: Parts, n_heads: int, kv_heads: int) -> tuple[int, int]:
+    """Head width and value width, on which all four matrices must agree."""
+    head_dim, key_dim = _width("q", parts.q, n_heads, "n_heads"), _width("k", parts.k, kv_heads, "n_kv_heads")
+    if key_dim != head_dim:
+        raise HeadwiseError(
+            f"n_heads={n_heads} makes queries of width {head_dim} of {parts.q.shape[0]} rows, n_kv_heads={kv_heads} "
+            f"keys of width {key_dim} of {parts.k.shape[0]} rows; they must be equal: check the numbers of heads"
+        )
+    value_dim = _width("v", parts.v, kv_heads, "n_kv_heads")
+    if parts.o is not None and parts.o.shape[1] != n_heads * value_dim:
+        raise HeadwiseError(
+            f"o reads width {parts.o.shape[1]}; {n_heads} heads of value width {value_dim} join to "
+            f"{n_heads * value_dim}"
+        )
+    return head_dim, value_dim
 
 
 def _width(name: str, weight: Tensor, heads: int, field: str) -> int:
@@ -404,42 +410,56 @@ def certified(
         both = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
         ways = both if spec.d_context == spec.d_in else ("cross",)
     generator = torch.Generator("cpu").manual_seed(0)
-    gaps, sizes, said = [], [], []
     layer.eval()
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
-        for way in ways:
-            n_keys = n_tokens if way == "self" else N_KEYS
-            x, memory = (
-                torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
-                for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context))
-            )
-            context = None if way == "self" else memory
-            lengths = Lengths([n_keys, n_keys // 2 + 1, 1])
-            causal = (CAUSAL,) if way == "self" and spec.mask is None else ()
-            masks: tuple[Mask | None, ...] = (None, *causal, *((lengths,) if padding else ()))
-            for mask in masks:
-                whole = spec.mask if mask is None else mask if spec.mask is None else spec.mask & mask
-                added = _added(whole, spec.n_heads, n_tokens, n_keys, like)
-                expected, ours = original(x, context, added), layer(x, context=context, mask=mask)
-                if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
-                    rows = (added > -math.inf).any(-1).all(1)[..., None]
-                    expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
-                gaps.append((ours - expected).abs().max())
-                sizes.append(expected.abs().max())
-            said.append(f"{way} attention ({', '.join('no further mask' if m is None else repr(m) for m in masks)})")
+        runs = [run for way in ways for run in _runs(layer, original, way, n_tokens, padding, generator)]
     layer.train(mode)
-    difference, size = float(torch.stack(gaps).max()), float(torch.stack(sizes).max())  # max in torch keeps NaN
+    difference = float(torch.stack([run.gap for run in runs]).max())  # max in torch keeps NaN
+    size = float(torch.stack([run.size for run in runs]).max())
     if like.dtype.itemsize >= 4 and not difference <= 1e-3 * size:
         raise HeadwiseError(
             f"{path}: the layer differs from {what} by {difference:.3g} where outputs reach {size:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
     own = "" if spec.mask is None else f", mask {spec.mask!r}"
+    said = [f"{way} attention ({', '.join(run.mask for run in runs if run.way == way)})" for way in ways]
     compared = (
         f"{what} against the layer{own}: {', '.join(said)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
     )
     return Imported(layer, difference, path, compared)
+
+
+class _Run(NamedTuple):
+    way: str
+    mask: str
+    gap: Tensor  # largest difference
+    size: Tensor  # largest output
+
+
+def _runs(
+    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, padding: bool, generator: torch.Generator
+) -> Iterator[_Run]:
+    """Both on one random input under each mask that the original can be given."""
+    spec, like = layer.spec, layer.q_proj.weight
+    n_keys = n_tokens if way == "self" else N_KEYS
+    x, memory = (
+        torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
+        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context))
+    )
+    context = None if way == "self" else memory
+    causal = (CAUSAL,) if way == "self" and spec.mask is None else ()
+    lengths = (Lengths([n_keys, n_keys // 2 + 1, 1]),) if padding else ()
+    masks: tuple[Mask | None, ...] = (None, *causal, *lengths)
+    for mask in masks:
+        whole = spec.mask if mask is None else mask if spec.mask is None else spec.mask & mask
+        added = _added(whole, spec.n_heads, n_tokens, n_keys, like)
+        expected, ours = original(x, context, added), layer(x, context=context, mask=mask)
+        if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
+            rows = (added > -math.inf).any(-1).all(1)[..., None]
+            expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
+        name = "no further mask" if mask is None else repr(mask)
+        yield _Run(way, name, (ours - expected).abs().max(), expected.abs().max())
 
 
 def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: Tensor) -> Tensor | None:
@@ -476,7 +496,7 @@ def _heads(y_btc: Tensor, n_heads: int) -> Tensor:
 
 
 def _attended(q_bthd: Tensor, k_bsgd: Tensor, v_bsge: Tensor, added: Tensor | None, rope: RoPE | None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v with every head's keys and values written out; heads joined, (B,T,H*E)."""
+    """softmax(q k^T / sqrt(d)) v, K and V repeated for every head, (B,T,H*E). A row that sees nothing is NaN."""
     if rope is not None:
         q_bthd, k_bsgd = _turned(q_bthd, rope), _turned(k_bsgd, rope)
     repeat = q_bthd.shape[2] // k_bsgd.shape[2]
