@@ -21,6 +21,7 @@ from headwise.spec import AttentionSpec, RelativeBias, RoPE
 
 if TYPE_CHECKING:
     from headwise.model.explain import explain
+    from headwise.model.importers import import_attention
     from headwise.model.layer import MultiHeadAttention
     from headwise.rungs.cache import KVCache
 
@@ -44,6 +45,7 @@ __all__ = [
     "Window",
     "attend",
     "explain",
+    "import_attention",
     "trace",
 ]
 
@@ -51,6 +53,7 @@ _NEEDS_TORCH = {
     "KVCache": "headwise.rungs.cache",
     "MultiHeadAttention": "headwise.model.layer",
     "explain": "headwise.model.explain",
+    "import_attention": "headwise.model.importers",
 }
 
 

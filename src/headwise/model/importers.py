@@ -24,19 +24,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, Window
+from headwise.model.certificate import CAUSAL, N_TOKENS, Imported, certified
 from headwise.model.layer import MultiHeadAttention
-from headwise.model.packed import (
-    CAUSAL,
-    N_TOKENS,
-    Imported,
-    Parts,
-    build,
-    certified,
-    from_conv1d,
-    from_keras,
-    from_packed,
-    from_separate,
-)
+from headwise.model.packed import from_conv1d, from_keras, from_packed, from_separate
+from headwise.model.parts import Parts, build
 from headwise.spec import RoPE
 
 __all__ = [
