@@ -1,0 +1,43 @@
+"""The pages keep their word: their code runs, and gives the numbers that stand there."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md")
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_s_numbers_are_computed(name: str) -> None:
+    result = doctest.testfile(str(ROOT / "docs" / name), module_relative=False)
+    assert result.attempted > 30
+    assert result.failed == 0
+
+
+def test_both_chapters_run_the_same_code() -> None:
+    def code(name: str) -> list[str]:
+        lines = re.findall(r"^(?:>>>|\.\.\.).*", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.MULTILINE)
+        return [re.sub(r'#.*|f".*"', "", line).rstrip() for line in lines]
+
+    assert code(CHAPTERS[0]) == code(CHAPTERS[1])
+
+
+def test_the_ten_lines_of_the_readme_run() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)  # our own page
+    assert names["out"].shape == names["same"].shape == (2, 6, 7, 16)
+    assert names["then"].shape == (1, 1, 96)
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) < 200
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
+        assert (ROOT / link).exists(), link
