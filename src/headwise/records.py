@@ -64,3 +64,125 @@ class RunSummary:
     baseline_loss: float | None  # n-gram baseline on the same held-out tokens, nats per token
     baseline_name: str | None  # for example "5-gram, Kneser-Ney"
     samples: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class VectorStage:
+    """A query or a key on its way to the scores, with what turns the stage before into this one."""
+
+    kind: str  # "projected", then "normed" (qk-norm) and "turned" (RoPE) where the layer has them
+    values: tuple[float, ...]  # (D,)
+    rms: float | None = None  # normed: the stage before is divided by this, then multiplied by the gain
+    cos: tuple[float, ...] | None = None  # turned: one for each pair of features, of this vector's position
+    sin: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class KeySteps:
+    """What one head makes of one key that it may see, from the dot product to the weighted value."""
+
+    position: int
+    stages: tuple[VectorStage, ...]  # the last one is the key k that is scored
+    products: tuple[float, ...]  # (D,) q_d * k_d
+    dot: float  # their sum
+    score: float  # dot * scale
+    capped: float  # after the softcap; the score itself where there is none
+    bias: float  # what the mask adds
+    logit: float  # capped + bias, which the softmax reads
+    shifted: float  # logit - top
+    exp: float
+    weight: float  # exp / total
+    value: tuple[float, ...]  # (E,)
+    weighted: tuple[float, ...]  # (E,) weight * value
+
+
+@dataclass(frozen=True)
+class HeadSteps:
+    """The arithmetic of one head at one position, in float64; `dataclasses.asdict` gives it as plain data.
+
+    Keys that the mask hides are left out. x is the residual stream, C numbers wide.
+    """
+
+    model: str  # how the reader knows the model
+    tokens: tuple[str, ...]
+    layer: int
+    head: int
+    at: int
+    n_heads: int
+    n_kv_heads: int
+    kv_head: int  # the key/value head that this head reads
+    sharing: tuple[int, ...]  # the other query heads that read it
+    query: tuple[VectorStage, ...]  # the last one is the query q that is scored
+    q_gain: tuple[float, ...] | None  # (D,) of the qk-norm
+    k_gain: tuple[float, ...] | None
+    norm_eps: float | None  # rms = sqrt(mean square + norm_eps)
+    pairs: tuple[tuple[int, int], ...]  # features that RoPE turns together: (a, b) -> (a cos - b sin, b cos + a sin)
+    scale: float
+    softcap: float | None
+    keys: tuple[KeySteps, ...]
+    top: float  # the largest logit, the sink's included
+    sink: float | None  # a logit that takes a share of the softmax and gives nothing
+    sink_exp: float | None
+    sink_weight: float | None
+    total: float  # sum of all exp, the sink's included
+    summed: tuple[float, ...]  # (E,) sum of the weighted values
+    gate: float | None
+    out: tuple[float, ...]  # (E,) the head's output: summed, times the gate where there is one
+    wo: tuple[tuple[float, ...], ...]  # (C, E) the head's own block of W_O
+    added: tuple[tuple[float, ...], ...]  # (H, C) what each head adds: its out through its block of W_O
+    norms: tuple[float, ...]  # (H,) their lengths
+    out_bias: tuple[float, ...] | None  # (C,) of W_O
+    layer_out: tuple[float, ...]  # (C,) sum of all rows of `added`, and the bias
+    x: tuple[float, ...]  # (C,) before the layer
+    x_new: tuple[float, ...]  # (C,) x + layer_out
+
+    @property
+    def name(self) -> str:
+        """`L3.H5` is layer 3, head 5, both counted from 0."""
+        return f"L{self.layer}.H{self.head}"
+
+
+@dataclass(frozen=True)
+class LadderSizes:
+    """The shape of the attention layer that a ladder runs, and of its input."""
+
+    batch: int
+    tokens: int
+    width: int
+    heads: int
+    kv_heads: int
+
+
+@dataclass(frozen=True)
+class LadderRung:
+    """One way to compute the layer: how far it is from the plain loop, and, if it agrees, what it costs.
+
+    A number that is None was not finite, or came in another shape.
+    """
+
+    name: str
+    how: str  # what it does differently, in a line
+    dtype: str  # of the timed runs: "float64" for Python's own numbers, "float32" elsewhere
+    refused: str | None = None  # why it cannot run this layer at all; then all that follows is empty
+    differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; only stages it hands out
+    gradients: dict[str, float | None] | None = None  # the same for each slope; None: the rung has no gradients
+    timed_difference: float | None = None  # of the output, computed as in the timed runs, in `dtype`
+    agrees: bool = False
+    ms: float | None = None  # milliseconds of a call, the median of `repeats`
+    repeats: int = 0
+    peak_bytes: int | None = None  # the most that one call held at a time besides weights and input
+    not_timed: str | None = None  # why there is no time
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """One set of weights through every rung. Differences are largest absolute ones from the plain loop."""
+
+    sizes: LadderSizes  # of the costs
+    certified: LadderSizes  # of the certificate; smaller where the scalar loops would take too long
+    seed: int
+    threads: int  # torch's, during the timed runs
+    tolerances: dict[str, float]  # stage, slope or "timed float32", "timed float64" -> largest difference that passes
+    rungs: tuple[LadderRung, ...]
+    agrees: bool  # do all rungs that can run this layer agree?
+    note: str | None  # why `certified` is not `sizes`, in a line

@@ -1,0 +1,312 @@
+"""The arithmetic of one head at one position, number by number; and a small model to show it on.
+
+The model is copied to double precision and run once on the text. What the layer's attention was given comes from a
+watcher, what stands around the layer from hooks on the copy; the softmax steps come from the tensor rung's `trace`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.maps import attention_layers, observe
+from headwise.model.data import Documents
+from headwise.model.gpt import GPT, Block, GPTConfig
+from headwise.model.layer import Call, MultiHeadAttention
+from headwise.model.presets import Recipe, find_preset
+from headwise.model.tokens import Tokens
+from headwise.model.train import make_optimizers, schedule
+from headwise.records import HeadSteps, KeySteps, VectorStage
+from headwise.rungs.tensor import trace
+from headwise.spec import RoPE
+
+EXAMPLE_STEPS = 200
+EXAMPLE_NAMES = """
+ada adam agnes aiden alba albert alex alice alma alvaro amara amelia amy ana andrea andres angela anna anton aria arthur
+ava axel beatriz bella ben bianca boris bruno camila carla carlos carmen celia chloe clara claude daniel david diana
+diego dora dylan edgar edith eduardo elena elias elisa ella ellen elsa emil emilia emily emma enrique erica erik esther
+eva evelyn fabian felix fernanda fiona flora francisco frank frida gabriel gemma george gloria grace greta guillermo
+hanna harry hazel hector helena henry hugo ida ignacio ines irene iris isabel isaac ivan ivy jack jacob james jasmine
+javier jennifer joaquin jonas jorge joseph juan jude julia julio karen karl kevin kim lara laura lea leo leonor lena
+liam lily lina linda lola lorenzo louis lucas lucia lucy luis luna lydia maria mario marta martin mateo matilda maya
+max mia miguel mila molly monica nadia natalia nelson nico nina noah nora olga oliver olivia omar oscar pablo pamela
+paula pedro penelope peter petra philip queenie quentin rachel ramon raul rebecca rita robert rosa ruben ruth samuel
+sandra sara sergio silvia simon sofia sonia stella susana teresa theo thomas tomas ursula valentina vera victor viola
+walter wanda wendy william ximena xavier yolanda yvonne zara zoe
+"""
+
+
+class _Seen(NamedTuple):
+    """What a run of the double-precision copy left behind; T tokens, width C."""
+
+    layer: MultiHeadAttention
+    call: Call
+    x: Tensor  # (T,C) the residual stream before the layer
+    normed: Tensor  # (T,C) what the layer reads
+    out: Tensor  # (T,C) what the layer gives
+    x_new: Tensor  # (T,C) the residual stream after it
+
+
+@torch.no_grad()
+def head_steps(
+    model: GPT, ids: Sequence[int], tokens: Sequence[str], layer: int, head: int, at: int, name: str
+) -> HeadSteps:
+    """Every step of head `head` of layer `layer` at position `at` of the ids (T,); `tokens` are the ids as text.
+
+    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; W_O as a sum over heads: Elhage et al. 2021, "A Mathematical
+    Framework for Transformer Circuits". Computed in float64 on a copy: the model is left as it is, and its own numbers
+    agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, when the text is
+    empty or longer than the context, and when ids and tokens differ in number.
+    """
+    _check_text(model, ids, tokens, at)
+    _check_place("layer", layer, len(model.blocks), "the model")
+    seen = _run(model, ids, layer)
+    spec, call = seen.layer.spec, seen.call
+    _check_place("head", head, spec.n_heads, f"layer {layer}")
+    mine = seen.layer.heads[head]
+    added = _added(seen.layer, call.out[0, :, at])
+    query = _stages(seen.layer, seen.layer.q_norm, mine.wq, mine.bq, seen.normed[at], at, call.q[0, head, at])
+    gate = call.options.gate
+    q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, _output(seen.layer).bias
+    return HeadSteps(
+        model=name,
+        tokens=tuple(tokens),
+        layer=layer,
+        head=head,
+        at=at,
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        kv_head=mine.kv_index,
+        sharing=mine.shared_with,
+        query=query,
+        q_gain=None if q_norm is None else _floats(q_norm.weight),
+        k_gain=None if k_norm is None else _floats(k_norm.weight),
+        norm_eps=None if q_norm is None else q_norm.eps,
+        pairs=_pairs(spec.rope, spec.head_dim) if spec.rope else (),
+        **_softmax(seen, head, at, query[-1].values),
+        gate=None if gate is None else float(torch.as_tensor(gate)[head]),
+        out=_floats(call.out[0, head, at]),
+        wo=_rows(mine.wo),
+        added=_rows(added),
+        norms=_floats(added.norm(dim=1)),
+        out_bias=None if bias is None else _floats(bias),
+        layer_out=_floats(seen.out[at]),
+        x=_floats(seen.x[at]),
+        x_new=_floats(seen.x_new[at]),
+    )
+
+
+def _check_text(model: GPT, ids: Sequence[int], tokens: Sequence[str], at: int) -> None:
+    if not ids:
+        raise HeadwiseError("the text has no tokens; pass one with --text")
+    if len(tokens) != len(ids):
+        raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
+    if len(ids) > model.config.context:
+        raise HeadwiseError(
+            f"the text has {len(ids)} tokens, and the model's context is {model.config.context}; pass a shorter one"
+        )
+    _check_place("position", at, len(ids), "the text", option="at")
+
+
+def _check_place(what: str, number: int, count: int, owner: str, option: str | None = None) -> None:
+    if not 0 <= number < count:
+        last = "0" if count == 1 else f"0 to {count - 1}"
+        raise HeadwiseError(
+            f"there is no {what} {number}: {owner} has {count}, counted from 0; pass --{option or what} {last}"
+        )
+
+
+def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
+    """One run of a copy of the model in float64 on the CPU, noting what happens around one layer."""
+    twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    for layer in attention_layers(twin):
+        layer.watchers.clear()  # those of the model, copied along: they must not see this run
+    block = twin.blocks[number]
+    assert isinstance(block, Block)
+    found: dict[str, Tensor] = {}
+    calls: list[Call] = []
+
+    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found[name] = inputs[0][0]
+
+        return hook
+
+    def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found["out"] = output[0]
+
+    block.attention_norm.register_forward_pre_hook(keep("x"))
+    block.attention.register_forward_pre_hook(keep("normed"))
+    block.attention.register_forward_hook(keep_output)
+    block.feed_forward_norm.register_forward_pre_hook(keep("x_new"))
+    with observe(block.attention, calls.append):
+        twin(torch.tensor([list(ids)]))
+    return _Seen(block.attention, calls[0], **found)
+
+
+def _stages(
+    layer: MultiHeadAttention,
+    norm: nn.RMSNorm | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    x: Tensor,
+    position: int,
+    final: Tensor,
+) -> tuple[VectorStage, ...]:
+    """A query or key (D,) of one position from its projection to `final`, which the attention was given."""
+    rope = layer.spec.rope
+    projected = weight @ x if bias is None else weight @ x + bias
+    stages = [VectorStage("projected", _floats(projected))]
+
+    def normed() -> None:
+        if norm is not None:
+            before = torch.tensor(stages[-1].values, dtype=torch.float64)
+            rms = math.sqrt(float(before.square().mean()) + (norm.eps or 0.0))
+            stages.append(VectorStage("normed", _floats(norm(before)), rms=rms))
+
+    def turned() -> None:
+        if rope is not None:
+            stages.append(_turned(rope, layer.spec.head_dim, stages[-1].values, position))
+
+    for step in (turned, normed) if rope is not None and rope.before_norm else (normed, turned):
+        step()
+    stages[-1] = replace(stages[-1], values=_floats(final))  # the model's own numbers have the last word
+    return tuple(stages)
+
+
+def _pairs(rope: RoPE, head_dim: int) -> tuple[tuple[int, int], ...]:
+    """Features that turn together."""
+    half = (rope.dim or head_dim) // 2
+    return tuple((2 * m, 2 * m + 1) if rope.interleaved else (m, m + half) for m in range(half))
+
+
+def _turned(rope: RoPE, head_dim: int, values: tuple[float, ...], position: int) -> VectorStage:
+    """Values (D,) turned by the angles of a position."""
+    frequencies, factor = rope.frequencies(head_dim)
+    angles = torch.tensor(frequencies, dtype=torch.float64) * position
+    # The rotation keeps its table in float32, so these are the very cosines that it multiplies by.
+    cos, sin = _floats((angles.cos() * factor).float()), _floats((angles.sin() * factor).float())
+    result = list(values)
+    for m, (a, b) in enumerate(_pairs(rope, head_dim)):
+        result[a] = values[a] * cos[m] - values[b] * sin[m]
+        result[b] = values[b] * cos[m] + values[a] * sin[m]
+    return VectorStage("turned", tuple(result), cos=cos, sin=sin)
+
+
+def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[str, Any]:
+    """The fields of HeadSteps from the scores to the sum of the weighted values."""
+    call, layer = seen.call, seen.layer
+    steps = trace(call.q, call.k, call.v, call.options)
+    mine = layer.heads[head]
+    scores, capped, logits, weights = (
+        record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights)
+    )
+    visible = [j for j, logit in enumerate(logits) if logit > -math.inf]
+    sink = None if mine.sink is None else float(mine.sink)
+    if sink == -math.inf or not visible:
+        sink = None  # it takes nothing
+    top = max([logits[j] for j in visible] + ([] if sink is None else [sink]), default=0.0)
+    sink_exp = None if sink is None else math.exp(sink - top)
+    keys = []
+    for j in visible:
+        key, value = call.k[0, mine.kv_index, j], _floats(call.v[0, mine.kv_index, j])
+        stages = _stages(layer, layer.k_norm, mine.wk, mine.bk, seen.normed[j], j, key)
+        products = tuple(a * b for a, b in zip(query, stages[-1].values, strict=True))
+        keys.append(
+            KeySteps(
+                position=j,
+                stages=stages,
+                products=products,
+                dot=math.fsum(products),
+                score=scores[j],
+                capped=capped[j],
+                bias=logits[j] - capped[j],
+                logit=logits[j],
+                shifted=logits[j] - top,
+                exp=math.exp(logits[j] - top),
+                weight=weights[j],
+                value=value,
+                weighted=tuple(weights[j] * e for e in value),
+            )
+        )
+    total = math.fsum(key.exp for key in keys) + (sink_exp or 0.0)
+    return {
+        "scale": 1 / math.sqrt(layer.spec.head_dim) if call.options.scale is None else call.options.scale,
+        "softcap": call.options.softcap,
+        "keys": tuple(keys),
+        "top": top,
+        "sink": sink,
+        "sink_exp": sink_exp,
+        "sink_weight": None if sink_exp is None else sink_exp / total,
+        "total": total,
+        "summed": tuple(math.fsum(key.weighted[e] for key in keys) for e in range(layer.spec.value_dim)),
+    }
+
+
+def _output(layer: MultiHeadAttention) -> nn.Linear:
+    if layer.o_proj is None:
+        raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
+    return layer.o_proj
+
+
+def _added(layer: MultiHeadAttention, out_he: Tensor) -> Tensor:
+    """What each head adds to the residual stream, (H,C): its output times its own block of W_O."""
+    _output(layer)
+    return torch.stack([head.wo @ out for head, out in zip(layer.heads, out_he, strict=True) if head.wo is not None])
+
+
+def _floats(values: Tensor) -> tuple[float, ...]:
+    return tuple(values.tolist())
+
+
+def _rows(matrix: Tensor | None) -> tuple[tuple[float, ...], ...]:
+    return () if matrix is None else tuple(map(_floats, matrix))
+
+
+def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
+    """A model of the preset `microgpt` trained for a second on given names, its tokenizer, and what to call it.
+
+    The same seed gives the same model on the same machine. Torch's own random state is left as it was.
+    """
+    preset = find_preset("microgpt")
+    names = EXAMPLE_NAMES.split()
+    tokens = Tokens.characters("".join(names), boundary=True)
+    data = Documents(tokens, names, names[:1], preset.shape["context"])
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread():
+        torch.manual_seed(seed)
+        model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
+        _train(model, data, replace(preset.recipe, steps=EXAMPLE_STEPS), seed)
+    return model.eval(), tokens, f"microgpt, {len(names)} names"
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """So small a model gains nothing from a second thread, and on a busy machine waits for it at every step."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train(model: GPT, data: Documents, recipe: Recipe, seed: int) -> None:
+    """The recipe's steps, without evaluations and without files."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizers = make_optimizers(model, recipe)
+    for step in range(recipe.steps):
+        loss = model.loss(*data.batch(generator, recipe.batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * schedule(recipe, step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,136 @@
+"""Multi-head attention in NumPy alone: head by head, all heads in one product, and by einsum. float32 throughout.
+
+The layer is that of a course: x (T,d_model), y = x @ W with four square matrices and no biases, a mask that is added to
+the scores. `attend_loop`, `attend_batched` and `attend_einsum` hold the attention itself, for numbers of any precision,
+and also for fewer key/value heads than query heads. Axis letters as in `headwise.spec`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.spec import require_size
+
+Array = NDArray[Any]
+Steps = tuple[Array, Array, Array]  # scores and weights (...,h,t,s), heads (...,h,t,d)
+
+
+def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+    """One head after another, each a small attention of its own. Query head h reads key/value head h // (H // G)."""
+    group = len(q_htd) // len(k_gsd)
+    scores, weights, heads = [], [], []
+    for h in range(len(q_htd)):
+        q, k, v = q_htd[h], k_gsd[h // group], v_gsd[h // group]
+        one = q @ k.T / math.sqrt(q.shape[1])
+        if mask_ts is not None:
+            one = one + mask_ts
+        scores.append(one)
+        weights.append(softmax(one))
+        heads.append(weights[-1] @ v)
+    return np.stack(scores), np.stack(weights), np.stack(heads)
+
+
+def attend_batched(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+    """All heads at once: the products go along the leading axes. K and V are repeated for the heads that share them."""
+    group = q_htd.shape[-3] // k_gsd.shape[-3]
+    if group > 1:
+        k_gsd, v_gsd = k_gsd.repeat(group, axis=-3), v_gsd.repeat(group, axis=-3)
+    scores = q_htd @ k_gsd.swapaxes(-1, -2) / math.sqrt(q_htd.shape[-1])
+    if mask_ts is not None:
+        scores = scores + mask_ts
+    weights = softmax(scores)
+    return scores, weights, weights @ v_gsd
+
+
+def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+    """The same by the names of axes. Queries that share a key stand on an axis r, and K and V are not repeated."""
+    *batch, H, T, d = q_htd.shape
+    q_grtd = q_htd.reshape(*batch, k_gsd.shape[-3], -1, T, d)
+    scores = np.einsum("...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True) / math.sqrt(d)
+    if mask_ts is not None:
+        scores = scores + mask_ts
+    weights = softmax(scores)
+    heads = np.einsum("...grts,...gsd->...grtd", weights, v_gsd, optimize=True)
+    return scores.reshape(*batch, H, T, -1), weights.reshape(*batch, H, T, -1), heads.reshape(*batch, H, T, -1)
+
+
+def softmax(x: Array) -> Array:
+    """exp x / sum exp x along the last axis; a row of -inf, which may look at nothing, gives zeros."""
+    top = x.max(axis=-1, keepdims=True)
+    powers = np.exp(x - np.where(top == -np.inf, 0, top).astype(x.dtype))  # the largest cancels; exp cannot overflow
+    total = powers.sum(axis=-1, keepdims=True)
+    result: Array = powers / np.where(total == 0, 1, total).astype(x.dtype)
+    return result
+
+
+class MultiHeadAttention:
+    """Four square matrices around `attend_batched`. (T,d_model) -> (T,d_model), float32.
+
+    d_model   width of the tokens; each head has d_model / n_heads of it
+    n_heads   must divide d_model
+    seed      of the weights: standard normal times 1/sqrt(d_model), drawn from `numpy.random.default_rng(seed)` in the
+              order W_Q, W_K, W_V, W_O, each (d_model, d_model) and used as y = x @ W
+    """
+
+    def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
+        require_size("d_model", d_model)
+        require_size("n_heads", n_heads)
+        if d_model % n_heads:
+            raise HeadwiseError(
+                f"n_heads={n_heads} does not divide d_model={d_model}; pass a width that {n_heads} divides"
+            )
+        self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
+        rng = np.random.default_rng(seed)
+        self.W_Q, self.W_K, self.W_V, self.W_O = (
+            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32) for _ in range(4)
+        )
+
+    def forward(self, x: Array, mask: Array | None = None) -> Array:
+        """All heads at once. x (T,d_model) -> (T,d_model), float32.
+
+        mask  (T,T), added to the scores before the softmax: 0 lets look, -inf (or -1e9) forbids; None lets all look
+        """
+        return self._forward(attend_batched, x, mask)
+
+    def forward_loop(self, x: Array, mask: Array | None = None) -> Array:
+        """The same, head by head."""
+        return self._forward(attend_loop, x, mask)
+
+    def _forward(self, attend: Callable[..., Steps], x: Array, mask: Array | None) -> Array:
+        x, mask = self._checked(x, mask)
+        q, k, v = (self._split(x @ W) for W in (self.W_Q, self.W_K, self.W_V))
+        heads_htd = attend(q, k, v, mask)[2]
+        joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)
+        result: Array = joined @ self.W_O
+        return result
+
+    def _split(self, x_tc: Array) -> Array:
+        """(T,h*d) -> (h,T,d): head i owns the i-th slice of the width."""
+        return x_tc.reshape(len(x_tc), self.n_heads, self.head_dim).swapaxes(0, 1)
+
+    def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
+        """Both in float32: one float64 among them would make everything after it float64."""
+        x = np.asarray(x)
+        if x.ndim != 2 or x.shape[1] != self.d_model:
+            raise HeadwiseError(
+                f"x has shape {x.shape}; this layer takes (tokens, d_model) with d_model={self.d_model}"
+            )
+        if len(x) == 0:
+            raise HeadwiseError("x has 0 tokens; pass at least 1")
+        if mask is None:
+            return x.astype(np.float32, copy=False), None
+        mask = np.asarray(mask)
+        if mask.dtype == np.bool_:
+            raise HeadwiseError(
+                "mask is bool, and this layer adds its mask to the scores; "
+                "pass numpy.where(allowed, 0, -numpy.inf), with True = may attend"
+            )
+        if mask.shape != (len(x), len(x)):
+            raise HeadwiseError(f"mask has shape {mask.shape}; {len(x)} tokens need {(len(x), len(x))}")
+        return x.astype(np.float32, copy=False), mask.astype(np.float32, copy=False)

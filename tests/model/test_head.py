@@ -1,0 +1,400 @@
+"""Heads as objects: hand one out, write to it, take some away, put them in another order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+
+B, T, H, D, E = 2, 5, 6, 10, 7
+KINDS: dict[str, dict[str, Any]] = {
+    "MHA": {},
+    "GQA": {"n_kv_heads": 3},
+    "MQA": {"n_kv_heads": 1},
+    "kv_index": {"n_kv_heads": 4, "kv_index": [2, 0, 0, 3, 2, 2]},  # nobody reads key/value head 1
+    "biases": {"n_kv_heads": 3, "q_bias": True, "kv_bias": True, "out_bias": True},
+    "no output projection": {"n_kv_heads": 3, "out_proj": False, "d_out": None},
+    "sink": {"n_kv_heads": 3, "sink": True},
+    "qk_norm": {"n_kv_heads": 3, "qk_norm": True},
+    "relative bias": {"n_kv_heads": 3, "relative_bias": hw.RelativeBias(4, 11)},
+    "rope": {"n_kv_heads": 3, "rope": hw.RoPE(dim=4)},
+    "softcap": {"n_kv_heads": 2, "softcap": 0.9},
+    "other widths": {"d_in": 11, "d_context": 13, "mask": None},
+}
+GONE = {
+    "first": [0],
+    "last, counted from the end": [-1],
+    "a group of two": [2, 3],
+    "half": [5, 1, 3],
+    "most": [0, 1, 2, 4, 5],
+}
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+
+
+@pytest.fixture
+def make(shaken: Any) -> Callable[..., hw.MultiHeadAttention]:
+    def build(**options: Any) -> hw.MultiHeadAttention:
+        torch.manual_seed(3)
+        usual = {"head_dim": D, "value_dim": E, "d_out": 17, "mask": hw.Causal()}
+        layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(29, H, **{**usual, **options}))
+        return layer.double()
+
+    return build
+
+
+@pytest.fixture(params=KINDS)
+def layer(request: Any, make: Any) -> hw.MultiHeadAttention:
+    made: hw.MultiHeadAttention = make(**KINDS[request.param])
+    return made
+
+
+def draw(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inputs(layer: hw.MultiHeadAttention) -> dict[str, Tensor]:
+    x = {"x": draw(B, T, layer.spec.d_in)}
+    return x if layer.spec.d_context == layer.spec.d_in else x | {"context": draw(B, 3, layer.spec.d_context, seed=2)}
+
+
+def heads_out(layer: hw.MultiHeadAttention) -> Tensor:
+    seen: list[Any] = []
+    layer.watchers.append(seen.append)
+    layer(**inputs(layer))
+    layer.watchers.remove(seen.append)
+    out: Tensor = seen[0].out
+    return out
+
+
+# --- one head ---
+
+
+def test_the_weights_of_a_head_are_its_slices(layer: hw.MultiHeadAttention) -> None:
+    assert len(layer.heads) == len(list(layer.heads)) == H
+    for h, head in enumerate(layer.heads):
+        g = layer.spec.kv_index[h]
+        assert head.kv_index == g
+        rows = {"q": range(h * D, h * D + D), "k": range(g * D, g * D + D), "v": range(g * E, g * E + E)}
+        for letter, places in rows.items():
+            linear = getattr(layer, f"{letter}_proj")
+            assert torch.equal(getattr(head, f"w{letter}"), linear.weight[list(places)])
+            bias = getattr(head, f"b{letter}")
+            assert (bias is None) == (linear.bias is None)
+            assert bias is None or torch.equal(bias, linear.bias[list(places)])
+        assert (head.wo is None) == (layer.o_proj is None)
+        assert head.wo is None or torch.equal(head.wo, layer.o_proj.weight[:, list(range(h * E, h * E + E))])
+        assert (head.sink is None) == (layer.sink is None)
+        assert head.sink is None or torch.equal(head.sink, layer.sink[h])
+
+
+def test_the_heads_add_up_to_the_layer(layer: hw.MultiHeadAttention) -> None:
+    out = heads_out(layer)
+    if layer.o_proj is None:
+        whole = torch.cat(list(out.unbind(1)), -1)
+    else:
+        whole = sum(out[:, head.index] @ head.wo.T for head in layer.heads)
+        whole = whole if layer.o_proj.bias is None else whole + layer.o_proj.bias
+    torch.testing.assert_close(layer(**inputs(layer)), whole, **CLOSE)
+
+
+def test_a_head_computes_with_its_own_weights(make: Any) -> None:
+    """From its views alone, by the formula: softmax(q k / sqrt(d)) v."""
+    layer = make(n_kv_heads=3, q_bias=True, kv_bias=True, sink=True)
+    x, out, past = draw(B, T, 29), heads_out(layer), torch.ones(T, T, dtype=torch.bool).tril()
+    for head in layer.heads:
+        q, k, v = x @ head.wq.T + head.bq, x @ head.wk.T + head.bk, x @ head.wv.T + head.bv
+        powers = torch.where(past, torch.exp(q @ k.transpose(1, 2) / D**0.5), 0)
+        weights = powers / (powers.sum(-1, keepdim=True) + head.sink.exp())
+        torch.testing.assert_close(out[:, head.index], weights @ v, **CLOSE)
+
+
+FULL = {"n_kv_heads": 3, "q_bias": True, "kv_bias": True, "sink": True}
+OWNERS = {"wq": "q_proj.weight", "wk": "k_proj.weight", "wv": "v_proj.weight", "wo": "o_proj.weight",
+          "bq": "q_proj.bias", "bk": "k_proj.bias", "bv": "v_proj.bias", "sink": "sink"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWNERS)
+@pytest.mark.parametrize("index", [0, 3, -1])
+def test_writing_to_a_head_writes_its_place_and_no_other(make: Any, name: str, index: int) -> None:
+    layer = make(**FULL)
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    head = layer.heads[index]
+    new = draw(*getattr(head, name).shape, seed=9)
+    setattr(head, name, new)
+    assert torch.equal(getattr(layer.heads[index], name), new)
+    changed = {key: int((value != before[key]).sum()) for key, value in layer.state_dict().items()}
+    assert {key: n for key, n in changed.items() if n} == {OWNERS[name]: new.numel()}
+    assert all(parameter.requires_grad for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("name", ["wk", "wv", "bk", "bv"])
+def test_heads_of_a_group_share_what_is_written(make: Any, name: str) -> None:
+    layer = make(**FULL)
+    new = draw(*getattr(layer.heads[2], name).shape, seed=9)
+    setattr(layer.heads[2], name, new)
+    assert [torch.equal(getattr(head, name), new) for head in layer.heads] == [False, False, True, True, False, False]
+    assert layer.heads[2].shared_with == (3,)
+
+
+@pytest.mark.parametrize("kind, expected", [
+    ("MHA", ()), ("GQA", (5,)), ("MQA", (0, 1, 2, 3, 5)), ("kv_index", (0, 5)),
+])  # fmt: skip
+def test_who_shares(make: Any, kind: str, expected: tuple[int, ...]) -> None:
+    assert make(**KINDS[kind]).heads[4].shared_with == expected
+
+
+def test_lists_and_other_dtypes_are_taken(make: Any) -> None:
+    layer = make(**FULL)
+    layer.heads[1].bq = [float(n) for n in range(D)]
+    layer.heads[1].wq = torch.full((D, 29), 0.5, dtype=torch.bfloat16)
+    layer.heads[1].sink = 3
+    assert layer.heads[1].bq.tolist() == list(range(D))
+    assert (layer.q_proj.weight[D : 2 * D] == 0.5).all()
+    assert layer.sink[1] == 3
+    assert layer.q_proj.weight.dtype == torch.float64
+
+
+def test_gradients_flow_to_what_is_handed_out(make: Any) -> None:
+    layer = make()
+    layer.heads[2].wq.sum().backward()
+    assert layer.q_proj.weight.grad.sum(1).tolist() == [29.0 * (2 * D <= row < 3 * D) for row in range(H * D)]
+
+
+@pytest.mark.parametrize("index", [6, 7, 100, -7, -100])
+def test_a_head_that_is_not_there(make: Any, index: int) -> None:
+    for take in (lambda layer: layer.heads[index], lambda layer: layer.without([0, index]),
+                 lambda layer: layer.permuted([0, 1, 2, 3, 4, index])):  # fmt: skip
+        with pytest.raises(hw.HeadwiseError) as refusal:
+            take(make())
+        assert str(refusal.value) == f"there is no head {index}; the layer has 6, counted from 0"
+
+
+@pytest.mark.parametrize("name", ["foo", "wx", "weight", "kv_index", "index", "layer", "shared_with"])
+def test_writing_what_a_head_has_not(make: Any, name: str) -> None:
+    layer = make()
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        setattr(layer.heads[0], name, torch.ones(1))
+    assert str(refusal.value) == f"a head has no {name!r} to write; it has wq, wk, wv, wo, bq, bk, bv, sink"
+
+
+def test_reading_what_a_head_has_not(make: Any) -> None:
+    with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
+        _ = make().heads[0].foo
+
+
+@pytest.mark.parametrize("name", ["bq", "bk", "bv", "sink", "wo"])
+def test_writing_what_the_layer_was_built_without(make: Any, name: str) -> None:
+    layer = make(out_proj=False, d_out=None)
+    assert getattr(layer.heads[-2], name) is None
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        setattr(layer.heads[-2], name, torch.ones(1))
+    assert str(refusal.value) == f"head 4 has no {name}: the layer was built without it"
+
+
+@pytest.mark.parametrize(("name", "shape"), [("wq", (D, 29)), ("wk", (D, 29)), ("wv", (E, 29)), ("wo", (17, E)),
+                                             ("bq", (D,)), ("bk", (D,)), ("bv", (E,)), ("sink", ())])  # fmt: skip
+def test_writing_another_shape(make: Any, name: str, shape: tuple[int, ...]) -> None:
+    layer = make(**FULL)
+    before = copy.deepcopy(layer.state_dict())
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        setattr(layer.heads[-1], name, torch.ones(1, 1))
+    assert str(refusal.value) == f"{name} of head 5 has shape {shape}, not (1, 1)"
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+
+
+def test_a_head_has_a_name(make: Any) -> None:
+    assert repr(make(**KINDS["GQA"]).heads[-1]) == "Head(5, reads key/value head 2)"
+
+
+# --- without ---
+
+
+def gate_without(gone: list[int]) -> Tensor:
+    gate = torch.ones(H, dtype=torch.float64)
+    gate[gone] = 0
+    return gate
+
+
+def kept_heads(gone: list[int]) -> list[int]:
+    return [h for h in range(H) if h not in {h % H for h in gone}]
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+def test_without_is_gate_0(layer: hw.MultiHeadAttention, gone: list[int]) -> None:
+    expected = layer(**inputs(layer), gate=gate_without(gone))
+    if layer.o_proj is None:  # the silent heads' places are zeros, and go
+        silent = torch.stack(expected.split(E, -1))
+        assert not silent[gone].any()
+        expected = torch.cat([silent[h] for h in kept_heads(gone)], -1)
+    torch.testing.assert_close(layer.without(gone)(**inputs(layer)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
+def test_without_is_as_small_as_its_spec_says(layer: hw.MultiHeadAttention, gone: list[int]) -> None:
+    smaller, old, kept = layer.without(gone), layer.spec, kept_heads(gone)
+    still_read = {old.kv_index[h] for h in kept}
+    spec = smaller.spec
+    assert (spec.n_heads, spec.n_kv_heads) == (len(kept), len(still_read))
+    assert spec.n_parameters == sum(p.numel() for p in smaller.parameters())
+    assert spec.cache_values_per_token == len(still_read) * (D + E)
+    per_head = D * (old.d_in + old.q_bias) + (old.d_out * E if old.out_proj else 0) + old.sink
+    per_head += old.relative_bias.n_buckets if old.relative_bias else 0
+    per_kv_head = (D + E) * (old.d_context + old.kv_bias)
+    fewer = (H - len(kept)) * per_head + (old.n_kv_heads - len(still_read)) * per_kv_head
+    assert old.n_parameters - spec.n_parameters == fewer > 0
+    for name in ("head_dim", "value_dim", "d_model", "d_in", "d_context", "mask", "rope", "softcap", "dropout"):
+        assert getattr(spec, name) == getattr(old, name)
+    assert spec.d_out == (old.d_out if old.out_proj else len(kept) * E)
+
+
+GROUPS_LEFT = [([0], 3), ([0, 2, 4], 3), ([2, 3], 2), ([0, 1, 2], 2), ([0, 1, 4, 5], 1)]
+
+
+@pytest.mark.parametrize(("gone", "groups_left"), GROUPS_LEFT, ids=str)
+def test_the_cache_shrinks_by_whole_groups(make: Any, gone: list[int], groups_left: int) -> None:
+    layer, cache = make(n_kv_heads=3).without(gone), hw.KVCache()
+    with torch.no_grad():
+        layer(draw(B, T, 29), cache=cache)
+    assert cache.nbytes == B * T * groups_left * (D + E) * 8
+
+
+def test_without_works_with_a_cache(layer: hw.MultiHeadAttention) -> None:
+    cuts = (0, T) if "context" in inputs(layer) else (0, 2, 3, 5)
+    smaller, given, cache = layer.without([1, 4]), inputs(layer), hw.KVCache()
+    x = given.pop("x")
+    with torch.no_grad():
+        parts = [smaller(x[:, start:stop], **given, cache=cache) for start, stop in pairwise(cuts)]
+        torch.testing.assert_close(torch.cat(parts, 1), smaller(x, **given), **CLOSE)
+
+
+def test_without_twice_is_without_both(layer: hw.MultiHeadAttention) -> None:
+    once, twice = layer.without([1, 3]), layer.without([1]).without([2])
+    assert once.spec == twice.spec
+    assert all(torch.equal(twice.state_dict()[name], value) for name, value in once.state_dict().items())
+
+
+def test_without_nobody_and_with_repeats(make: Any) -> None:
+    layer = make(n_kv_heads=3)
+    assert layer.without([]).spec == layer.spec
+    assert torch.equal(layer.without([])(draw(B, T, 29)), layer(draw(B, T, 29)))
+    assert layer.without([1, 1, -5]).spec == layer.without([1]).spec
+
+
+def test_without_everybody(make: Any) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        make().without(range(H))
+    assert str(refusal.value) == "all 6 heads are to go; a layer needs one"
+
+
+# --- permuted ---
+
+ORDERS = {"reversed": [5, 4, 3, 2, 1, 0], "across groups": [3, 0, 5, 1, 4, 2], "from the end": [-1, 0, 1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_permuted_is_the_same_function(layer: hw.MultiHeadAttention, order: list[int]) -> None:
+    other = layer.permuted(order)
+    torch.testing.assert_close(heads_out(other), heads_out(layer)[:, order], **CLOSE)
+    expected = layer(**inputs(layer))
+    if layer.o_proj is None:
+        expected = torch.cat([expected.split(E, -1)[h] for h in order], -1)
+    torch.testing.assert_close(other(**inputs(layer)), expected, **CLOSE)
+    for h, head in enumerate(other.heads):
+        for name in OWNERS:
+            mine, theirs = getattr(head, name), getattr(layer.heads[order[h]], name)
+            assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_permuted_with_a_cache(make: Any, order: list[int]) -> None:
+    layer = make(n_kv_heads=3, rope=hw.RoPE(dim=4), sink=True, relative_bias=hw.RelativeBias(4, 11))
+    x, cache, other = draw(B, T, 29), hw.KVCache(), layer.permuted(order)
+    with torch.no_grad():
+        parts = [other(x[:, start:stop], cache=cache) for start, stop in pairwise((0, 2, 3, 5))]
+        torch.testing.assert_close(torch.cat(parts, 1), layer(x), **CLOSE)
+
+
+def test_permuted_back_is_the_same_layer(make: Any) -> None:
+    layer, order = make(**FULL), ORDERS["across groups"]
+    back = layer.permuted(order).permuted([order.index(h) for h in range(H)])
+    assert back.spec == layer.spec
+    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in back.state_dict().items())
+
+
+@pytest.mark.parametrize("order", [[0, 1], [], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, -2], [*range(6), 0]], ids=str)
+def test_a_wrong_order_is_refused(make: Any, order: list[int]) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        make().permuted(order)
+    assert str(refusal.value) == f"order={order} is no permutation of the 6 heads 0 to 5"
+
+
+# --- both ---
+
+CHANGES = {"without": lambda layer: layer.without([1]), "permuted": lambda layer: layer.permuted([5, 4, 3, 2, 1, 0])}
+MASKS_BY_HEAD = {
+    "alibi": hw.Causal() & hw.Alibi(),
+    "alibi slopes": hw.Alibi([0.1, 0.2, 0.3, 0.5, 0.7, 1.1]) & hw.Causal(),
+    "bias": hw.Bias(draw(H, 1, T, seed=4)),
+    "allowed": hw.Allowed((draw(1, H, T, T, seed=4) > -0.5) | torch.eye(T, dtype=torch.bool)),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="a mask that tells heads apart is not cut or put in order with them")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("mask", MASKS_BY_HEAD)
+def test_masks_that_tell_heads_apart_follow_them(make: Any, change: str, mask: str) -> None:
+    layer = make(mask=MASKS_BY_HEAD[mask])
+    expected = layer(draw(B, T, 29), gate=gate_without([1]) if change == "without" else None)
+    torch.testing.assert_close(CHANGES[change](layer)(draw(B, T, 29)), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_copies_share_nothing(layer: hw.MultiHeadAttention, change: str) -> None:
+    other = CHANGES[change](layer)
+    before, expected = copy.deepcopy(layer.state_dict()), other(**inputs(layer))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(2)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    other = CHANGES[change](layer)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+    assert torch.equal(other(**inputs(layer)), expected)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+def test_dtype_device_and_mode_stay(make: Any, change: str, dtype: torch.dtype, training: bool) -> None:
+    layer = make(**FULL, qk_norm=True, out_bias=True, relative_bias=hw.RelativeBias(), dropout=0.5)
+    layer = layer.to(dtype).train(training)
+    other = CHANGES[change](layer)
+    assert {p.dtype for p in other.parameters()} == {dtype}
+    assert {p.device for p in other.parameters()} == {torch.device("cpu")}
+    assert {module.training for module in other.modules()} == {training}
+    assert all(p.requires_grad for p in other.parameters())
+    on_meta = CHANGES[change](layer.to("meta"))
+    assert {p.device.type for p in on_meta.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_learns(make: Any, change: str) -> None:
+    other = CHANGES[change](make(**FULL))
+    other(draw(B, T, 29)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in other.parameters())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_takes_no_cache_of_the_original(make: Any, change: str) -> None:
+    layer, cache = make(), hw.KVCache()
+    layer(draw(B, T, 29), cache=cache)
+    with pytest.raises(hw.HeadwiseError, match="use one cache for each layer"):
+        CHANGES[change](layer)(draw(B, T, 29), cache=cache)

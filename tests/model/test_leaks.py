@@ -1,0 +1,410 @@
+"""What a query may not see, it does not see: not the future, another document, padding, or what left its window.
+
+For each query its world is the tokens that it may attend. All others are changed by much, and by NaN where nobody may
+attend them; the query's output, and its gradients within its world, must not move by one bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+
+B, H, S, D, E = 2, 6, 7, 5, 3
+HEADS = {"MHA": 6, "GQA": 2, "MQA": 1}
+NAN = math.nan
+BIG = 1e3  # its square times the head width stays finite in every dtype that is tried, and drowns everything else
+
+ID = np.array([[0, 0, 1, 1, 1, 2, 2], [0, 1, 1, 1, 1, 1, 2]])  # the document that each token belongs to
+LENGTH = np.array([4, 7])  # real tokens at the beginning
+FIRST = np.array([3, 0])  # the first real token, where padding stands at the left
+
+# May token i look at token j in document b? And the mask that says so for tokens start to stop of S, over the keys
+# `first` to `stop` that a cache still has.
+Build = Callable[[int, int, int], hw.Mask]
+WORLDS: dict[str, tuple[Callable[[int, int, int], bool], Build]] = {
+    "future": (lambda b, i, j: j <= i, lambda first, start, stop: hw.Causal()),
+    "window": (lambda b, i, j: i - 2 <= j <= i, lambda first, start, stop: hw.Window(2, 0)),
+    "document": (
+        lambda b, i, j: j <= i and ID[b, i] == ID[b, j],
+        lambda first, start, stop: hw.Causal() & hw.Segments(ID[:, start:stop].tolist(), ID[:, first:stop].tolist()),
+    ),
+    "right padding": (
+        lambda b, i, j: j <= i and j < LENGTH[b],
+        lambda first, start, stop: hw.Causal() & hw.Lengths([min(int(n), stop) for n in LENGTH]),
+    ),
+    "left padding": (
+        lambda b, i, j: FIRST[b] <= j <= i,
+        lambda first, start, stop: hw.Causal() & hw.Allowed((np.arange(first, stop) >= FIRST[:, None])[:, None, None]),
+    ),
+}
+MODES = {"prefill": 0, "chunk": 4, "decode": 6}  # the first query; the earlier tokens are keys alone
+
+
+def world(name: str) -> np.ndarray:
+    """(B,S,S): may token i look at token j?"""
+    return np.array([[[bool(WORLDS[name][0](b, i, j)) for j in range(S)] for i in range(S)] for b in range(B)])
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+# --- the function ---
+
+PATHS: dict[str, Callable[[np.ndarray], Any]] = {
+    "plain": lambda x: x.tolist(),
+    "array": lambda x: x.astype(np.float32),
+    "array, half": lambda x: x.astype(np.float16),
+    "fused": lambda x: torch.tensor(x, dtype=torch.float32),
+    "fused, bf16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
+    "explicit": lambda x: torch.tensor(x, dtype=torch.float32),
+    "explicit, bf16": lambda x: torch.tensor(x, dtype=torch.bfloat16),
+}
+TORCH_PATHS = [path for path in PATHS if path.startswith(("fused", "explicit"))]
+
+
+def attend(path: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
+    return hw.trace(q, k, v, **options).out if path.startswith("explicit") else hw.attend(q, k, v, **options)
+
+
+def as_array(x: Any) -> np.ndarray:
+    return x.detach().double().numpy() if isinstance(x, Tensor) else np.asarray(x, np.float64)
+
+
+def swamped(x: np.ndarray, where: np.ndarray, with_: float) -> np.ndarray:
+    """x (B,g,S,width) with other numbers, of both signs, where (B,S) says so."""
+    alternating = with_ * (1 - 2 * (np.arange(x.shape[-1]) % 2))
+    return np.where(where[:, None, :, None], alternating, x)
+
+
+@pytest.mark.parametrize(
+    ("path", "heads"), [(path, heads) for path in PATHS for heads in HEADS if path != "plain" or heads == "GQA"]
+)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_query_sees_its_world_and_no_more(path: str, name: str, mode: str, heads: str) -> None:
+    wrap, start, G, may = PATHS[path], MODES[mode], HEADS[heads], world(name)
+    q, k, v, mask = draw(B, H, S - start, D), draw(B, G, S, D, seed=1), draw(B, G, S, E, seed=2), WORLDS[name][1]
+
+    def answer(k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return as_array(attend(path, *map(wrap, (q, k, v)), mask=mask(0, start, S)))
+
+    before = answer(k, v)
+    for i in range(start, S):
+        hidden, row = ~may[:, i], i - start
+        after = answer(swamped(k, hidden, BIG), swamped(v, hidden, BIG))
+        np.testing.assert_array_equal(after[:, :, row], before[:, :, row], f"token {i} saw what it may not")
+        for j in range(S):
+            seen = may[:, i, j]
+            one = np.zeros((B, S), bool)
+            one[:, j] = seen
+            moved = (answer(k, swamped(v, one, BIG)) != before)[:, :, row].any(-1)
+            assert (moved == seen[:, None]).all(), f"token {i} and key {j}"
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("path", TORCH_PATHS)
+def test_gradients_stay_within_the_world(path: str, name: str, mode: str, heads: str) -> None:
+    wrap, start, G, may = PATHS[path], MODES[mode], HEADS[heads], world(name)
+    q, k, v, mask = draw(B, H, S - start, D), draw(B, G, S, D, seed=1), draw(B, G, S, E, seed=2), WORLDS[name][1]
+
+    def gradients(row: int, k: np.ndarray, v: np.ndarray) -> list[Tensor]:
+        inputs = [wrap(x).requires_grad_() for x in (q, k, v)]
+        out = attend(path, *inputs, mask=mask(0, start, S))[:, :, row]
+        return list(torch.autograd.grad((out * torch.linspace(1, 2, E).to(out.dtype)).sum(), inputs))
+
+    for i in range(start, S):
+        seen = torch.tensor(may[:, i])
+        of_q, of_k, of_v = gradients(i - start, k, v)
+        for gradient in (of_k, of_v):
+            assert not gradient[(~seen)[:, None].expand(-1, G, -1)].any()
+        assert (of_v != 0).any(-1)[seen[:, None].expand(-1, G, -1)].all()
+        other_q, other_k, other_v = gradients(i - start, swamped(k, ~may[:, i], BIG), swamped(v, ~may[:, i], BIG))
+        for gradient, other in ((of_q, other_q), (of_k, other_k), (of_v, other_v)):
+            assert torch.equal(gradient, other)
+
+
+DEAD_MODES = [(name, mode) for name in WORLDS for mode in MODES if not world(name)[:, MODES[mode] :].any(1).all()]
+
+
+@pytest.mark.parametrize("poison", [NAN, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("name", "mode"), DEAD_MODES)
+@pytest.mark.parametrize("path", PATHS)
+def test_what_nobody_sees_may_be_no_number(path: str, name: str, mode: str, heads: str, poison: float) -> None:
+    wrap, start, G = PATHS[path], MODES[mode], HEADS[heads]
+    dead, mask = ~world(name)[:, start:].any(1), WORLDS[name][1](0, start, S)
+    q, k, v = draw(B, H, S - start, D), draw(B, G, S, D, seed=1), draw(B, G, S, E, seed=2)
+    results = []
+    for numbers in ((k, v), (swamped(k, dead, poison), swamped(v, dead, poison))):
+        inputs = [wrap(x) for x in (q, *numbers)]
+        if path not in TORCH_PATHS:
+            results.append([as_array(attend(path, *inputs, mask=mask))])
+            continue
+        for x in inputs:
+            x.requires_grad_()
+        out = attend(path, *inputs, mask=mask)
+        results.append([as_array(x) for x in (out, *torch.autograd.grad(out.square().sum(), inputs))])
+    for clean, poisoned in zip(*results, strict=True):
+        assert np.isfinite(clean).all()
+        np.testing.assert_array_equal(poisoned, clean)
+
+
+def test_each_mode_is_tried_with_keys_that_nobody_sees() -> None:
+    assert {mode for _, mode in DEAD_MODES} == set(MODES)
+    assert {name for name, _ in DEAD_MODES} >= {"window", "right padding", "left padding", "document"}
+
+
+# --- rows that may attend nothing ---
+
+EMPTY: dict[str, Callable[[int], hw.Mask]] = {  # by the number of queries; row 0 of document 0 sees nothing
+    "lengths 0": lambda T: hw.Lengths([0, 5]),
+    "before the first key": lambda T: hw.Causal(offset=[-1, S - T]),
+    "all rows before the first key": lambda T: hw.Causal(offset=-S),
+    "beyond the last key": lambda T: hw.Window(0, 0, offset=[S, S - T]),
+    "segments": lambda T: hw.Segments([[9] + [0] * (T - 1), [0] * T], [[0] * S] * B),
+    "allowed": lambda T: hw.Allowed(np.arange(B * T).reshape(B, 1, T, 1) > 0),
+    "bias of -inf": lambda T: hw.Bias(np.where(np.arange(B * T).reshape(B, 1, T, 1) > 0, 0.5, -np.inf)),
+    "lengths 0 and alibi": lambda T: hw.Lengths([0, 5]) & hw.Alibi(),
+    "causal, lengths 0 and alibi": lambda T: hw.Causal() & hw.Alibi() & hw.Lengths([0, S]),
+    "windows that contradict": lambda T: hw.Window(0, 0, offset=0) & hw.Window(0, 0, offset=2) & hw.Alibi(),
+}
+COMPANY: dict[str, dict[str, Any]] = {
+    "bare": {},
+    "sink": {"sink": np.linspace(-1, 3, H)},
+    "softcap": {"softcap": 0.9},
+    "gate": {"gate": np.linspace(-1, 3, H)},
+    "sink and gate": {"sink": np.linspace(-1, 3, H), "gate": np.linspace(-1, 3, H)},
+    "kv_index": {"kv_index": [1, 0, 0, 1, 1, 0]},
+}
+
+
+def empty_rows(mask: hw.Mask, T: int) -> np.ndarray:
+    """(B,T), from the plain rung's record."""
+    zeros = [np.zeros(shape).tolist() for shape in ((B, 2, T, 1), (B, 1, S, 1), (B, 1, S, 1))]
+    lists = {"array": mask.array.tolist()} if isinstance(mask, hw.Allowed | hw.Bias) else None
+    mask = type(mask)(**lists) if lists else mask
+    return np.isneginf(np.array(hw.trace(*zeros, mask=mask).lse)).all(1)
+
+
+@pytest.mark.parametrize("company", COMPANY)
+@pytest.mark.parametrize("T", [5, 1])
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_row_without_keys_is_zero(path: str, name: str, T: int, company: str) -> None:
+    wrap, mask, options = PATHS[path], EMPTY[name](T), dict(COMPANY[company])
+    if path == "plain" and isinstance(mask, hw.Allowed | hw.Bias):
+        mask = type(mask)(mask.array.tolist())
+    empty = empty_rows(EMPTY[name](T), T)
+    assert empty[0, 0]
+    per_head = {key: wrap(options.pop(key)) for key in ("sink", "gate") if key in options}
+    inputs = [wrap(x) for x in (draw(B, H, T, D), draw(B, 2, S, D, seed=1), draw(B, 2, S, E, seed=2))]
+    if path not in TORCH_PATHS:
+        out = as_array(attend(path, *inputs, mask=mask, **options, **per_head))
+        assert np.isfinite(out).all()
+        assert not out.swapaxes(1, 2)[empty].any()
+        assert (out.swapaxes(1, 2)[~empty] != 0).any(-1).all()
+        return
+    learned = [x.requires_grad_() for x in (*inputs, *per_head.values())]
+    out = attend(path, *inputs, mask=mask, **options, **per_head)
+    assert not out.transpose(1, 2)[torch.tensor(empty)].any()
+    assert torch.isfinite(out).all()
+    gradients = torch.autograd.grad(out.square().sum() + out.sum(), learned)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    assert not gradients[0].transpose(1, 2)[torch.tensor(empty)].any()
+    lonely = torch.autograd.grad(
+        attend(path, *inputs, mask=mask, **options, **per_head).transpose(1, 2)[torch.tensor(empty)].sum(),
+        learned,
+        allow_unused=True,
+    )
+    assert not any(gradient.any() for gradient in lonely if gradient is not None)
+
+
+# --- the layer ---
+
+WIDTH = 29
+CACHES: dict[str, dict[str, int] | None] = {
+    "no cache": None,
+    "growing": {},
+    "static": {"max_length": S},
+    "rolling": {"window": 3},
+}
+CUTS = {"whole": (0, 7), "chunks": (0, 3, 5, 7), "one by one": tuple(range(8))}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LAYER_WORLDS = {**WORLDS, "documents in a window": (
+    lambda b, i, j: i - 2 <= j <= i and ID[b, i] == ID[b, j],
+    lambda first, start, stop: hw.Window(2, 0)
+    & hw.Segments(ID[:, start:stop].tolist(), ID[:, first:stop].tolist()),
+), "left padding in a window": (
+    lambda b, i, j: max(FIRST[b], i - 2) <= j <= i,
+    lambda first, start, stop: hw.Window(2, 0)
+    & hw.Allowed((np.arange(first, stop) >= FIRST[:, None])[:, None, None]),
+)}  # fmt: skip
+ROLLS = ("window", "documents in a window", "left padding in a window")  # what a rolling cache of 3 can serve
+WAYS = [
+    (name, cache, cuts)
+    for name in LAYER_WORLDS
+    for cache in CACHES
+    for cuts in CUTS
+    if (cache != "no cache" or cuts == "whole") and (cache != "rolling" or name in ROLLS)
+]
+
+
+@pytest.fixture(params=HEADS)
+def make(request: Any, shaken: Any) -> Callable[..., hw.MultiHeadAttention]:
+    def build(**options: Any) -> hw.MultiHeadAttention:
+        torch.manual_seed(5)
+        layer: hw.MultiHeadAttention = shaken(
+            hw.MultiHeadAttention(WIDTH, H, n_kv_heads=HEADS[request.param], head_dim=4, **options)
+        )
+        return layer
+
+    return build
+
+
+def tokens(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(B, S, WIDTH, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+def run(layer: hw.MultiHeadAttention, x: Tensor, name: str, cache: str, cuts: str, **options: Any) -> Tensor:
+    """The layer on all tokens, in pieces where there is a cache."""
+    sizes = CACHES[cache]
+    return run_at(layer, x, name, None if sizes is None else hw.KVCache(**sizes), CUTS[cuts], **options)
+
+
+def run_at(
+    layer: hw.MultiHeadAttention, x: Tensor, name: str, held: hw.KVCache | None, at: tuple[int, ...], **options: Tensor
+) -> Tensor:
+    """The layer on the pieces of x; each call brings its mask."""
+    outs = []
+    for start, stop in pairwise(at):
+        first = start - (0 if held is None else held.kept)
+        cut = {key: value[..., start:stop] for key, value in options.items()}
+        outs.append(layer(x[:, start:stop], mask=LAYER_WORLDS[name][1](first, start, stop), cache=held, **cut))
+    return torch.cat(outs, 1)
+
+
+def tables(name: str) -> Tensor:
+    return torch.tensor(
+        [[[bool(LAYER_WORLDS[name][0](b, i, j)) for j in range(S)] for i in range(S)] for b in range(B)]
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "cache", "cuts"), WAYS)
+def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cuts: str, dtype: str) -> None:
+    layer, x, may = make(rope=hw.RoPE()).to(DTYPES[dtype]), tokens(DTYPES[dtype]), tables(name)
+    with torch.no_grad():
+        before = run(layer, x, name, cache, cuts)
+        for i in range(S):
+            hidden = ~may[:, i].clone()
+            hidden[:, i] = False  # its own place brings its query
+            after = run(layer, torch.where(hidden[..., None], BIG, x), name, cache, cuts)
+            assert torch.equal(after[:, i], before[:, i]), f"token {i} saw what it may not"
+        for j in range(S):
+            other = x.clone()
+            other[:, j] = -3 * x[:, j] + 1
+            moved = (run(layer, other, name, cache, cuts) != before).any(-1)
+            sees = may[:, :, j].clone()
+            sees[:, j] = moved[:, j]  # the query that stands there moved itself
+            assert torch.equal(moved, sees), f"token {j}"
+
+
+@pytest.mark.parametrize(("name", "cache", "cuts"), WAYS)
+def test_gradients_of_a_token_stay_within_its_world(make: Any, name: str, cache: str, cuts: str) -> None:
+    layer, may = make(rope=hw.RoPE()), tables(name)
+    x = tokens().requires_grad_()
+    out = run(layer, x, name, cache, cuts)
+    for i in range(S):
+        (gradient,) = torch.autograd.grad(out[:, i].sum(), x, retain_graph=True)
+        reached = (gradient != 0).any(-1)
+        world = may[:, i].clone()
+        world[:, i] |= may[:, i].any(1)  # the query itself, unless its row is empty
+        assert torch.equal(reached, world), f"token {i}"
+
+
+@pytest.mark.parametrize("poison", [NAN, math.inf], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("padding", "cache", "cuts"), [way for way in WAYS if "padding" in way[0]])
+def test_padding_may_be_no_number(make: Any, padding: str, cache: str, cuts: str, dtype: str, poison: float) -> None:
+    layer, x = make(rope=hw.RoPE(), qk_norm=True).to(DTYPES[dtype]), tokens(DTYPES[dtype])
+    real = torch.zeros(B, S, dtype=torch.bool)
+    for b in range(B):
+        real[b, slice(0, LENGTH[b]) if padding == "right padding" else slice(FIRST[b], S)] = True
+    with torch.no_grad():
+        clean = run(layer, x, padding, cache, cuts)
+        poisoned = run(layer, torch.where(real[..., None], x, poison), padding, cache, cuts)
+    assert torch.equal(poisoned[real], clean[real])
+
+
+@pytest.mark.parametrize("cache", ["growing", "static", "rolling"])
+@pytest.mark.parametrize("at", [(0, 3, 5, 7), (0, 3, 4, 5, 6, 7)], ids=["chunks", "decode"])
+def test_what_left_the_window_may_be_no_number(make: Any, cache: str, at: tuple[int, ...]) -> None:
+    """Tokens 0 to 2 are no numbers; a window of 2 has lost them from token 5 on."""
+    layer, x = make(mask=hw.Window(2, 0), rope=hw.RoPE()), tokens()
+    bad = x.clone()
+    bad[:, :3] = NAN
+    with torch.no_grad():
+        clean, poisoned = (
+            run_at(layer, one, "window", hw.KVCache(**CACHES[cache]), at)  # type: ignore[arg-type]
+            for one in (x, bad)
+        )
+    assert torch.equal(poisoned[:, 5:], clean[:, 5:])
+    assert torch.isfinite(clean).all()
+    assert poisoned[:, :3].isnan().all()
+
+
+@pytest.mark.parametrize("cache", ["growing", "static", "rolling"])
+@pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
+def test_a_rejected_draft_leaves_nothing_behind(make: Any, cache: str, gradients: bool) -> None:
+    layer, x = make(mask=hw.Window(2, 0), rope=hw.RoPE()), tokens()
+    with torch.set_grad_enabled(gradients):
+        held = hw.KVCache(**CACHES[cache])  # type: ignore[arg-type]
+        layer(x[:, :2], cache=held)
+        layer(torch.full_like(x[:, :1], NAN), cache=held)
+        held.crop(2)
+        rest = layer(x[:, 2:], cache=held)
+    torch.testing.assert_close(rest, layer(x)[:, 2:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", ["no cache", "growing", "static"])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_padded_text_is_answered_as_if_alone(make: Any, cache: str, cuts: str) -> None:
+    """Left padding with positions counted from the first real token, against each text on its own."""
+    layer, x = make(rope=hw.RoPE()).double(), tokens(torch.float64)
+    positions = torch.tensor(np.maximum(np.arange(S) - FIRST[:, None], 0))
+    if cache == "no cache":
+        cuts = "whole"
+    with torch.no_grad():
+        out = run(layer, x, "left padding", cache, cuts, positions=positions)
+        for b in range(B):
+            alone = layer(x[b : b + 1, FIRST[b] :], mask=hw.Causal())
+            torch.testing.assert_close(out[b : b + 1, FIRST[b] :], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"sink": True}, {"softcap": 0.9}, {"mask": hw.Alibi()}], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cache", ["no cache", "growing", "static"])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_a_padded_row_gives_the_bias_alone(make: Any, cache: str, cuts: str, dtype: str, options: Any) -> None:
+    """Tokens 0 to 2 of document 0 are padding: they attend nothing, and hand down no gradient."""
+    layer, x = make(out_bias=True, **options).to(DTYPES[dtype]), tokens(DTYPES[dtype]).requires_grad_()
+    out = run(layer, x, "left padding", cache, "whole" if cache == "no cache" else cuts)
+    assert torch.equal(out[0, :3], layer.o_proj.bias.expand(3, -1))
+    learned = [p for name, p in layer.named_parameters() if name != "o_proj.bias"]
+    empty = torch.autograd.grad(out[0, :3].sum(), [x, *learned], retain_graph=True, allow_unused=True)
+    assert not any(gradient.any() for gradient in empty if gradient is not None)
+    of_x, *others = torch.autograd.grad(out.square().sum(), [x, *learned])
+    assert not of_x[0, :3].any()
+    assert all(torch.isfinite(gradient).all() for gradient in (of_x, *others))
