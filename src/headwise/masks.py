@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Protocol
@@ -46,6 +46,9 @@ class Grid(Protocol):
         With the axes "bhts" the values may leave out leading axes and have length 1 where they broadcast.
         """
 
+    def read(self, values: Any) -> Iterable[Any]:
+        """The numbers of `values`, for a check; none where they cannot be known yet."""
+
 
 class BroadcastGrid:
     """The grid as index arrays that broadcast to (B, H, T, S), for NumPy and torch alike.
@@ -60,11 +63,16 @@ class BroadcastGrid:
         array: Callable[[Any], Any],
         arange: Callable[[int], Any],
         keys: slice = slice(None),
+        known: Callable[[Any], bool] = lambda values: True,
     ) -> None:
+        self._known = known
         self.B, self.H, self.T, self.S = lengths
         self._array, self._keys = array, keys
         self.i = arange(self.T).reshape(self.T, 1)
         self.j = arange(self.S)[keys]
+
+    def read(self, values: Any) -> Iterable[Any]:
+        return flat(values) if self._known(values) else ()
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
@@ -92,6 +100,10 @@ class Mask:
     def parts(self) -> tuple[Mask, ...]:
         """The masks that are joined by `&`, flattened."""
         return (self,)
+
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        """The mask of a layer that has only those of its `n_heads` heads, in that order."""
+        return self
 
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
@@ -137,6 +149,9 @@ class Both(Mask):
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return Both(tuple(mask.for_heads(heads, n_heads) for mask in self.masks))
+
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.masks))
 
@@ -156,11 +171,16 @@ class Shifted(Mask):
                 raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must hold whole numbers")
             check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
 
+    @property
+    def by_document(self) -> bool:
+        """Does each document have an offset of its own? (Asked of the offset itself: a traced T or S is no int.)"""
+        return not (self.offset is None or isinstance(self.offset, int)) and shape_of(self.offset) != ()
+
     def shift(self, T: int, S: int) -> int | Any:
         """The offset with None resolved; a whole number, or B of them."""
         if self.offset is None:
             return S - T
-        return self.offset if shape_of(self.offset) else self._whole()
+        return self.offset if self.by_document else self._whole()
 
     def _whole(self) -> int:
         try:
@@ -171,7 +191,7 @@ class Shifted(Mask):
     def centre(self, grid: Grid) -> Any:
         """The key position at which each query stands."""
         shift = self.shift(grid.T, grid.S)
-        return grid.i + (shift if isinstance(shift, int) else grid.pick(shift, "b"))
+        return grid.i + (grid.pick(shift, "b") if self.by_document else shift)
 
 
 @dataclass(frozen=True)
@@ -214,7 +234,7 @@ class Lengths(Mask):
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
-        for length in flat(self.lengths):
+        for length in grid.read(self.lengths):
             if not 0 <= length <= grid.S:
                 raise HeadwiseError(f"Lengths has {length}; with S={grid.S} keys a length lies in 0 to {grid.S}")
 
@@ -256,6 +276,9 @@ class Allowed(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
 
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return Allowed(_of_heads(self.array, heads))
+
 
 @dataclass(frozen=True)
 class Bias(Mask):
@@ -276,6 +299,9 @@ class Bias(Mask):
     def bias(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
 
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return Bias(_of_heads(self.array, heads))
+
 
 @dataclass(frozen=True)
 class Alibi(Shifted):
@@ -293,9 +319,23 @@ class Alibi(Shifted):
         if self.slopes is not None:
             check_axes("Alibi slopes", shape_of(self.slopes), "h", grid)
 
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        slopes = alibi_slopes(n_heads) if self.slopes is None else list(flat(self.slopes))
+        return Alibi([slopes[h] for h in heads], self.offset)
+
     def bias(self, grid: Grid) -> Any:
         slopes = alibi_slopes(grid.H) if self.slopes is None else self.slopes
         return -grid.pick(slopes, "h") * abs(self.centre(grid) - grid.j)
+
+
+def _of_heads(array: Any, heads: Sequence[int]) -> Any:
+    """The rows of those heads of something that broadcasts to (B,H,T,S); the whole of it where heads share it."""
+    shape = shape_of(array)
+    if len(shape) < 3 or shape[-3] == 1:
+        return array
+    if not isinstance(array, list | tuple):
+        return array[..., list(heads), :, :]
+    return [array[h] for h in heads] if len(shape) == 3 else [[document[h] for h in heads] for document in array]
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
@@ -321,7 +361,7 @@ def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None
 def check_broadcast(name: str, shape: tuple[int, ...], grid: Grid) -> None:
     """`shape` must broadcast to (B,H,T,S), aligned at the last axis."""
     full = (grid.B, grid.H, grid.T, grid.S)
-    if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape[::-1], full[::-1], strict=False)):
+    if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
         raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
 
 

@@ -57,6 +57,16 @@ class RoPE:
     beta_slow: float = 1.0
 
     def __post_init__(self) -> None:
+        for name, needs in (
+            ("factor", "scaling="),
+            ("original_context", "yarn"),
+            ("beta_fast", "yarn"),
+            ("beta_slow", "yarn"),
+        ):
+            given = getattr(self, name) != RoPE.__dataclass_fields__[name].default
+            if given and (self.scaling is None if needs == "scaling=" else self.scaling != "yarn"):
+                wants = "scaling=; one of linear, ntk, yarn" if needs == "scaling=" else "scaling='yarn'"
+                raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {wants}")
         if not self.theta > 0:
             raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
@@ -65,10 +75,18 @@ class RoPE:
             raise HeadwiseError(f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn")
         if not self.factor >= 1:
             raise HeadwiseError(f"rope factor={self.factor} is below 1; it says how many times longer the texts become")
-        if self.scaling is None and self.factor != 1:
-            raise HeadwiseError(f"rope factor={self.factor} needs scaling=; one of linear, ntk, yarn")
-        if self.scaling == "yarn" and not self.original_context:
+        if self.scaling == "yarn":
+            self._check_yarn()
+
+    def _check_yarn(self) -> None:
+        if self.original_context is None:
             raise HeadwiseError("rope scaling='yarn' needs original_context=, the length of the texts in training")
+        if not self.original_context > 0:
+            raise HeadwiseError(f"rope original_context={self.original_context} is not positive")
+        if not self.beta_fast > self.beta_slow > 0:
+            raise HeadwiseError(f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0")
+        if not self.theta > 1:
+            raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
 
     def frequencies(self, head_dim: int) -> tuple[list[float], float]:
         """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
@@ -208,6 +226,10 @@ class AttentionSpec:
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
         if self.rope and (self.rope.dim or self.head_dim) % 2:
             raise HeadwiseError(f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)")
+        for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
         check_softcap(self.softcap)

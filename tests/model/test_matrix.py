@@ -470,7 +470,6 @@ def test_two_arguments_that_contradict_are_both_named(build: dict[str, Any], bot
         assert name in str(refusal.value)
 
 
-@pytest.mark.xfail(strict=True, reason="the context's keys are appended to the text's, and both are attended")
 def test_a_cache_of_a_text_takes_no_context() -> None:
     layer, cache = Case({"mask": None}).layer(), hw.KVCache()
     layer(X, cache=cache)
@@ -478,7 +477,6 @@ def test_a_cache_of_a_text_takes_no_context() -> None:
         layer(X, context=numbers("a", B, S, 29), cache=cache)
 
 
-@pytest.mark.xfail(strict=True, reason="a deep copy keeps the number by which a cache knows its layer")
 def test_a_copied_layer_takes_no_cache_of_the_original() -> None:
     layer, cache = Case().layer(), hw.KVCache()
     layer(X, cache=cache)

@@ -204,7 +204,6 @@ def test_a_wrong_scaling_is_refused(fields: dict[str, Any], message: str) -> Non
 YARN: dict[str, Any] = {"scaling": "yarn", "factor": 2.0, "original_context": 64}
 
 
-@pytest.mark.xfail(strict=True, reason="taken in silence, or a bare arithmetic error later")
 @pytest.mark.parametrize(
     ("fields", "name"),
     [

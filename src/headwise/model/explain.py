@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from headwise.masks import Bias, Mask
+from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.model.layer import MultiHeadAttention
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
-from headwise.spec import Sizes
+from headwise.spec import Sizes, check_per_head
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class Explanation:
 
     def __str__(self) -> str:
         s = self.sizes
+        queries = "1 query" if s.T == 1 else f"{s.T} queries"
         lines = [
-            f"{self.path}: {s.T} queries of {s.H} heads read {self.keys} of {s.S} keys of {s.G} heads, batch {s.B}",
+            f"{self.path}: {queries} of {s.H} heads read {self.keys} of {s.S} keys of {s.G} heads, batch {s.B}",
             f"  flops  {_parts(self.flops, 1000, ('', 'k', 'M', 'G', 'T'))}",
             f"  bytes  {_parts(self.bytes, 1024, ('B', 'KiB', 'MiB', 'GiB', 'TiB'))}",
         ]
@@ -64,6 +67,15 @@ def explain(
     n_new = 0 if cache is not None and cache.holds_context else (x if context is None else context).shape[1]
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
     options = layer.options(both, gate)
+    if both is not None:
+        both.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
+    if gate is not None:
+        check_per_head("gate", gate.shape, sizes.H)
+    if cache is not None:
+        if cache.holds_context:
+            cache.held(context)
+        else:
+            cache.check_room(n_new)
     path = paths.choose(sizes, options)
     keys = len(range(*path.keys.indices(sizes.S)))
     return Explanation(
@@ -97,10 +109,26 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
     }
     dense = path.rest or (path.band is not None and path.name != paths.CAUSAL)
     if dense and path.name != paths.EXPLICIT:
-        counts["mask"] = T * keys
+        counts["mask"] = _mask_bytes(path, sizes, keys, each)
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * S * max(4, each)
     return counts
+
+
+def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
+    """Of the tensor that the masks become: one number a pair, for each document and head that they tell apart."""
+    grid = BroadcastGrid(
+        (sizes.B, sizes.H, sizes.T, sizes.S),
+        lambda values: torch.as_tensor(values, device="cpu"),
+        torch.arange,
+        path.keys,
+    )
+    rest = Both(path.rest)
+    allowed, bias = rest.allowed(grid), rest.bias(grid)
+    inside = torch.empty(sizes.T, keys, device="meta") if path.band is not None else None
+    shapes = [x.shape for x in (allowed, bias, inside) if x is not None]
+    pairs = math.prod(max(shape[-n] if len(shape) >= n else 1 for shape in shapes) for n in range(1, 5))
+    return pairs * (1 if bias is None else max(4, each))
 
 
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
@@ -112,4 +140,4 @@ def _readable(number: float, base: int, units: tuple[str, ...]) -> str:
     power = 0
     while number >= base and power < len(units) - 1:
         number, power = number / base, power + 1
-    return f"{number:.3g} {units[power]}".rstrip()
+    return f"{number:.0f} {units[power]}".rstrip() if number >= 99.95 else f"{number:.3g} {units[power]}".rstrip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from headwise.model.layer import MultiHeadAttention
 
 
+WRITABLE = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "sink", "relative_bias")
+
+
 class Heads:
     """The heads of a layer: `heads[3]`, `len(heads)`, `for head in heads`."""
 
@@ -24,6 +28,10 @@ class Heads:
         return self._layer.spec.n_heads
 
     def __getitem__(self, index: int) -> Head:
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise HeadwiseError(f"heads[{index!r}]: a head is named by one whole number") from None
         if not -len(self) <= index < len(self):
             raise HeadwiseError(f"there is no head {index}; the layer has {len(self)}, counted from 0")
         return Head(self._layer, index % len(self))
@@ -35,9 +43,9 @@ class Heads:
 class Head:
     """One head's own weights, as views of the layer's. Assigning to one writes into the layer.
 
-    wq (d, d_in), wk (d, d_context), wv (e, d_context), wo (d_out, e): y = W x. bq (d,), bk (d,), bv (e,) and sink ()
-    are None where the layer has none, and so is wo without output projection. Query heads of one group share wk and
-    wv, so writing one writes all of them; `shared_with` names them.
+    wq (d, d_in), wk (d, d_context), wv (e, d_context), wo (d_out, e): y = W x. bq (d,), bk (d,), bv (e,), sink () and
+    relative_bias (n_buckets,) are None where the layer has none, and so is wo without output projection. Query heads
+    of one group share wk and wv, so writing one writes all of them; `shared_with` names them.
     """
 
     def __init__(self, layer: MultiHeadAttention, index: int) -> None:
@@ -92,9 +100,13 @@ class Head:
     def sink(self) -> Tensor | None:
         return None if self.layer.sink is None else self.layer.sink[self.index]
 
+    @property
+    def relative_bias(self) -> Tensor | None:
+        return None if self.layer.relative_bias is None else self.layer.relative_bias[:, self.index]
+
     def __setattr__(self, name: str, value: Tensor) -> None:
-        if name not in ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "sink"):
-            raise HeadwiseError(f"a head has no {name!r} to write; it has wq, wk, wv, wo, bq, bk, bv, sink")
+        if name not in WRITABLE:
+            raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(WRITABLE)}")
         mine = getattr(self, name)
         if mine is None:
             raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
@@ -152,6 +164,7 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
         n_heads=len(heads),
         n_kv_heads=len(kv_heads),
         kv_index=tuple(kv_heads.index(old.kv_index[h]) for h in heads),
+        mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
     weight = _weight(layer.q_proj)

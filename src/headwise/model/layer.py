@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +86,11 @@ class MultiHeadAttention(nn.Module):
         self._rotation = Rotation(rope, spec.head_dim) if rope else None
         self._number = next(_numbers)  # by which a cache knows its layer
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is another layer: a cache must not take it for this one."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._number = next(_numbers)
+
     @classmethod
     def from_spec(cls, spec: AttentionSpec) -> MultiHeadAttention:
         """The layer that a spec describes."""
@@ -140,7 +145,7 @@ class MultiHeadAttention(nn.Module):
         options = self.options(both, gate)
         out = attend(q, k, v, options)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
-            cache.take(context)
+            cache.take(self._number, context)
         for watcher in self.watchers:
             watcher(Call(self, q, k, v, options, out))
         joined = out.transpose(1, 2).flatten(2)
@@ -166,7 +171,9 @@ class MultiHeadAttention(nn.Module):
         if self._rotation is not None and first:
             x_bhtd = self._rotation(x_bhtd, start, positions)
         if norm is not None:
-            x_bhtd = norm(x_bhtd)
+            # Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain.
+            gain = getattr(norm, "weight", x_bhtd)
+            x_bhtd = norm(x_bhtd.to(gain.dtype)).to(x_bhtd.dtype)
         if self._rotation is not None and not first:
             x_bhtd = self._rotation(x_bhtd, start, positions)
         return x_bhtd
@@ -209,6 +216,10 @@ class MultiHeadAttention(nn.Module):
             )
         if cache is not None:
             cache.check_layer(self._number)
+            if cache.batch not in (None, x.shape[0]):
+                raise HeadwiseError(
+                    f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
+                )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
         if context is None:
@@ -221,6 +232,11 @@ class MultiHeadAttention(nn.Module):
         _require_width("context", context, self.spec.d_context, "d_context")
         if x.shape[0] != context.shape[0]:
             raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
+        if cache is not None and cache.length and not cache.holds_context:
+            raise HeadwiseError(
+                f"the cache holds {cache.length} tokens of self attention, and context= is passed; "
+                f"use a new KVCache for it"
+            )
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
         if cache is not None and cache.window is not None:

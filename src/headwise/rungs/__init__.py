@@ -77,6 +77,10 @@ def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
         raise HeadwiseError(f"{said}; pass all three as lists, as NumPy arrays or as torch tensors")
     if mask is not None and not isinstance(mask, Mask):
         raise bare_mask_error(mask)
+    if kinds["q"] == "tensor":  # spelled out, since torch.compile does not look into importlib
+        from headwise.rungs import tensor
+
+        return tensor
     return importlib.import_module(f"headwise.rungs.{kinds['q']}")
 
 

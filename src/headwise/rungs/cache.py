@@ -57,13 +57,18 @@ class KVCache:
         return self._context is not None
 
     def check_layer(self, layer: int) -> None:
-        """Tie the cache to one layer, known by a number of its own; another one is an error."""
+        """A cache serves the layer, known by a number of its own, that first filled it; another one is an error."""
         if self._layer not in (None, layer):
             raise HeadwiseError(
                 f"this cache belongs to layer number {self._layer} and was passed to number {layer}; "
                 f"use one cache for each layer"
             )
-        self._layer = layer
+
+    @property
+    def batch(self) -> int | None:
+        """Documents whose keys are held; None while there are none."""
+        view = self._stores[0].view()
+        return None if view is None else view.shape[0]
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys (B,G,T,D) and values (B,G,T,E); returns what the new tokens may look at, themselves at the end."""
@@ -75,17 +80,22 @@ class KVCache:
         """What `append` would return; the cache counts the new tokens only after `take`."""
         for name, store, new in (("keys", self._stores[0], k), ("values", self._stores[1], v)):
             store.check(name, new)
-        total = self.length + k.shape[2]
-        if self.max_length is not None and total > self.max_length:
-            raise HeadwiseError(
-                f"the cache has max_length={self.max_length} and holds {self.length}; {k.shape[2]} more make {total}; "
-                f"pass a larger max_length, or crop it"
-            )
+        self.check_room(k.shape[2])
         return self._stores[0].offer(k), self._stores[1].offer(v)
 
-    def take(self, context: Tensor | None = None) -> None:
+    def check_room(self, n_new: int) -> None:
+        """Raise HeadwiseError where a static cache cannot take that many more tokens."""
+        total = self.length + n_new
+        if self.max_length is not None and total > self.max_length:
+            raise HeadwiseError(
+                f"the cache has max_length={self.max_length} and holds {self.length}; {n_new} more make {total}; "
+                f"pass a larger max_length, or crop it"
+            )
+
+    def take(self, layer: int | None = None, context: Tensor | None = None) -> None:
         """Count what was offered; with a `context` it is that one's keys and values, for all calls to come."""
-        if context is not None and self.holds_context:
+        self._layer = self._layer if layer is None else layer
+        if self.holds_context:
             return
         if context is not None:
             self._context = weakref.ref(context)

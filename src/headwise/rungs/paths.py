@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwise.masks import Mask, Window
 from headwise.spec import Options, Sizes
 
-Band = tuple[float, float]  # low <= j - i <= high; infinite where open
+Band = tuple[int, int]  # low <= j - i <= high
+
+SMALLEST_SCALE = 1e-3  # below it, sink / scale leaves the range of half precision
 
 EXPLICIT = "explicit"  # every step spelled out; holds (B,H,T,S) numbers
 FUSED = "fused"  # one kernel call, no mask
@@ -22,22 +23,27 @@ class Path(NamedTuple):
     """The chosen way, and what the mask has become on it."""
 
     name: str
-    keys: slice  # the keys that some query sees; K and V are cut to them
+    first: int  # the keys that some query sees begin here; K and V are cut to them
+    last: int  # and end before here
     band: Band | None  # what is left of windows and causal bounds within those keys
     rest: tuple[Mask, ...]  # the other masks
+
+    @property
+    def keys(self) -> slice:
+        return slice(self.first, self.last)
 
 
 def choose(sizes: Sizes, options: Options) -> Path:
     """The way of a call."""
-    keys, band, rest = _split(options.mask, sizes)
+    first, last, band, rest = _split(options.mask, sizes)
     if why_explicit(sizes, options):
-        return Path(EXPLICIT, slice(0, sizes.S), None, () if options.mask is None else options.mask.parts())
+        return Path(EXPLICIT, 0, sizes.S, None, () if options.mask is None else options.mask.parts())
     if sizes.T == 1 and why_ungrouped(sizes, options) is None:
-        return Path(GROUPED, keys, band, rest)
+        return Path(GROUPED, first, last, band, rest)
     if band is None and len(rest) == 0:
-        return Path(FUSED, keys, band, rest)
-    causal = options.sink is None and len(rest) == 0 and _is_triangle(band, keys, sizes)
-    return Path(CAUSAL if causal else MASKED, keys, band, rest)
+        return Path(FUSED, first, last, band, rest)
+    causal = options.sink is None and len(rest) == 0 and _is_triangle(band, first, last, sizes)
+    return Path(CAUSAL if causal else MASKED, first, last, band, rest)
 
 
 def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
@@ -72,9 +78,9 @@ def why_explicit(sizes: Sizes, options: Options) -> str | None:
     """Why the fused kernel cannot give the answer; None when it can."""
     if options.softcap is not None:
         return f"softcap={options.softcap}: the kernel has no step between scores and softmax"
-    if options.sink is not None and options.scale == 0:
-        return "sink with scale=0: the kernel carries the sink as sink / scale"
-    if 0 in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E):
+    if options.sink is not None and options.scale is not None and abs(options.scale) < SMALLEST_SCALE:
+        return f"sink with scale={options.scale}: the kernel carries the sink as sink / scale, which overflows"
+    if any(n == 0 for n in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E)):
         return "an axis is empty: not every kernel takes that"
     return None
 
@@ -102,24 +108,31 @@ def runs_off(band: Band, sizes: Sizes) -> bool:
     return band[0] > band[1] or band[1] < 0 or sizes.T - 1 + band[0] > sizes.S - 1
 
 
-def _split(mask: Mask | None, sizes: Sizes) -> tuple[slice, Band | None, tuple[Mask, ...]]:
-    """The windows of a mask, as the range of keys that some query sees and the band left in it; the other masks."""
-    low, high = -math.inf, math.inf
+def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tuple[Mask, ...]]:
+    """The windows of a mask, as the range of keys that some query sees and the band left in it; the other masks.
+
+    Comparisons rather than `min` and `max`, and no infinities: torch.compile traces these sizes as symbols, and learns
+    from a comparison a condition that later sizes meet too, instead of making a graph for each size.
+    """
+    low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i
     rest: list[Mask] = []
     for part in () if mask is None else mask.parts():
-        shift = part.shift(sizes.T, sizes.S) if isinstance(part, Window) else None
-        if isinstance(part, Window) and isinstance(shift, int):
-            low = low if part.left is None else max(low, shift - part.left)
-            high = high if part.right is None else min(high, shift + part.right)
-        else:
+        if not isinstance(part, Window) or part.by_document:
             rest.append(part)
-    first, last = max(0, low), min(sizes.S, sizes.T + high)
+            continue
+        shift = part.shift(sizes.T, sizes.S)
+        if part.left is not None and shift - part.left > low:
+            low = shift - part.left
+        if part.right is not None and shift + part.right < high:
+            high = shift + part.right
+    first = low if low > 0 else 0
+    last = sizes.T + high if sizes.T + high < sizes.S else sizes.S
     if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden
-        return slice(0, 1), (math.inf, -math.inf), tuple(rest)
+        return 0, 1, (1, 0), tuple(rest)
     all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
-    return slice(int(first), int(last)), None if all_see_all else (low, high), tuple(rest)
+    return first, last, None if all_see_all else (low, high), tuple(rest)
 
 
-def _is_triangle(band: Band | None, keys: slice, sizes: Sizes) -> bool:
+def _is_triangle(band: Band | None, first: int, last: int, sizes: Sizes) -> bool:
     """Is the band the lower triangle of a square, which the kernel has a flag for?"""
-    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and (keys.start, keys.stop) == (0, sizes.T)
+    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T

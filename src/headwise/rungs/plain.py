@@ -6,12 +6,12 @@ Numbers are floats, or `Value`s of the scalar autograd where gradients are wante
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, check_even, shape_of
+from headwise.masks import Mask, check_even, flat, shape_of
 from headwise.records import Trace
 from headwise.rungs.autograd import Scalar, dot, exp, log, number, tanh
 from headwise.spec import Options, check_per_head, check_shapes, check_softcap, resolve_kv_index
@@ -31,6 +31,9 @@ class _Grid:
     h: int = 0
     i: int = 0
     j: int = 0
+
+    def read(self, values: Any) -> Iterable[Any]:
+        return flat(values)
 
     def pick(self, values: Any, axes: str) -> Any:
         place = {"b": self.b, "h": self.h, "t": self.i, "s": self.j}

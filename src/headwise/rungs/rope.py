@@ -22,7 +22,9 @@ class Rotation:
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """x (B,H,T,D) turned; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
-        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device)
+        # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
+        real = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
+        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, real)
         turned, rest = x_bhtd[..., : self.dim], x_bhtd[..., self.dim :]
         if self.rope.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
@@ -33,12 +35,16 @@ class Rotation:
         turned = turned.to(x_bhtd.dtype)
         return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
-    def _angles(self, start: int, length: int, positions: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _angles(
+        self, start: int, length: int, positions: Tensor | None, device: torch.device, real: bool
+    ) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
         if positions is not None:
             cos, sin = self._cos_sin(positions.to(device))
             return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
         end = start + length
+        if not real:
+            return self._cos_sin(torch.arange(start, end, device=device))
         if self._cos.shape[0] < end or self._cos.device != device:
             self._cos, self._sin = self._cos_sin(torch.arange(max(end, 2 * self._cos.shape[0]), device=device))
         return self._cos[start:end], self._sin[start:end]

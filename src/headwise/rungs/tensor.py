@@ -113,6 +113,7 @@ def _dense(
         array=lambda values: _as_tensor(values, like.device),
         arange=lambda n: torch.arange(n, device=like.device),
         keys=keys,
+        known=_known,
     )
     others = Both(tuple(rest))
     others.check(grid)
@@ -257,6 +258,13 @@ def _as_tensor(values: Any, device: torch.device) -> Tensor:
         values = torch.from_numpy(np.array(values))
     tensor: Tensor = values.to(device)
     return tensor
+
+
+def _known(values: Any) -> bool:
+    """Can the numbers be read? Not while torch traces a graph, nor on the meta device."""
+    if not isinstance(values, Tensor):
+        return True
+    return not (torch.compiler.is_compiling() or values.device.type == "meta")
 
 
 def _four_axes(x: Tensor) -> Tensor:
