@@ -5,7 +5,12 @@ from headwise.cli import train  # isort: split
 
 from headwise.cli import generate  # isort: split
 
-from headwise.cli import heads
+from headwise.cli import heads  # isort: split
+
+from headwise.cli import trace  # isort: split
+
+from headwise.cli import ladder  # isort: split
+
 from headwise.cli.app import main
 
-__all__ = ["generate", "heads", "main", "train"]
+__all__ = ["generate", "heads", "ladder", "main", "trace", "train"]

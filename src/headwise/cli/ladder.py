@@ -1,0 +1,48 @@
+"""`headwise ladder`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+
+
+@app.command(epilog="Example: headwise ladder --width 96 --heads 6 --kv-heads 2 --tokens 32")
+def ladder(
+    width: Annotated[int, typer.Option(help="Width of the model.")] = 64,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 4,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many as query heads.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 16,
+    batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Calls of each rung; the median counts.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of weights and input.")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Prove that the loop and the fast kernel agree, then time them.
+
+    One set of weights goes through every way to build the layer, from plain loops to the fused kernel. First the
+    largest difference at each stage and of each gradient; then, only for rungs that agree, time and memory. Exit code
+    1 when one does not agree.
+    """
+    with needs_torch():
+        from headwise.study.ladder import run_ladder
+        from headwise.view.ladder import print_ladder
+    columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(24)
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task("ladder", total=None)
+
+        def report(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+
+        found = run_ladder(width, heads, kv_heads, tokens, batch, repeats, seed, report=report)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print_ladder(out, found)
+    if not found.agrees:
+        raise typer.Exit(1)

@@ -1,0 +1,55 @@
+"""`headwise trace`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli.app import Debug, Json, app, needs_torch, out, print_json
+from headwise.errors import HeadwiseError
+
+
+@app.command(epilog="Example: headwise trace --text emma --layer 0 --head 2 --at 3 --html emma.html")
+def trace(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without it a small model of names is trained.")
+    ] = None,
+    text: Annotated[str, typer.Option(help="The text to follow.")] = "emma",
+    layer: Annotated[int, typer.Option(help="The layer, from 0.")] = 0,
+    head: Annotated[int, typer.Option(help="The head, from 0.")] = 0,
+    at: Annotated[int | None, typer.Option(help="The position that looks, from 0; default: the last.")] = None,
+    lang: Annotated[str, typer.Option(help="Language of the words: en or es.")] = "en",
+    html: Annotated[Path | None, typer.Option(help="Write the same as one HTML page.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the arithmetic of one head at one position.
+
+    Every number can be recomputed from the lines above it: the query, the keys, their products, the softmax, the
+    values, what each head adds through the output projection, and the residual.
+    """
+    with needs_torch():
+        from headwise.heads.steps import example_model, head_steps
+        from headwise.model.run import load_run
+        from headwise.view.steps import print_steps, write_steps
+    if not text:
+        raise HeadwiseError("the text is empty; pass one with --text")
+    if run is None:
+        model, tokens, name = example_model()
+    else:
+        (model, tokens), name = load_run(run), run.resolve().name
+    ids = tokens.prompt(text)
+    steps = head_steps(model, ids, tokens.shown(ids), layer, head, len(ids) - 1 if at is None else at, name)
+    if html is not None:
+        if html.is_dir() or not html.parent.is_dir():
+            raise HeadwiseError(f"--html {html} must be a file in a folder that exists")
+        write_steps(html, steps, lang)
+    if as_json:
+        print_json({**asdict(steps), "html": None if html is None else str(html)})
+        return
+    print_steps(out, steps, lang)
+    if html is not None:
+        out.print(f"\npage: {html}")
