@@ -67,7 +67,7 @@ ROLES: dict[str, Callable[[Sequence[str]], list[Place]]] = {
 
 
 def scores(model: GPT, corpus: Corpus, lines: Sequence[str]) -> dict[str, np.ndarray]:
-    """For each role the mean weight (layers, heads) over all its places in the lines; and under "even" the mean of 1/n."""
+    """For each role the mean weight (layers, heads) over all its places in the lines; under "even" the mean of 1/n."""
     n_layers, n_heads = model.config.n_layers, model.config.n_heads
     sums = {role: np.zeros(n_layers * n_heads) for role in ROLES}
     even = dict.fromkeys(ROLES, 0.0)
@@ -167,9 +167,9 @@ the position that predicts, to the word that decides:
 - **earlier verb**: in `I work , you work , he works`, at a pronoun, on the verb before the comma.
 - **locality**: at every position, on the one before.
 
-In brackets: the same head before training. "Even look" is the weight that a head would give if it spread its look evenly
-over all it may see. The last column is what silencing the head adds to the held-out loss (the Spanish half of 36 unseen
-cells), in nats per token.
+In brackets: the same head before training. "Even look" is the weight that a head would give if it spread its look
+evenly over all it may see. The last column is what silencing the head adds to the held-out loss (the Spanish half of 36
+unseen cells), in nats per token.
 
 {table(["head", *ROLES, "silenced"], rows)}
 
@@ -180,8 +180,8 @@ cells), in nats per token.
 ## What this shows, and what not
 
 The roles come back with every seed; the head that plays one does not, since nothing in training names the heads.
-A large weight is not a cause: compare it with what silencing costs. A head can be silenced at little cost because others do
-the same, and one with no role on this list can be costly. These are two layers and a corpus whose rules are known;
+A large weight is not a cause: compare it with what silencing costs. A head can be silenced at little cost because others
+do the same, and one with no role on this list can be costly. These are two layers and a corpus whose rules are known;
 nothing here says that the heads of a large model divide their work like this.
 """
 

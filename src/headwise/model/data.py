@@ -152,7 +152,7 @@ def verb_corpus(seed: int, context: int) -> Corpus:
     tokens = Tokens.words(corpus.train_lines)
     data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, scored_after="=")
     example = max(corpus.held_out_lines, key=lambda line: len(line.split()))
-    return Corpus("verbs", tokens, data, example, corpus.held_out_cells)
+    return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
 
 
 def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
