@@ -180,9 +180,9 @@ unseen cells), in nats per token.
 ## What this shows, and what not
 
 The roles come back with every seed; the head that plays one does not, since nothing in training names the heads.
-A large weight is not a cause: compare it with what silencing costs. A head can be silenced at little cost because others
-do the same, and one with no role on this list can be costly. These are two layers and a corpus whose rules are known;
-nothing here says that the heads of a large model divide their work like this.
+A large weight is not a cause: compare it with what silencing costs. A head can be silenced at little cost because
+others do the same, and one with no role on this list can be costly. These are two layers and a corpus whose rules are
+known; nothing here says that the heads of a large model divide their work like this.
 """
 
 

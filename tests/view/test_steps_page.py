@@ -28,7 +28,9 @@ from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.layer import MultiHeadAttention
 from headwise.model.presets import PRESETS
 from headwise.records import HeadSteps
-from headwise.view.steps import MOST_KEYS, WORDS, decimals_for, print_steps, steps_html, write_steps
+from headwise.view.phrases import WORDS
+from headwise.view.step_tables import MOST_KEYS, decimals_for
+from headwise.view.steps import print_steps, steps_html, write_steps
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a b", "\n", "עברית", "日本", "{0} $title")
 

@@ -34,7 +34,7 @@ STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
 EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
-GLANCE = 20_000  # held-out tokens, at most, that the evaluations before the last one score
+GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
 
 
 @dataclass(frozen=True)
