@@ -13,7 +13,7 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks

@@ -64,7 +64,7 @@ def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str, prose: A
 
 def test_without_a_text_the_verbs_are_taken() -> None:
     corpus, config, _ = Settings().resolve()
-    assert corpus.name == "verbs"
+    assert corpus.name == "the verb corpus"
     assert corpus.cells
     assert config.vocab_size == len(corpus.tokens)
 
