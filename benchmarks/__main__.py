@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, ladder, microgpt_baseline, onnx_peers, training
+from benchmarks import attention, ladder, microgpt_baseline, onnx_peers, small, training
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
     "decode": attention.decode,
+    "small": small.run,
     "ladder": ladder.run,
     "onnx": onnx_peers.run,
     "training": training.run,

@@ -183,7 +183,7 @@ unseen cells), in nats per token.
 ## What this shows, and what not
 
 With every seed some head gives at least {CLEAR} times an even look to: {", ".join(clear)}. Not so, and so no role to
-speak of: {", ".join(faint) or "none"}. Which head plays a role differs by seed, since nothing in training names the heads.
+speak of: {", ".join(faint) or "none"}. Which head plays a role differs by seed: nothing in training names the heads.
 A large weight is not a cause: compare it with what silencing costs. A head can be silenced at little cost because
 others do the same, and one with no role on this list can be costly. These are two layers and a corpus whose rules are
 known; nothing here says that the heads of a large model divide their work like this.

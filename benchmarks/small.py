@@ -1,0 +1,70 @@
+"""The array rung against the arithmetic it needs, and what the imports cost."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import headwise as hw
+
+SHAPES = ((2, 8, 2, 256, 64), (1, 12, 12, 1024, 64))  # B, H, G, T, D
+
+
+def run(runs: int) -> dict[str, Any]:
+    rows = [_array(shape, max(5, runs)) for shape in SHAPES]
+    imports = _imports(max(5, runs))
+    lines = [
+        f"array rung {tuple(row['shape'])} float32: needed {row['needed_ms']:.2f} ms, headwise x {row['ratio']:.2f}"
+        for row in rows
+    ]
+    added = imports["layer_s"] - imports["torch_s"]
+    lines.append(f"import headwise {imports['headwise_s']:.3f} s; its layer adds {added:.3f} s to import torch")
+    return {"array": rows, "imports": imports, "table": "\n".join(lines)}
+
+
+def _array(shape: tuple[int, ...], runs: int) -> dict[str, Any]:
+    """Two matrix products and one softmax, nothing forbidden, K and V not repeated; against `attend`."""
+    B, H, G, T, D = shape
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(B, n, T, D)).astype(np.float32) for n in (H, G, G))
+
+    def needed() -> np.ndarray:
+        folded = q.reshape(B, G, H // G * T, D) * np.float32(D**-0.5)
+        scores = folded @ k.swapaxes(-1, -2)
+        scores -= scores.max(-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(-1, keepdims=True)
+        return (scores @ v).reshape(B, H, T, D)
+
+    times: dict[str, list[float]] = {"needed": [], "headwise": []}
+    for round_ in range(runs + 1):
+        for name, way in (("needed", needed), ("headwise", lambda: hw.attend(q, k, v))):
+            began = time.perf_counter()
+            way()
+            if round_:
+                times[name].append((time.perf_counter() - began) * 1000)
+    ratio = statistics.median(a / b for a, b in zip(times["headwise"], times["needed"], strict=True))
+    return {"shape": shape, "needed_ms": statistics.median(times["needed"]), "ratio": ratio}
+
+
+def _imports(runs: int) -> dict[str, float]:
+    """Median seconds of an import, the start of Python taken off."""
+    codes = {
+        "python_s": "pass",
+        "headwise_s": "import headwise",
+        "torch_s": "import torch",
+        "layer_s": "import torch, headwise; headwise.MultiHeadAttention, headwise.KVCache",
+    }
+    times: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(runs):
+        for name, code in codes.items():
+            began = time.perf_counter()
+            subprocess.run([sys.executable, "-c", code], check=True)
+            times[name].append(time.perf_counter() - began)
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    return {name: seconds - medians["python_s"] for name, seconds in medians.items() if name != "python_s"}
