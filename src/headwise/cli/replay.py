@@ -24,7 +24,7 @@ def replay_microgpt(
     from headwise.study.microgpt import replay
 
     names = _names(given, resume, folder)
-    steps = given["steps"] or 1000
+    steps = 1000 if given["steps"] is None else given["steps"]
     began = time.perf_counter()
     columns = (
         TextColumn("step"),
