@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
+from invoking import Invoke, Outcome
 from safetensors.torch import load_file, save_file
 
 from headwise import cli
@@ -33,30 +34,6 @@ from headwise.model.presets import PRESETS
 COMMANDS = ("train", "generate", "heads")
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
 TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Invoke = Callable[..., Outcome]
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Runs the command in this process."""
-    monkeypatch.setattr(cli.app, "_show_traceback", False)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:

@@ -3,38 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from invoking import Invoke, Outcome
 
-from headwise import cli
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Invoke = Callable[..., Outcome]
 NAMES = ["anna", "bela", "carl", "dora", "emil", "fina", "gero"]
-
-
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    monkeypatch.setattr(cli.app, "_show_traceback", False)
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        printed = capsys.readouterr()
-        return Outcome(int(stop.value.code or 0), printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 import headwise
 
 ROOMS = ("base", "rungs", "model", "heads", "reshape", "study", "view", "cli")
-BASE = {"spec", "masks", "errors", "files", "records", "cost"}
+BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "records", "cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
 ONE_DOOR = ("transformers", "safetensors", "tokenizers")
 

@@ -9,7 +9,8 @@ import pytest
 from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, paper_slope
 
 import headwise as hw
-from headwise.masks import Both, BroadcastGrid, alibi_slopes, kind_of, shape_of
+from headwise.masks import Both, BroadcastGrid, alibi_slopes
+from headwise.shapes import kind_of, shape_of
 
 SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 5, 5, 1, 1), Sizes(2, 5, 1, 1, 7, 1, 1)]
 SHAPE_NAMES = ["T<S", "T>S", "T=S", "T=1"]

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
+from headwise.positions import RelativeBias, RoPE
 from headwise.records import Trace
 from headwise.rungs import attend, trace
-from headwise.spec import AttentionSpec, RelativeBias, RoPE
+from headwise.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from headwise.model.explain import explain

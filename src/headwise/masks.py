@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Protocol
 
 from headwise.errors import HeadwiseError
+from headwise.shapes import check_even, flat, kind_of, shape_of
 
 
 class Grid(Protocol):
@@ -363,49 +364,3 @@ def check_broadcast(name: str, shape: tuple[int, ...], grid: Grid) -> None:
     full = (grid.B, grid.H, grid.T, grid.S)
     if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
         raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
-
-
-def shape_of(values: Any) -> tuple[int, ...]:
-    """The shape of an array, or of nested lists."""
-    if hasattr(values, "shape"):
-        return tuple(values.shape)
-    shape: tuple[int, ...] = ()
-    while isinstance(values, list | tuple):
-        shape += (len(values),)
-        if not values:
-            break
-        values = values[0]
-    return shape
-
-
-def check_even(name: str, values: Any) -> tuple[int, ...]:
-    """The shape of nested lists, which must be as regular as an array; the shape of an array."""
-    if not isinstance(values, list | tuple):
-        return shape_of(values)
-    shapes = {check_even(name, value) for value in values}
-    if len(shapes) > 1:
-        raise HeadwiseError(f"{name} is ragged: rows of shapes {sorted(shapes)} lie side by side; make them equal")
-    return (len(values), *(shapes.pop() if shapes else ()))
-
-
-def flat(values: Any) -> Iterator[Any]:
-    """The numbers of an array or of nested lists, one after another."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    if isinstance(values, list | tuple):
-        for value in values:
-            yield from flat(value)
-    else:
-        yield values
-
-
-def kind_of(values: Any) -> str:
-    """ "bool", "float" or "int": the dtype of an array, or what nested lists hold.
-
-    A list that mixes whole numbers and floats is float, and so are scalars that carry gradients.
-    """
-    if hasattr(values, "dtype"):
-        name = str(values.dtype)
-        return "bool" if "bool" in name else "float" if "float" in name else "int"
-    kinds = {type(value) for value in flat(values)}
-    return "bool" if kinds <= {bool} else "int" if kinds <= {int, bool} else "float"

@@ -24,9 +24,9 @@ from headwise.model.layer import Call, MultiHeadAttention
 from headwise.model.presets import Recipe, find_preset
 from headwise.model.tokens import Tokens
 from headwise.model.train import make_optimizers, schedule
+from headwise.positions import RoPE
 from headwise.records import HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
-from headwise.spec import RoPE
 
 EXAMPLE_STEPS = 200
 EXAMPLE_NAMES = """

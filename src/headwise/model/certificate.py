@@ -19,7 +19,7 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, Causal, Lengths, Mask
 from headwise.model.layer import MultiHeadAttention
-from headwise.spec import RoPE
+from headwise.positions import RoPE
 
 CAUSAL = Causal()
 

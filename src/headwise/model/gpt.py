@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.masks import Causal
 from headwise.model.layer import MultiHeadAttention
+from headwise.positions import RoPE
 from headwise.rungs.cache import KVCache
-from headwise.spec import AttentionSpec, RoPE, require_size
+from headwise.spec import AttentionSpec, require_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -28,7 +28,7 @@ from headwise.model.certificate import CAUSAL, N_TOKENS, Imported, certified
 from headwise.model.layer import MultiHeadAttention
 from headwise.model.packed import from_conv1d, from_keras, from_packed, from_separate
 from headwise.model.parts import Parts, build
-from headwise.spec import RoPE
+from headwise.positions import RoPE
 
 __all__ = [
     "Imported",

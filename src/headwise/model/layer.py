@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.masks import Alibi, Bias, Lengths, Mask, Window, bare_mask_error
 from headwise.model.head import Heads, permuted, without
+from headwise.positions import RelativeBias, RoPE
 from headwise.rungs.cache import KVCache
 from headwise.rungs.rope import Rotation
 from headwise.rungs.tensor import attend
-from headwise.spec import AttentionSpec, Options, RelativeBias, RoPE
+from headwise.spec import AttentionSpec, Options
 
 _numbers = itertools.count()
 

@@ -21,7 +21,8 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Mask
 from headwise.model.certificate import CAUSAL, FORMULA, Imported, attended, certified, project, split_heads
 from headwise.model.parts import Parts, build, check_matrix
-from headwise.spec import RoPE, require_size
+from headwise.positions import RoPE
+from headwise.spec import require_size
 
 
 def from_packed(

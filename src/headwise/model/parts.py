@@ -10,7 +10,8 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask
 from headwise.model.layer import MultiHeadAttention
-from headwise.spec import AttentionSpec, RoPE, require_size
+from headwise.positions import RoPE
+from headwise.spec import AttentionSpec, require_size
 
 
 class Parts(NamedTuple):

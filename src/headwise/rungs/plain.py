@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, check_even, flat, shape_of
+from headwise.masks import Mask
 from headwise.records import Trace
 from headwise.rungs.autograd import Scalar, dot, exp, log, number, tanh
+from headwise.shapes import check_even, flat, shape_of
 from headwise.spec import Options, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
 Row = Sequence[Scalar]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwise.spec import RoPE
+from headwise.positions import RoPE
 
 
 class Rotation:

@@ -1,0 +1,118 @@
+"""Ways for a layer to know where tokens stand: rotary positions, and a learned bias by distance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from headwise.errors import HeadwiseError
+
+
+@dataclass(frozen=True)
+class RoPE:
+    """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2), and ways to stretch it.
+
+    theta             base of the wavelengths
+    dim               rotate only the first `dim` features of each head; None = all
+    interleaved       pair feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama)
+    before_norm       rotate before the qk-norm rather than after it
+    scaling           None, or for texts `factor` times as long as in training:
+                      "linear"  positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
+                      "ntk"     theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
+                      "yarn"    slow features as linear, fast ones untouched, a ramp between, and sharper scores
+                                (Peng et al. 2023, arXiv 2309.00071, section 3; the ramp runs over the features,
+                                as in the authors' code and the checkpoints made with it)
+    original_context  length of the texts in training, for yarn
+    beta_fast, beta_slow    turns within original_context above which, below which, a feature counts as fast, slow
+    """
+
+    theta: float = 10_000.0
+    dim: int | None = None
+    interleaved: bool = False
+    before_norm: bool = False
+    scaling: str | None = None
+    factor: float = 1.0
+    original_context: int | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, needs in (
+            ("factor", "scaling="),
+            ("original_context", "yarn"),
+            ("beta_fast", "yarn"),
+            ("beta_slow", "yarn"),
+        ):
+            given = getattr(self, name) != RoPE.__dataclass_fields__[name].default
+            if given and (self.scaling is None if needs == "scaling=" else self.scaling != "yarn"):
+                wants = "scaling=; one of linear, ntk, yarn" if needs == "scaling=" else "scaling='yarn'"
+                raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {wants}")
+        if not self.theta > 0:
+            raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
+        if self.dim is not None and (self.dim <= 0 or self.dim % 2):
+            raise HeadwiseError(f"rope dim={self.dim} must be even and positive: features turn in pairs")
+        if self.scaling not in (None, "linear", "ntk", "yarn"):
+            raise HeadwiseError(f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn")
+        if not self.factor >= 1:
+            raise HeadwiseError(f"rope factor={self.factor} is below 1; it says how many times longer the texts become")
+        if self.scaling == "yarn":
+            self._check_yarn()
+
+    def _check_yarn(self) -> None:
+        if self.original_context is None:
+            raise HeadwiseError("rope scaling='yarn' needs original_context=, the length of the texts in training")
+        if not self.original_context > 0:
+            raise HeadwiseError(f"rope original_context={self.original_context} is not positive")
+        if not self.beta_fast > self.beta_slow > 0:
+            raise HeadwiseError(f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0")
+        if not self.theta > 1:
+            raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
+
+    def frequencies(self, head_dim: int) -> tuple[list[float], float]:
+        """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
+        dim = self.dim or head_dim
+        theta = self.theta
+        if self.scaling == "ntk" and dim > 2:
+            theta *= self.factor ** (dim / (dim - 2))
+        plain = [theta ** (-2 * m / dim) for m in range(dim // 2)]
+        if self.scaling == "linear":
+            return [f / self.factor for f in plain], 1.0
+        if self.scaling != "yarn":
+            return plain, 1.0
+        low, high = (
+            math.floor(self._pair_that_turns(self.beta_fast, dim)),
+            math.ceil(self._pair_that_turns(self.beta_slow, dim)),
+        )
+        low, high = max(low, 0), min(high, dim - 1)
+        slow = [min(1.0, max(0.0, (m - low) / max(high - low, 1e-3))) for m in range(dim // 2)]
+        mixed = [f * (1 - s) + f / self.factor * s for f, s in zip(plain, slow, strict=True)]
+        return mixed, 0.1 * math.log(self.factor) + 1.0
+
+    def _pair_that_turns(self, times: float, dim: int) -> float:
+        """The (fractional) pair of features that turns `times` times within the original context."""
+        assert self.original_context is not None
+        return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """A learned bias for each head and distance, in buckets that widen with it (Raffel et al. 2020, T5, section 2.1).
+
+    n_buckets      distances told apart: half of them one by one, the rest on a logarithmic scale up to max_distance
+    max_distance   distances from here on share the last bucket
+    two_sided      half of the buckets are for keys after the query; otherwise those count as distance 0
+    """
+
+    n_buckets: int = 32
+    max_distance: int = 128
+    two_sided: bool = False
+
+    def __post_init__(self) -> None:
+        sides = 2 if self.two_sided else 1
+        if self.n_buckets < 2 * sides or self.n_buckets % (2 * sides):
+            raise HeadwiseError(f"relative bias n_buckets={self.n_buckets} must be a positive multiple of {2 * sides}")
+        exact = self.n_buckets // sides // 2
+        if self.max_distance <= exact:
+            raise HeadwiseError(
+                f"relative bias max_distance={self.max_distance} must exceed {exact}, the distances with a bucket each"
+            )

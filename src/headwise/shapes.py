@@ -1,0 +1,54 @@
+"""Shapes, numbers and kinds of arrays and of nested lists alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headwise.errors import HeadwiseError
+
+
+def shape_of(values: Any) -> tuple[int, ...]:
+    """The shape of an array, or of nested lists."""
+    if hasattr(values, "shape"):
+        return tuple(values.shape)
+    shape: tuple[int, ...] = ()
+    while isinstance(values, list | tuple):
+        shape += (len(values),)
+        if not values:
+            break
+        values = values[0]
+    return shape
+
+
+def check_even(name: str, values: Any) -> tuple[int, ...]:
+    """The shape of nested lists, which must be as regular as an array; the shape of an array."""
+    if not isinstance(values, list | tuple):
+        return shape_of(values)
+    shapes = {check_even(name, value) for value in values}
+    if len(shapes) > 1:
+        raise HeadwiseError(f"{name} is ragged: rows of shapes {sorted(shapes)} lie side by side; make them equal")
+    return (len(values), *(shapes.pop() if shapes else ()))
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """The numbers of an array or of nested lists, one after another."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        for value in values:
+            yield from flat(value)
+    else:
+        yield values
+
+
+def kind_of(values: Any) -> str:
+    """ "bool", "float" or "int": the dtype of an array, or what nested lists hold.
+
+    A list that mixes whole numbers and floats is float, and so are scalars that carry gradients.
+    """
+    if hasattr(values, "dtype"):
+        name = str(values.dtype)
+        return "bool" if "bool" in name else "float" if "float" in name else "int"
+    kinds = {type(value) for value in flat(values)}
+    return "bool" if kinds <= {bool} else "int" if kinds <= {int, bool} else "float"
