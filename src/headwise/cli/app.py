@@ -97,14 +97,25 @@ def main() -> NoReturn:
     except HeadwiseError as error:
         code = _failed(error, str(error))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads on: stay quiet at exit
+        _drop_output()  # nobody reads on
     except OSError as error:
+        _drop_output()
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:
         code = _failed(error, _interrupt_message(error), code=130)
     except Exception as error:
         code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What still waits for standard output would fail again when Python exits, and be reported a second time."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
