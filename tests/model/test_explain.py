@@ -452,3 +452,9 @@ def test_every_path_reads_as_one_headline_and_a_line_each(path: str) -> None:
 def test_no_number_has_an_exponent() -> None:
     layer = make(d_in=63, d_out=63)
     assert "1.01e+03" not in str(hw.explain(layer, draw(1, 63)))
+
+
+def test_bytes_of_the_mask_count_a_learned_bias_for_each_head() -> None:
+    layer = make(relative_bias=hw.RelativeBias(8, 16))
+    told = hw.explain(layer, draw(5))
+    assert told.bytes["mask"] == 4 * H * 5 * 5

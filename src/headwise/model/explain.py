@@ -58,14 +58,15 @@ def explain(
     """What `layer(x, ...)` with these arguments would do. Nothing is computed, and the cache stays as it is."""
     both = layer.mask_with(mask)
     layer.check(x, context, both, cache, positions)
-    if layer.relative_bias is not None:
-        # On the layer's call the learned bias joins the mask; here its shape is all that matters.
-        bias = Bias(layer.relative_bias.new_zeros(1, 1))
-        both = bias if both is None else both & bias
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     n_new = 0 if cache is not None and cache.holds_context else (x if context is None else context).shape[1]
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
+    if layer.relative_bias is not None:
+        # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
+        # for all of it.
+        bias = Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))
+        both = bias if both is None else both & bias
     options = layer.options(both, gate)
     if both is not None:
         both.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))

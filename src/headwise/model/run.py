@@ -104,7 +104,8 @@ def run_training(
     """
     corpus, config, recipe = settings.resolve()
     _claim(folder, settings, corpus, resume)
-    n_parameters = sum(p.numel() for p in GPT(config).parameters())
+    with torch.device("meta"):  # shapes alone
+        n_parameters = GPT(config).n_parameters
     say(f"training preset {settings.preset}, {n_parameters:,} parameters, on {corpus.name}, into {folder}")
     began = time.monotonic()
     model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
