@@ -14,7 +14,7 @@ import pytest
 import headwise
 
 ROOMS = ("base", "rungs", "model", "heads", "reshape", "study", "view", "cli")
-BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "records", "cost"}
+BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "intervals", "records", "cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
 ONE_DOOR = ("transformers", "safetensors", "tokenizers")
 
@@ -24,7 +24,7 @@ def room_of(module: str) -> str | None:
     parts = module.split(".")
     if len(parts) == 1:
         return None
-    return "base" if parts[1] in BASE and len(parts) == 2 else parts[1] if parts[1] in ROOMS[1:] else None
+    return "base" if parts[1] in BASE else parts[1] if parts[1] in ROOMS[1:] else None
 
 
 def imports_of(module: str, source: str, is_package: bool, modules: set[str]) -> Iterator[str]:

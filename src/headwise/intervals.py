@@ -1,0 +1,68 @@
+"""How sure a mean is: Student's interval over seeds or documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the bounds between which the true mean lies in 95 of 100 such samples."""
+
+    mean: float
+    low: float  # -inf and inf where a single value says nothing about its spread
+    high: float
+    n: int  # values: seeds, or documents
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    def excludes(self, value: float) -> bool:
+        """Does the interval lie on one side of `value`?"""
+        return not self.low <= value <= self.high
+
+
+def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
+    """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    n = len(known)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = math.fsum(known) / n
+    if n == 1:
+        return Interval(mean, -math.inf, math.inf, 1)
+    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1) / n)
+    reach = t_quantile(n - 1, level) * spread
+    return Interval(mean, mean - reach, mean + reach, n)
+
+
+@cache
+def t_quantile(degrees: int, level: float = LEVEL) -> float:
+    """t such that a Student variable of `degrees` degrees of freedom lies within +-t with probability `level`."""
+    low, high = 0.0, 1.0
+    while _inside(degrees, high) < level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(degrees, middle) < level else (low, middle)
+    return (low + high) / 2
+
+
+def _inside(degrees: int, t: float) -> float:
+    """P(|T| < t), by the finite series of Abramowitz & Stegun 1964, 26.7.3 and 26.7.4."""
+    angle = math.atan(t / math.sqrt(degrees))
+    odd = degrees % 2
+    cosine = math.cos(angle)
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(2 + odd, degrees + 1, 2):  # one term for each two degrees
+        total += term
+        term *= cosine * cosine * (k - 1) / k
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
