@@ -23,6 +23,8 @@ class Tokens:
         self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
+        self.frame: tuple[list[int], list[int]] = ([] if self.boundary is None else [self.boundary], [])
+        self.specials = frozenset(() if self.boundary is None else (self.boundary,))
         layout = json.loads(tokenizer.to_str())
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = (layout["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
@@ -83,7 +85,7 @@ class Tokens:
 
     def prompt(self, text: str) -> list[int]:
         """Ids that a model continues: the text, after a boundary where the model knows one."""
-        return ([] if self.boundary is None else [self.boundary]) + self.encode(text)
+        return self.frame[0] + self.encode(text)
 
     def opening(self) -> list[int]:
         """What a text begins with when nothing is given: the boundary, else a new line, else the first token."""
