@@ -21,6 +21,8 @@ from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
 if TYPE_CHECKING:
+    from headwise.heads.effect import ablate
+    from headwise.heads.watch import watch
     from headwise.model.explain import explain
     from headwise.model.importers import import_attention
     from headwise.model.layer import MultiHeadAttention
@@ -44,17 +46,21 @@ __all__ = [
     "Segments",
     "Trace",
     "Window",
+    "ablate",
     "attend",
     "explain",
     "import_attention",
     "trace",
+    "watch",
 ]
 
 _NEEDS_TORCH = {
     "KVCache": "headwise.rungs.cache",
     "MultiHeadAttention": "headwise.model.layer",
+    "ablate": "headwise.heads.effect",
     "explain": "headwise.model.explain",
     "import_attention": "headwise.model.importers",
+    "watch": "headwise.heads.watch",
 }
 
 

@@ -54,8 +54,8 @@ class Grid(Protocol):
 class BroadcastGrid:
     """The grid as index arrays that broadcast to (B, H, T, S), for NumPy and torch alike.
 
-    `array` turns values into the rung's array, `arange` makes its indices. `keys` restricts the grid to a range of
-    key positions; B, H, T, S stay the lengths of the whole call.
+    `array` turns values into the rung's array, `arange` makes its indices. `keys`, `queries` and `documents` restrict
+    the grid to a range of each; B, H, T, S stay the lengths of the whole call.
     """
 
     def __init__(
@@ -65,11 +65,14 @@ class BroadcastGrid:
         arange: Callable[[int], Any],
         keys: slice = slice(None),
         known: Callable[[Any], bool] = lambda values: True,
+        queries: slice = slice(None),
+        documents: slice = slice(None),
     ) -> None:
         self._known = known
         self.B, self.H, self.T, self.S = lengths
-        self._array, self._keys = array, keys
-        self.i = arange(self.T).reshape(self.T, 1)
+        self._array = array
+        self._part = {"b": documents, "h": slice(None), "t": queries, "s": keys}
+        self.i = arange(self.T).reshape(self.T, 1)[queries]
         self.j = arange(self.S)[keys]
 
     def read(self, values: Any) -> Iterable[Any]:
@@ -77,8 +80,14 @@ class BroadcastGrid:
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
-        if "s" in axes and array.ndim and array.shape[-1] == self.S:
-            array = array[..., self._keys]
+        if array.ndim:
+            named = axes[-array.ndim :]
+            whole = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
+            # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
+            cut = tuple(
+                self._part[a] if n == whole[a] else slice(None) for a, n in zip(named, array.shape, strict=True)
+            )
+            array = array[cut]
         if axes == "bhts":
             return array
         return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.model.gpt import GPT
@@ -18,8 +18,8 @@ LONGEST = 400  # tokens; every head keeps a T x T map
 
 
 @contextmanager
-def observe(layer: MultiHeadAttention, watcher: Callable[[Call], None]) -> Iterator[None]:
-    """Hand every call of a layer's attention to `watcher` inside this block."""
+def observe(layer: MultiHeadAttention, watcher: Callable[[Call], Tensor | None]) -> Iterator[None]:
+    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output."""
     layer.watchers.append(watcher)
     try:
         yield

@@ -26,12 +26,13 @@ _numbers = itertools.count()
 class Call(NamedTuple):
     """What the attention inside a layer was given and gave; handed to watchers."""
 
-    layer: MultiHeadAttention
+    layer: nn.Module  # a MultiHeadAttention; for a watched model of another library, its own attention module
     q: Tensor  # (B,H,T,D), normed and turned
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
     options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
     out: Tensor  # (B,H,T,E), before the heads are joined
+    cross: bool = False  # do keys and values come from another sequence than the queries?
 
 
 class MultiHeadAttention(nn.Module):
@@ -83,7 +84,7 @@ class MultiHeadAttention(nn.Module):
         self.sink = nn.Parameter(torch.zeros(n_heads)) if sink else None
         buckets = relative_bias.n_buckets if relative_bias else 0
         self.relative_bias = nn.Parameter(torch.zeros(buckets, n_heads)) if relative_bias else None
-        self.watchers: list[Callable[[Call], None]] = []
+        self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
         self._rotation = Rotation(rope, spec.head_dim) if rope else None
         self._number = next(_numbers)  # by which a cache knows its layer
 
@@ -147,8 +148,11 @@ class MultiHeadAttention(nn.Module):
         out = attend(q, k, v, options)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
             cache.take(self._number, context)
-        for watcher in self.watchers:
-            watcher(Call(self, q, k, v, options, out))
+        if self.watchers:
+            cross = context is not None or (cache is not None and cache.holds_context)
+            for watcher in self.watchers:
+                changed = watcher(Call(self, q, k, v, options, out, cross))
+                out = out if changed is None else changed
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
         return result

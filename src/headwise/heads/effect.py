@@ -1,0 +1,219 @@
+"""What breaks without a head: `ablate`, the change in loss when heads are silenced, and importance from gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.sites import Site, attach, sites_of
+from headwise.heads.statistics import Document
+from headwise.heads.watch import Seen, listening, unknown_head
+from headwise.intervals import Interval, interval_of
+from headwise.model.gpt import GPT
+from headwise.model.layer import Call
+
+HOWS = ("zero", "mean")
+LARGEST = 2**26  # logits held at once when several variants of a model run in one batch
+
+
+@contextmanager
+def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: Seen | None = None) -> Iterator[None]:
+    """Silence heads of a model inside this block, in training and in eval.
+
+        with hw.ablate(model, ["L3.H5", "cross.L0.H2"]):
+            model(ids)
+
+    how="zero"   the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head mask)
+    how="mean"   it becomes its mean over the real rows of the call; or, with `means`, what a `watch` saw, its mean over
+                 all that was watched. A step with a cache sees too little for a mean of its own and needs `means`
+
+    Raises HeadwiseError for a head that the model does not have.
+    """
+    if how not in HOWS:
+        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+    if isinstance(heads, str):
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
+    chosen = _by_site(sites_of(model), list(heads))
+    fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in heads}
+
+    def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
+        if site.name not in chosen:
+            return None
+        silent = chosen[site.name]
+        out = call.out.clone()
+        if how == "zero":
+            out[:, silent] = 0
+        elif means is not None:
+            for h in silent:
+                out[:, h] = fixed[site.head(h)].to(out)
+        else:
+            out[:, silent] = _row_mean(call, documents)[silent][None, :, None].to(out.dtype)
+        return out
+
+    with listening(model, change):
+        yield
+
+
+def _by_site(sites: Sequence[Site], heads: Sequence[str]) -> dict[str, list[int]]:
+    """Site name -> numbers of the named heads."""
+    places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
+    chosen: dict[str, list[int]] = {}
+    for name in dict.fromkeys(heads):
+        if name not in places:
+            raise unknown_head(name, list(places))
+        site, h = places[name]
+        chosen.setdefault(site, []).append(h)
+    return chosen
+
+
+def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
+    """Mean output of each head over the real rows of a call, (H,E), as a constant."""
+    T, S = call.q.shape[2], call.k.shape[2]
+    if T == 1 or (documents[0].start is not None and S > T):
+        raise HeadwiseError(
+            f"how='mean' in a step of {T} tokens with {S - T} in the cache has too few rows for a mean, and a cache "
+            f"must not change the answer; pass means=, what `watch` saw"
+        )
+    out = call.out.detach()
+    real = [one.real_rows if one.real_rows is not None else torch.ones(T, dtype=torch.bool) for one in documents]
+    weight = torch.stack([rows.to(out.device) for rows in real]).to(out.dtype)
+    return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
+
+
+def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
+    """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,)."""
+    logits = (model(ids) if isinstance(model, GPT) else model(input_ids=ids, use_cache=False).logits)[:, :-1]
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return losses.reshape(ids.shape[0], -1).mean(1)
+
+
+def has_loss(model: nn.Module) -> bool:
+    """Does the model predict the next token, so that a change in loss can be measured?"""
+    name = type(model).__name__
+    return isinstance(model, GPT) or "CausalLM" in name or "LMHead" in name
+
+
+def _require_loss(model: nn.Module) -> None:
+    if not has_loss(model):
+        raise HeadwiseError(
+            f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
+            f"measured; load the model with its causal language-model head"
+        )
+
+
+def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
+    """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
+
+    Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
+    by the root of the sum of squares of its layer. The parameters' own gradients are left alone.
+    """
+    _require_loss(model)
+    totals: dict[str, Tensor] = {}
+    rows = 0
+    names: dict[int, Site] = {}
+    outs: list[Tensor] = []
+
+    def keep(site: Site) -> Callable[[Call], Tensor]:
+        def watcher(call: Call) -> Tensor:
+            out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
+            names[len(outs)] = site
+            outs.append(out)
+            return out
+
+        return watcher
+
+    with attach({site: keep(site) for site in sites_of(model)}, model), _evaluating(model), torch.enable_grad():
+        for ids in batches:
+            outs.clear()
+            loss = next_token_losses(model, ids).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
+            for n, (out, slope) in enumerate(zip(outs, torch.autograd.grad(loss, outs), strict=True)):
+                found = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
+                totals[names[n].name] = totals.get(names[n].name, torch.zeros_like(found)) + found
+            rows += ids.numel()
+    if not rows:
+        raise HeadwiseError("importance needs at least one batch of ids")
+    result: dict[str, float] = {}
+    for site in names.values():
+        mean = totals[site.name] / rows
+        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
+        result |= dict(zip(site.heads, scaled.tolist(), strict=True))
+    return result
+
+
+@torch.no_grad()
+def ablation(
+    model: nn.Module,
+    batches: Sequence[Tensor],
+    how: str = "zero",
+    heads: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Interval]:
+    """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
+
+    Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
+    to try, default all; `progress(done, total)` counts heads.
+    """
+    _require_loss(model)
+    if how not in HOWS:
+        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+    sites = {site.name: site for site in sites_of(model)}
+    every = [head for site in sites.values() for head in site.heads]
+    chosen = _by_site(list(sites.values()), every if heads is None else list(heads))
+    changes: dict[str, list[float]] = {}
+    done, total = 0, sum(map(len, chosen.values())) * len(batches)
+    with _evaluating(model):
+        for ids in batches:
+            base = next_token_losses(model, ids)
+            for name, numbers in chosen.items():
+                for some in _chunks(numbers, _variants(model, ids)):
+                    losses = _without_each(model, ids, sites[name], some, how)
+                    for h, found in zip(some, losses, strict=True):
+                        changes.setdefault(sites[name].head(h), []).extend((found - base).tolist())
+                    done += len(some)
+                    if progress is not None:
+                        progress(done, total)
+    return {name: interval_of(values) for name, values in changes.items()}
+
+
+def _without_each(model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int], how: str) -> Tensor:
+    """Losses (n,B) of the model without head heads[0], without heads[1] and so on, in one batch."""
+    n, B = len(heads), ids.shape[0]
+
+    def silence(call: Call) -> Tensor:
+        out = call.out.clone()
+        variants = out.view(n, B, *out.shape[1:])
+        for variant, h in zip(variants, heads, strict=True):
+            variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))
+        return out
+
+    with attach({site: silence}, model):
+        return next_token_losses(model, ids.repeat(n, 1)).view(n, B)
+
+
+def _variants(model: nn.Module, ids: Tensor) -> int:
+    """How many variants of a model may run at once."""
+    config: Any = model.config
+    return max(1, LARGEST // (ids.numel() * int(config.vocab_size)))
+
+
+def _chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and afterwards each module in the mode it had."""
+    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
