@@ -128,7 +128,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
 
         return watcher
 
-    with attach({site: keep(site) for site in sites_of(model)}, model), _evaluating(model), torch.enable_grad():
+    with attach({site: keep(site) for site in sites_of(model)}, model), evaluating(model), torch.enable_grad():
         for ids in batches:
             outs.clear()
             loss = next_token_losses(model, ids).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
@@ -167,7 +167,7 @@ def ablation(
     chosen = _by_site(list(sites.values()), every if heads is None else list(heads))
     changes: dict[str, list[float]] = {}
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
-    with _evaluating(model):
+    with evaluating(model):
         for ids in batches:
             base = next_token_losses(model, ids)
             for name, numbers in chosen.items():
@@ -208,7 +208,7 @@ def _chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, and afterwards each module in the mode it had."""
     modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
     model.eval()

@@ -110,9 +110,19 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
     """
     T, S = call.q.shape[2], call.k.shape[2]
     one = _Pass(call, b, Document(), _Layout.of(Document(), T, S, call.q.device), ())
-    one.heads = one.H
-    found = [one.top(row, min(k, S)) for row in rows]
-    return torch.stack([keys for keys, _ in found], 1), torch.stack([weights for _, weights in found], 1)
+    found = [one.top(block, min(k, S)) for block in _runs(rows)]
+    return torch.cat([keys for keys, _ in found], 1), torch.cat([weights for _, weights in found], 1)
+
+
+def _runs(rows: Sequence[int], longest: int = ROWS) -> Iterator[slice]:
+    """Rows as slices, neighbours together."""
+    start = previous = None
+    for row in [*rows, None]:
+        if start is not None and previous is not None and (row != previous + 1 or row - start >= longest):
+            yield slice(start, previous + 1)
+            start = None
+        start = row if start is None else start
+        previous = row
 
 
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
@@ -197,15 +207,15 @@ class _Pass:
         for start in range(0, self.T, rows):
             yield slice(start, min(start + rows, self.T))
 
-    def top(self, row: int, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest weights of one query, as keys (H,k) and weights (H,k)."""
-        rows = slice(row, row + 1)
+    def top(self, rows: slice, k: int) -> tuple[Tensor, Tensor]:
+        """The k largest weights of some queries, as keys (H,t,k) and weights (H,t,k)."""
         keys, allowed, bias = self._mask(rows)
-        scores = self._scores(slice(0, self.H), rows, keys, bias, allowed)[:, 0]
-        logits = scores if self.sink is None else torch.cat([scores, self.sink[:, None]], 1)
-        weights = logits.softmax(-1)[:, : scores.shape[1]].masked_fill(scores <= FORBIDDEN / 2, 0)
-        values, places = weights.topk(min(k, weights.shape[1]), dim=-1)
-        gap = k - places.shape[1]
+        scores = self._scores(slice(0, self.H), rows, keys, bias, allowed)
+        sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
+        logits = scores if sink is None else torch.cat([scores, sink], -1)
+        weights = logits.softmax(-1)[..., : scores.shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
+        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
+        gap = k - places.shape[2]
         return F.pad(places + keys.start, (0, gap)), F.pad(values, (0, gap))
 
     def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
