@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, ladder, microgpt_baseline, onnx_peers, small, training
+from benchmarks import attention, heads, ladder, microgpt_baseline, onnx_peers, small, training
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "decode": attention.decode,
     "small": small.run,
     "ladder": ladder.run,
+    "heads": heads.run,
     "onnx": onnx_peers.run,
     "training": training.run,
 }

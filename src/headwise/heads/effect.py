@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.sites import Site, attach, sites_of
 from headwise.heads.statistics import Document
-from headwise.heads.watch import Seen, listening, unknown_head
+from headwise.heads.watch import Seen, evaluating, listening, unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.model.gpt import GPT
 from headwise.model.layer import Call
@@ -205,15 +205,3 @@ def _variants(model: nn.Module, ids: Tensor) -> int:
 def _chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and afterwards each module in the mode it had."""
-    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -2,61 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.sites import Site
+from headwise.heads.sites import attention_layers as attention_layers
+from headwise.heads.sites import observe as observe
+from headwise.heads.statistics import Document
+from headwise.heads.watch import evaluating, listening, run
 from headwise.model.gpt import GPT
-from headwise.model.layer import Call, MultiHeadAttention
+from headwise.model.layer import Call
 from headwise.records import HeadMap, HeadMaps
 from headwise.rungs.tensor import trace
 
 LONGEST = 400  # tokens; every head keeps a T x T map
 
 
-@contextmanager
-def observe(layer: MultiHeadAttention, watcher: Callable[[Call], Tensor | None]) -> Iterator[None]:
-    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output."""
-    layer.watchers.append(watcher)
-    try:
-        yield
-    finally:
-        layer.watchers.remove(watcher)
-
-
 @torch.no_grad()
-def head_maps(model: GPT, ids: Sequence[int], tokens: Sequence[str], name: str) -> HeadMaps:
-    """Run a model on the ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
+def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name: str) -> HeadMaps:
+    """Run a model that reads ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
 
-    Raises HeadwiseError for an empty text, one that exceeds the model's context, or one of over 400 tokens.
+    Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
+    that exceeds the context of a model of ours, or one of over 400 tokens.
     """
     if not ids:
         raise HeadwiseError("the text has no tokens; pass one with --text")
-    longest = min(LONGEST, model.config.context)
+    context = model.config.context if isinstance(model, GPT) else LONGEST
+    longest = min(LONGEST, context)
     if len(ids) > longest:
-        why = "the model's context" if longest == model.config.context else "the most that whole maps are drawn for"
+        why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
     found: list[HeadMap] = []
 
-    def keep(number: int) -> Callable[[Call], None]:
-        def watcher(call: Call) -> None:
-            weights_hts = trace(call.q, call.k, call.v, call.options).weights[0].float().cpu().numpy()
-            found.extend(HeadMap(number, head, weights) for head, weights in enumerate(weights_hts))
+    def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        layer = site.name.removeprefix("L")
+        if not layer.isdigit():
+            raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
+        weights_hts = trace(call.q, call.k, call.v, call.options).weights[0].float().cpu().numpy()
+        found.extend(HeadMap(int(layer), head, weights) for head, weights in enumerate(weights_hts))
 
-        return watcher
-
-    with ExitStack() as stack:
-        for number, layer in enumerate(attention_layers(model)):
-            stack.enter_context(observe(layer, keep(number)))
-        training = model.training
-        stack.callback(model.train, training)
-        model.eval()(torch.tensor([list(ids)]))
+    with listening(model, keep), evaluating(model):
+        run(model, torch.tensor([list(ids)]))
     return HeadMaps(name, tuple(tokens), tuple(found))
-
-
-def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
-    """The attention layers of a model, in the order of its modules."""
-    return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.maps import observe
 from headwise.masks import Allowed, Bias, Causal, Mask
 from headwise.model.layer import Call, MultiHeadAttention
 from headwise.rungs.tensor import attend
@@ -74,7 +73,7 @@ def sites_of(model: nn.Module) -> list[Site]:
     Raises HeadwiseError where there are none, and where some attention of the model does not go through the interface
     and would be missed.
     """
-    own = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    own = attention_layers(model)
     found = [
         Site(f"L{n}", layer, layer.spec.n_heads, None if layer.o_proj is None else layer.o_proj.weight, False)
         for n, layer in enumerate(own)
@@ -94,6 +93,21 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"model of transformers"
         )
     return found
+
+
+def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
+    """Our own attention layers of a model, in the order of its modules."""
+    return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+
+
+@contextmanager
+def observe(layer: MultiHeadAttention, watcher: Handler) -> Iterator[None]:
+    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output."""
+    layer.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        layer.watchers.remove(watcher)
 
 
 @contextmanager

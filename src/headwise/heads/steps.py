@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.maps import attention_layers, observe
+from headwise.heads.sites import attention_layers, observe
 from headwise.model.data import Documents
 from headwise.model.gpt import GPT, Block, GPTConfig
 from headwise.model.layer import Call, MultiHeadAttention

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.effect import ablation, evaluating, has_loss, importance, next_token_losses
+from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.sites import Site
 from headwise.heads.statistics import Document, Measured, measure, output_factors, top_keys, uniform
-from headwise.heads.watch import listening
+from headwise.heads.watch import evaluating, listening, run
 from headwise.intervals import Interval, interval_of
-from headwise.model.gpt import GPT
 from headwise.model.layer import Call
 from headwise.records import HeadProfile, HeadSurvey
 
@@ -243,20 +242,6 @@ def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
         together = max(1, BATCH // length)
         while some := list(itertools.islice(group, together)):
             yield torch.tensor([list(document) for document in some])
-
-
-def run(model: nn.Module, ids: Tensor) -> None:
-    """A forward pass over ids (B,T), without the projection onto the vocabulary where it can be left out."""
-    if isinstance(model, GPT):
-        model(ids, last_only=True)
-        return
-    body: Any = getattr(model, "base_model", model)
-    given: dict[str, Any] = {"input_ids": ids}
-    if getattr(body.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = ids
-    if "use_cache" in inspect.signature(body.forward).parameters:
-        given["use_cache"] = False
-    body(**given)
 
 
 def _require_reader(model: nn.Module) -> None:

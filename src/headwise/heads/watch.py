@@ -101,6 +101,32 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
         yield
 
 
+def run(model: nn.Module, ids: Tensor) -> None:
+    """A forward pass over ids (B,T), without the projection onto the vocabulary where it can be left out."""
+    if isinstance(model, GPT):
+        model(ids, last_only=True)
+        return
+    body: Any = getattr(model, "base_model", model)
+    given: dict[str, Any] = {"input_ids": ids}
+    if getattr(body.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = ids
+    if "use_cache" in inspect.signature(body.forward).parameters:
+        given["use_cache"] = False
+    body(**given)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and afterwards each module in the mode it had."""
+    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 @dataclass(eq=False)
 class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included."""
@@ -147,10 +173,9 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     readers: dict[nn.Module, _Reader] = {}
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
-        if isinstance(module, GPT) or hasattr(module, "get_input_embeddings"):
-            names = list(inspect.signature(module.forward).parameters)
-            if {"ids", "input_ids"} & set(names):
-                reader = _Reader(module, names)
+        names = list(inspect.signature(module.forward).parameters)
+        if {"ids", "input_ids"} & set(names):
+            reader = _Reader(module, names)
         if reader is not None:
             readers[module] = reader
         for child in module.children():

@@ -55,6 +55,11 @@ class Stream:
             pieces = self.held_out[some[:, None] + torch.arange(self.context + 1)]
             yield pieces[:, :-1], pieces[:, 1:]
 
+    def held_out_documents(self, limit: int) -> list[list[int]]:
+        """Held-out ids in pieces of the context's length, about `limit` tokens of them."""
+        pieces = [inputs.tolist() for inputs, _ in self.held_out_batches(1, limit)]
+        return [ids for piece in pieces for ids in piece]
+
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
         best = best_ngram(self.train.numpy(), self.held_out.numpy(), vocab_size)
@@ -107,6 +112,11 @@ class Documents:
                 after = (inputs == self._scored_after).cumsum(1) > 0
                 targets = targets.masked_fill(~after, IGNORED)
             yield inputs, targets
+
+    def held_out_documents(self, limit: int) -> list[list[int]]:
+        """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
+        ends = np.cumsum([len(ids) for ids in self._held_out])
+        return [ids[:-1] for ids in self._held_out[: max(1, int(np.searchsorted(ends, limit)))]]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens."""

@@ -135,6 +135,20 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return run
 
 
+def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
+    """What the run in `folder` held out, as ids of documents, about `limit` tokens.
+
+    Raises HeadwiseError when there is no run, or its text is no longer there or no longer the same.
+    """
+    run = read_run(folder)
+    if run is None:
+        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass --text")
+    corpus, _, _ = Settings(**run["settings"]).resolve()
+    if corpus.data.digest != run["digest"]:
+        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass --text")
+    return corpus.data.held_out_documents(limit)
+
+
 def read_summary(folder: Path) -> RunSummary | None:
     """The results of a finished run, for its report."""
     run = read_run(folder)
