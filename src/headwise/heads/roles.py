@@ -22,6 +22,9 @@ ROLES = (
     Role("duplicate token", "duplicate", MASS, "looks at an earlier copy of the token", "Wang et al. 2022, 2211.00593"),
     Role("induction", "prefix", MASS, "looks at what came after an earlier copy", "Olsson et al. 2022, 2209.11895"),
     Role("positional", "positional", 0.9, "looks hardest at one fixed offset", "Voita et al. 2019, 1905.09418"),
+    Role(
+        "copying", "copying", 0.8, "raises the logits of what it looks at", "Elhage et al. 2021, transformer circuits"
+    ),
     Role("rare token", "rare_top", MASS, "looks hardest at the rarest tokens", "Voita et al. 2019, 1905.09418"),
 )
 

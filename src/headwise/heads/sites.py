@@ -29,6 +29,7 @@ Handler = Callable[[Call], Tensor | None]
 
 CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")  # names of modules
 OUTPUTS = ("o_proj", "c_proj", "out_proj", "o", "output.dense", "dense")  # names of W_O, on the module or its parent
+VALUES = ("v_proj", "value", "v")  # names of W_V
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "encoder_attention_heads")
 # Keywords of transformers that say nothing about the arithmetic of attention, or say it a second time: a window is in
 # the mask already.
@@ -57,6 +58,7 @@ class Site:
     module: nn.Module
     n_heads: int
     w_o: Tensor | None  # (C, H*E), or None where the heads' output is not projected
+    w_v: Tensor | None  # (G*E, C), or None where it is not known
     cross: bool  # as far as the module tells; a call of ours has the last word
 
     def head(self, number: int) -> str:
@@ -75,7 +77,14 @@ def sites_of(model: nn.Module) -> list[Site]:
     """
     own = attention_layers(model)
     found = [
-        Site(f"L{n}", layer, layer.spec.n_heads, None if layer.o_proj is None else layer.o_proj.weight, False)
+        Site(
+            name=f"L{n}",
+            module=layer,
+            n_heads=layer.spec.n_heads,
+            w_o=None if layer.o_proj is None else layer.o_proj.weight,
+            w_v=layer.v_proj.weight,
+            cross=False,
+        )
         for n, layer in enumerate(own)
     ]
     if _has_hf(model):
@@ -151,22 +160,24 @@ def _hf_sites(model: nn.Module) -> list[Site]:
     modules = dict(model.named_modules())
     through = [path for path, module in modules.items() if uses_interface(module)]
     _check_family(model, modules, through)
-    stacks: dict[str, list[str]] = {}
-    for path in through:
-        stacks.setdefault(_stack(path), []).append(path)
-    names = _stack_names(model, list(stacks))
+    stacks: dict[str, int] = {}  # stack -> attentions found in it so far
+    names = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
     sites = []
-    for stack, paths in stacks.items():
-        for n, path in enumerate(paths):
-            module = modules[path]
-            owner = next(modules[p] for p in _upwards(path) if is_hf(modules[p]))
-            count = _count(module, owner)
-            sites.append(
-                Site(f"{names[stack]}L{_number(path, n)}", module, count, _w_o(modules, path), _is_cross(path))
+    for path in through:
+        stack, module = _stack(path), modules[path]
+        order = stacks[stack] = stacks.get(stack, -1) + 1
+        owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
+        sites.append(
+            Site(
+                name=f"{names[stack]}L{_number(path, order)}",
+                module=module,
+                n_heads=_count(module, owner),
+                w_o=_w_o(modules, path),
+                w_v=_w_v(module),
+                cross=_is_cross(path),
             )
-    order = {path: n for n, path in enumerate(through)}
-    by_module = {modules[path]: order[path] for path in through}
-    return sorted(sites, key=lambda site: by_module[site.module])
+        )
+    return sites
 
 
 def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: Sequence[str]) -> None:
@@ -251,6 +262,20 @@ def _w_o(modules: Mapping[str, nn.Module], path: str) -> Tensor | None:
             weight = getattr(found, "weight", None)
             if isinstance(weight, Tensor) and weight.ndim == 2:
                 return weight.T if type(found).__name__ == "Conv1D" else weight
+    return None
+
+
+def _w_v(module: nn.Module) -> Tensor | None:
+    """W_V as (G*E, C); GPT-2 keeps it in one matrix with W_Q and W_K."""
+    for name in VALUES:
+        found = getattr(module, name, None)
+        weight = getattr(found, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2:
+            return weight.T if type(found).__name__ == "Conv1D" else weight
+    joined = getattr(module, "c_attn", None)
+    if joined is not None and joined.weight.shape[1] == 3 * joined.weight.shape[0]:
+        third: Tensor = joined.weight.T.chunk(3)[2]
+        return third
     return None
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.copying import copying
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.sites import Site
@@ -45,11 +46,12 @@ STATISTICS = {
     "positional": "share of rows that look hardest at one fixed offset, 0 and 1 left out",
     "duplicate": "mass on the earlier copy, in random tokens repeated",
     "prefix": "mass on what came after that copy, in random tokens repeated",
+    "copying": "from the weights: does it raise the logits of what it looks at? -1 to 1",
     "norm": "length of what the head adds to the residual stream",
 }
 REACH = 32  # offsets that are counted for "positional"
-CONTROLS = 8  # documents that the controls are measured on: they vary little
-EFFECTS = 8  # documents that heads are ablated on
+CONTROLS = 32  # documents that the controls are measured on: they vary little
+EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
 PASSAGE, TOP, TOKENS = 128, 8, 1024  # of the first document: tokens whose top keys are kept, keys, tokens shown
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
 BATCH = 4096  # tokens of documents that run together
@@ -121,6 +123,7 @@ def survey(
     if controls:
         untrained = _untrained(model, text, probes, seed, progress)
     effects = _effects(model, text, ablate, progress, notes)
+    tally.read_weights(model)
     profiles = tuple(_profile(site, h, tally, untrained, effects) for site in tally.sites for h in range(site.n_heads))
     first = list(text.documents[0])
     present = {key for profile in profiles for key in profile.scores}
@@ -154,6 +157,7 @@ class _Tally:
         self.offsets: dict[str, list[Tensor]] = {}  # site -> (H, 2 REACH + 1) a document, shares of rows
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
         self.factors: dict[str, Tensor] = {}
+        self.weights: dict[str, list[float]] = {}  # site -> copying score of each head
         self.probe_from: int | None = None  # rows before this one do not count
         if text is not None:
             self.probe = _Tally(None, uniform_on, keep=False)
@@ -189,6 +193,13 @@ class _Tally:
             counts = (behind[..., None] == torch.arange(-REACH, REACH + 1)).double().mean(1)
             self.offsets.setdefault(site.name, []).append(counts)
 
+    def read_weights(self, model: nn.Module) -> None:
+        """The scores that need no text."""
+        for site in self.sites:
+            values = copying(site, model)
+            if values is not None:
+                self.weights[site.name] = values
+
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
         scores = {key: interval_of(values) for key, values in self.scores[site.head(h)].items()}
@@ -200,6 +211,9 @@ class _Tally:
         for key, source in (("duplicate", "same_token"), ("prefix", "induction")):
             if source in probed:
                 scores[key] = interval_of(probed[source])
+        if site.name in self.weights:
+            value = self.weights[site.name][h]
+            scores["copying"] = Interval(value, value, value, 1)
         return {key: scores[key] for key in STATISTICS if key in scores}
 
     def even(self, site: Site) -> dict[str, float]:
@@ -280,6 +294,7 @@ def _untrained(
     _collect(fresh, text.documents[:CONTROLS], tally, lambda done, total: progress("untrained control", done, total))
     tally.probe.probe_from = _second_half(probes, text)
     _collect(fresh, probes, tally.probe, lambda done, total: progress("untrained control", done, total))
+    tally.read_weights(fresh)
     heads = [tally.of_head(site, h) for site in tally.sites for h in range(site.n_heads)]
     keys = {key for scores in heads for key in scores}
     return {key: max(scores[key].mean for scores in heads if key in scores) for key in STATISTICS if key in keys}
@@ -308,7 +323,8 @@ def _effects(model: nn.Module, text: Text, how: str | None, progress: Progress, 
         notes.append(f"{type(model).__name__} does not predict the next token, so there is no loss whose change could "
                      "tell what a head is worth: importance and ablation are left out.")  # fmt: skip
         return _Effects({}, {}, None)
-    groups = list(batches(text.documents[:EFFECTS]))
+    ends = np.cumsum([len(document) for document in text.documents])
+    groups = list(batches(text.documents[: max(2, int(np.searchsorted(ends, EFFECTS, side="right")))]))
     progress("importance", 0, 1)
     found = importance(model, groups)
     progress("importance", 1, 1)

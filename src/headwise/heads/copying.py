@@ -1,0 +1,49 @@
+"""Does a head copy what it looks at? Read off the weights alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.heads.sites import Site
+from headwise.model.gpt import GPT
+
+
+@torch.no_grad()
+def copying(site: Site, model: nn.Module) -> list[float] | None:
+    """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
+
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
+    every token that the head looks at. The V x V product has the non-zero eigenvalues of the E x E one computed here.
+    Norms between the matrices are left out. None where the model has no such matrices of one width.
+    """
+    embed, unembed = _embeddings(model)
+    if embed is None or unembed is None or site.w_o is None or site.w_v is None or site.cross:
+        return None
+    C = embed.shape[1]
+    H = site.n_heads
+    if unembed.shape != embed.shape or site.w_o.shape[0] != C or site.w_v.shape[1] != C or site.w_o.shape[1] % H:
+        return None
+    E = site.w_o.shape[1] // H
+    G = site.w_v.shape[0] // E
+    if site.w_v.shape[0] % E or H % G:
+        return None
+    w_v = site.w_v.double().reshape(G, E, C).repeat_interleave(H // G, 0)
+    w_o = site.w_o.double().reshape(C, H, E).transpose(0, 1)
+    through = w_v @ (embed.double().T @ unembed.double()) @ w_o  # (H,E,E)
+    values = torch.linalg.eigvals(through)
+    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    found: list[float] = ratio.tolist()
+    return found
+
+
+def _embeddings(model: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """W_E and W_U, (V,C) each."""
+    if isinstance(model, GPT):
+        return model.token_embedding.weight, model.lm_head.weight
+    whole: Any = model
+    if not hasattr(model, "get_output_embeddings") or whole.get_output_embeddings() is None:
+        return None, None
+    return whole.get_input_embeddings().weight, whole.get_output_embeddings().weight
