@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import html
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -330,6 +331,17 @@ class Seen(Mapping[str, SeenHead]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a head a line, each statistic's mean over the rows."""
+        heads = [self[name] for name in self] if self._found else []
+        names = list(dict.fromkeys(name for head in heads for name in head.rows))
+        cells = "".join(f"<th>{html.escape(name)}</th>" for name in ["head", *names])
+        lines = [f"<tr>{cells}</tr>"]
+        for head in heads:
+            numbers = "".join(f"<td>{getattr(head, n):.3f}</td>" if n in head.rows else "<td></td>" for n in names)
+            lines.append(f"<tr><th>{html.escape(head.name)}</th>{numbers}</tr>")
+        return f"<table>{''.join(lines)}</table>"
 
 
 def unknown_head(name: object, known: Sequence[str]) -> HeadwiseError:
