@@ -7,10 +7,16 @@ from headwise.cli import generate  # isort: split
 
 from headwise.cli import heads  # isort: split
 
+from headwise.cli import share  # isort: split
+
+from headwise.cli import prune  # isort: split
+
+from headwise.cli import cost  # isort: split
+
 from headwise.cli import trace  # isort: split
 
 from headwise.cli import ladder  # isort: split
 
 from headwise.cli.app import main
 
-__all__ = ["generate", "heads", "ladder", "main", "trace", "train"]
+__all__ = ["cost", "generate", "heads", "ladder", "main", "prune", "share", "trace", "train"]

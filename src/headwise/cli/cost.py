@@ -1,0 +1,62 @@
+"""`headwise cost`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from headwise.cli.app import Debug, Json, app, out, print_json
+
+
+@app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
+def cost(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A folder with config.json, such a file, or a preset, as llama-2-70b."),
+    ],
+    context: Annotated[int | None, typer.Option(help="Tokens of each text; default: the model's longest.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,
+    source: Annotated[
+        int | None, typer.Option(help="Tokens that an encoder reads beside the decoder; default: as many as --context.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Number format: fp32, bf16, fp16, fp8, int4...; default: the config's, else bf16."),
+    ] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help="Number format of the cache; default: as --dtype.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory to fit into, such as 24GiB or 80GB.")] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Memory bandwidth, such as 900GB/s; bounds the speed.")] = None,
+    variants: Annotated[
+        bool, typer.Option("--variants", help="The same model as MHA, GQA at each divisor, and MQA.")
+    ] = False,
+    choose: Annotated[bool, typer.Option("--choose", help="What the rules of thumb would choose, and why.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Price the heads of a model: parameters, cache, FLOPs, bytes, speed bound, what fits in memory.
+
+    Reads the fields of the model's own config.json, and needs neither weights nor torch nor a network. A config that
+    cannot be priced exactly is refused.
+    """
+    from headwise import cost as room
+    from headwise.view.cost import print_choice, print_price, print_variants
+
+    name, shape = room.read_shape(model)
+    setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
+    price = room.price_shape(name, shape, setting)
+    rows = room.variants(shape, setting) if variants else None
+    choice = room.choose(shape, setting) if choose else None
+    if as_json:
+        extras = {
+            "variants": None if rows is None else [asdict(row) for row in rows],
+            "choice": None if choice is None else asdict(choice),
+        }
+        print_json(asdict(price) | extras)
+        return
+    print_price(out, price)
+    if rows is not None:
+        print_variants(out, price.setting, rows)
+    if choice is not None:
+        print_choice(out, choice)

@@ -1,0 +1,151 @@
+"""Encoders: BERT, RoBERTa and ViT, which keep no cache, and the image tower beside Gemma 3's decoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from headwise.cost.decoders import gemma3_text
+from headwise.cost.fields import Family, Fields, check_size
+from headwise.cost.parts import masked_lm_head, norm, once, patches, table, taken_note
+from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece
+from headwise.errors import HeadwiseError
+
+
+def _layers(f: Fields, stack: str = MAIN, prefix: str = "", qkv_bias: bool = True) -> tuple[Layer, ...]:
+    """Bidirectional layers with biases and two LayerNorms each, as these four families have them."""
+    d, width = f.size("hidden_size"), f.head_dim()
+    attention = Attention(
+        d_model=d,
+        n_heads=f.size("num_attention_heads"),
+        n_kv_heads=f.size("num_attention_heads"),
+        head_dim=width,
+        value_dim=width,
+        causal=False,
+        q_bias=qkv_bias,
+        k_bias=qkv_bias,
+        v_bias=qkv_bias,
+        out_bias=True,
+    )
+    forward = FeedForward(d_model=d, width=f.size("intermediate_size"), gated=False, bias=True)
+    return tuple(
+        Layer(
+            name=f"{prefix}L{n}",
+            stack=stack,
+            attention=attention,
+            cross=None,
+            feed_forward=forward,
+            norm_parameters=4 * d,
+        )
+        for n in f.layers("num_hidden_layers")
+    )
+
+
+def _text_encoder(f: Fields, positions: int, pooled: str) -> ModelShape:
+    """BERT and RoBERTa. The pooler is there where the head is one of `pooled`, in words separated by spaces."""
+    d, vocabulary, kind = f.size("hidden_size"), f.size("vocab_size"), f.head()
+    pieces = [
+        table("token embedding", vocabulary, d),
+        table("position embedding", f.size("max_position_embeddings"), d),
+        table("segment embedding", f.size("type_vocab_size"), d),
+        norm("embedding norm", 2 * d),
+    ]
+    if kind in pooled.split():
+        pieces.append(once("pooler", d, d))
+    if kind in ("masked", "pretraining"):
+        pieces.append(masked_lm_head(d, vocabulary, f.flag("tie_word_embeddings")))
+    if kind == "pretraining":
+        pieces.append(once("next sentence", d, 2))
+    return ModelShape(
+        family=f.family.name,
+        d_model=d,
+        layers=_layers(f),
+        pieces=tuple(pieces),
+        positions=positions,
+        generates=False,
+        notes=taken_note(f),
+    )
+
+
+def bert(f: Fields) -> ModelShape:
+    return _text_encoder(f, f.size("max_position_embeddings"), "base pretraining")
+
+
+def roberta(f: Fields) -> ModelShape:
+    """Positions count from after the padding token's id, so that many rows and one more are never a position."""
+    lost = f.count("pad_token_id") + 1
+    rows = f.size("max_position_embeddings")
+    if rows <= lost:
+        raise HeadwiseError(
+            f"max_position_embeddings={rows} leaves no position: the first {lost}, pad_token_id + 1, rest"
+        )
+    return _text_encoder(f, rows - lost, "base")
+
+
+def vit(f: Fields) -> ModelShape:
+    """An image is its patches and one class token."""
+    d, (stem, count) = f.size("hidden_size"), patches(f)
+    pieces = [
+        stem,
+        Piece(name="class token", part="embeddings", parameters=d, row=d),
+        table("position embedding", count + 1, d),
+        norm("final norm", 2 * d),
+        once("pooler", d, f.optional_size("pooler_output_size") or d)
+        if f.head() == "base"
+        else once("classifier", d, _labels(f.config)),
+    ]
+    return ModelShape(
+        family=f.family.name,
+        d_model=d,
+        layers=_layers(f, qkv_bias=f.flag("qkv_bias")),
+        pieces=tuple(pieces),
+        positions=count + 1,
+        generates=False,
+        notes=taken_note(f),
+    )
+
+
+def _labels(config: dict[str, Any]) -> int:
+    """How many classes there are: transformers names each in id2label, and keeps silent about the usual two."""
+    names = config.get("id2label")
+    return len(names) if isinstance(names, dict) and names else check_size("num_labels", config.get("num_labels", 2))
+
+
+SIGLIP = Family(
+    name="siglip_vision_model",
+    required=("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    # SiglipVisionConfig, transformers 5.23
+    defaults={"intermediate_size": 3072, "num_channels": 3, "image_size": 224, "patch_size": 16},
+    fixed={"vision_use_head": False},  # with True, its default, a pooling head would be there that Gemma 3 never uses
+    build=vit,
+    heads={"SiglipVisionModel": "base"},
+)
+
+
+def gemma3(f: Fields, text_family: Family) -> ModelShape:
+    """Gemma 3 with eyes: the text decoder, a SigLIP tower, and the projection between them."""
+    text, vision = f.config.get("text_config"), f.config.get("vision_config")
+    if not isinstance(text, dict) or not isinstance(vision, dict):
+        missing = "vision_config" if isinstance(text, dict) else "text_config"
+        raise HeadwiseError(f"{missing} is missing; gemma3 reads text and images (a model of text says gemma3_text)")
+    if "vision_use_head" not in vision:
+        raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
+    head = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer one decides
+    shape, eyes = gemma3_text(Fields({**text, **head}, text_family)), Fields(vision, SIGLIP)
+    d, (stem, count) = eyes.size("hidden_size"), patches(eyes)
+    projection = Piece(name="vision projection", part="stem", parameters=d * shape.d_model, stack=VISION)
+    tower = (
+        replace(stem, name="vision patches", stack=VISION),
+        table("vision position embedding", count, d, VISION),
+        norm("vision final norm", 2 * d, VISION),
+        projection,
+        norm("vision projection norm", d, VISION),
+    )
+    note = "images: the vision tower counts in the parameters, and the FLOPs are those of text alone"
+    return replace(
+        shape,
+        family="gemma3",
+        layers=shape.layers + _layers(eyes, VISION, "vision."),
+        pieces=shape.pieces + tower,
+        notes=(*shape.notes, *taken_note(eyes), note),
+    )

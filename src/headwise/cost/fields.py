@@ -1,0 +1,211 @@
+"""Reading a config.json: a size is what the file says, else the default of the model's own config class, else an error.
+
+Nothing is guessed. A field that is not known here and reads like a size refuses the whole config: leaving it out could
+misprice the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwise.cost.shape import ModelShape
+from headwise.errors import HeadwiseError
+
+LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would take for ever to print
+MOST_LAYERS = 10_000
+
+# Fields of any model that read like sizes and change none: what is drawn, logged, dropped, scaled or generated.
+HARMLESS = frozenset(
+    (
+        *(
+            "alignment_heads",
+            "aux_loss_alpha",
+            "chunk_size_feed_forward",
+            "classifier_dropout",
+            "classifier_proj_size",
+            "encoder_stride",
+        ),
+        *("ep_size", "initial_context_length", "max_window_layers", "median_filter_width", "mm_tokens_per_image"),
+        *("n_ctx", "n_group", "topk_group", "num_mtp_layers", "num_nextn_predict_layers", "num_labels", "id2label"),
+        *("encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
+        *("num_return_sequences", "output_hidden_states", "output_attentions", "pretraining_tp", "rotary_dim"),
+        *("original_max_position_embeddings", "query_pre_attn_scalar", "task_specific_params"),
+    )
+)
+# A field whose name has one of these words in it may be a size.
+SIZE_WORDS = frozenset(
+    (
+        *("attention", "block", "bottleneck", "channels", "chunk", "cross", "depth", "dim", "dims", "embd", "experts"),
+        *("ffn", "group", "groups", "head", "heads", "hidden", "index", "inner", "intermediate", "kv", "layer"),
+        *("layers", "lora", "n", "num", "rank", "size", "sizes", "sparse", "ssm", "state", "states", "types", "width"),
+        *("window", "windows"),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How one model_type of transformers is read.
+
+    required    the fields that size the model; without one of them the class default would price another model
+    defaults    what its config class fills in for fields that a file leaves out
+    aliases     other names of fields, as in the class's attribute_map
+    fixed       fields that change sizes in a way that is not priced here -> the one value that is
+    derived     fields that the class works out by itself and a file may repeat
+    heads       what `architectures` may name -> the kind of head; the first is that of a config that names none
+    """
+
+    name: str
+    required: tuple[str, ...]
+    defaults: dict[str, Any]
+    build: Callable[[Fields], ModelShape]
+    heads: dict[str, str]
+    aliases: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+
+
+class Fields:
+    """The fields of one config.json. Every method raises HeadwiseError that names the field."""
+
+    def __init__(self, config: dict[str, Any], family: Family) -> None:
+        self.family = family
+        self.config = config
+        self.taken: dict[str, int] = {}  # sizes that the file leaves out, as they were filled in
+        self._refuse_unknown()
+
+    def _refuse_unknown(self) -> None:
+        family = self.family
+        known = {*family.required, *family.defaults, *family.aliases, *family.derived, *HARMLESS}
+        for name, value in self.config.items():
+            if name in family.fixed:
+                if value != family.fixed[name] and value not in (None, False, [], {}):
+                    wanted = f"{name}={_short(family.fixed[name])}"
+                    raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
+            elif name not in known and _sizes_something(name, value):
+                raise HeadwiseError(
+                    f"{name}={_short(value)} is not a field of {family.name} that is known here, and it may "
+                    f"change sizes; if it does not, price a copy of the config without it"
+                )
+
+    def get(self, name: str) -> Any:
+        """The value under this name or an alias, else the default of the config class; None where null is meant."""
+        names = [name, *(other for other, own in self.family.aliases.items() if own == name)]
+        given = {other: self.config[other] for other in names if self.config.get(other) is not None}
+        if len(set(map(repr, given.values()))) > 1:
+            said = " and ".join(f"{other}={_short(value)}" for other, value in given.items())
+            raise HeadwiseError(f"{said} name one size of a {self.family.name} model; keep the right one")
+        if given:
+            return next(iter(given.values()))
+        if name in self.family.required:
+            raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
+        default = self.family.defaults[name]
+        if any(other in self.config for other in names):
+            if name not in NULLABLE and default is not None:
+                raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
+            return None
+        if isinstance(default, int) and not isinstance(default, bool):
+            self.taken[name] = default
+        return default
+
+    def size(self, name: str) -> int:
+        """A whole number of at least 1."""
+        return check_size(name, self.get(name))
+
+    def optional_size(self, name: str) -> int | None:
+        value = self.get(name)
+        return None if value is None else check_size(name, value)
+
+    def count(self, name: str) -> int:
+        """A whole number of at least 0."""
+        value = self.get(name)
+        return 0 if value == 0 and not isinstance(value, bool | float) else check_size(name, value)
+
+    def flag(self, name: str) -> bool:
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise HeadwiseError(f"{name}={_short(value)} must be true or false")
+        return value
+
+    def side(self, name: str) -> tuple[int, int]:
+        """Height and width of an image or a patch: one number for both, or a pair."""
+        value = self.get(name)
+        pair = value if isinstance(value, list | tuple) else [value, value]
+        if len(pair) != 2:
+            raise HeadwiseError(f"{name}={_short(value)} must be one number, or height and width")
+        return check_size(name, pair[0]), check_size(name, pair[1])
+
+    def layers(self, name: str) -> range:
+        """The layers, counted from 0."""
+        number = self.size(name)
+        if number > MOST_LAYERS:
+            raise HeadwiseError(f"{name}={number} exceeds {MOST_LAYERS:,}, the most layers that are priced")
+        return range(number)
+
+    def head(self) -> str:
+        """The kind of head that `architectures` names, or the usual one."""
+        named, heads = self.config.get("architectures"), self.family.heads
+        if not named:
+            return next(iter(heads.values()))
+        if not isinstance(named, list) or not isinstance(named[0], str) or named[0] not in heads:
+            raise HeadwiseError(
+                f"architectures={_short(named)} is not priced for {self.family.name}; known: {', '.join(heads)}"
+            )
+        return heads[named[0]]
+
+    def kv_heads(self, name: str = "num_key_value_heads", of: str = "num_attention_heads") -> int:
+        """Key/value heads, as many as query heads where null; each serves the same number of those."""
+        number, heads = self.optional_size(name) or self.size(of), self.size(of)
+        if heads % number:
+            raise HeadwiseError(f"{name}={number} does not divide {of}={heads}; each must serve as many query heads")
+        return number
+
+    def experts(self, of: str) -> dict[str, Any]:
+        """How many experts there are and how many a token is sent to, as fields of FeedForward."""
+        active, number = self.size("num_experts_per_tok"), self.size(of)
+        if active > number:
+            raise HeadwiseError(f"num_experts_per_tok={active} exceeds {of}={number}; correct one of them")
+        return {"n_experts": number, "n_active": active}
+
+    def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads", own: str = "head_dim") -> int:
+        """The head width: a field of its own, or the model's width shared out."""
+        given = self.optional_size(own) if own in self.family.defaults else None
+        return given or divide(width, self.size(width), heads, self.size(heads))
+
+
+# Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.
+NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank", "layer_types"})
+
+
+def check_size(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
+        raise HeadwiseError(f"{name}={_short(value)} must be a whole number from 1 to {LARGEST:,}")
+    return value
+
+
+def divide(width_name: str, width: int, heads_name: str, heads: int) -> int:
+    """The width of one head, where a model has no field for it."""
+    if width % heads:
+        raise HeadwiseError(
+            f"{heads_name}={heads} does not divide {width_name}={width}, and there is no head_dim; "
+            f"give a width that {heads} divides"
+        )
+    return width // heads
+
+
+def _sizes_something(name: str, value: Any) -> bool:
+    """Could a field of this name and value change a size? Ids, probabilities and switched-off features do not."""
+    if not value or isinstance(value, str | float):
+        return False
+    if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):
+        return False
+    return bool(SIZE_WORDS & set(re.split(r"[_\d]+", name.lower())))
+
+
+def _short(value: Any) -> str:
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    text = text or repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,131 @@
+"""What a model costs to run, counted from its sizes. One multiply-add is two FLOPs.
+
+Counted are the matrix products: linear layers, scores q.k, weights times values, convolutions. Not counted are softmax,
+norms, activations, rotations, biases and look-ups, a per cent or so of the whole.
+
+A causal query at position i has i + 1 keys, so T queries have T(T+1)/2 pairs, T/2 keys on average; a window w caps
+i + 1 at w. Kernels that skip what a mask forbids do that work. The dense count is that of a kernel which computes every
+pair, and logits at every position: what `torch.utils.flop_counter` reports for a forward pass of transformers.
+
+A cache keeps min(T, window) tokens, all that the query at T may see. Between two steps transformers keeps window - 1 of
+them, since the next token completes the window; a test holds both counts.
+"""
+
+from __future__ import annotations
+
+from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape
+
+
+def score_pairs(attention: Attention, tokens: int) -> int:
+    """(query, key) pairs of one head over a text, which only the mask limits."""
+    if not attention.causal:
+        return tokens * tokens
+    full = attention.cached_tokens(tokens)  # keys of the last query
+    return full * (full + 1) // 2 + (tokens - full) * full
+
+
+def pair_flops(attention: Attention, pairs: int) -> int:
+    """Scores over d features and sums over e features, in every query head."""
+    return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs
+
+
+def linear_flops(layer: Layer, tokens: int, source: int) -> int:
+    """The matrices of one layer over a text, cross keys and values over the source."""
+    own, cross = layer.attention, layer.cross
+    weights = own.qo_weights + own.kv_weights + layer.feed_forward.active_weights
+    across = cross.qo_weights * tokens + cross.kv_weights * source if cross else 0
+    return 2 * (weights * tokens + across)
+
+
+def forward_flops(shape: ModelShape, tokens: int, source: int) -> dict[str, int]:
+    """One forward pass over one text: FLOPs in the layers' matrices, in attention, and outside the layers.
+
+    `dense` is the whole pass of a kernel that computes every pair, with logits at every position.
+    """
+    linear = attention = dense = 0
+    for layer in shape.layers:
+        if layer.stack == VISION:
+            continue
+        length = tokens if layer.stack == MAIN else source
+        across = pair_flops(layer.cross, length * source) if layer.cross else 0
+        linear += linear_flops(layer, length, source)
+        attention += pair_flops(layer.attention, score_pairs(layer.attention, length)) + across
+        dense += pair_flops(layer.attention, length * length) + across
+    pieces = [piece for piece in shape.pieces if piece.stack != VISION]
+    head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
+    outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
+    return {
+        "layers": linear,
+        "attention": attention,
+        "outside": outside,
+        "total": linear + attention + outside,
+        "dense": linear + dense + once + head * tokens,
+    }
+
+
+def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
+    """One new token of one text, the last of `tokens`, beside the cache of the others.
+
+    A latent cache is read as it is: the matrix that would expand it is folded into the query and into the output, so
+    that scores have kv_rank + rope_dim features and values kv_rank. With `expand` all of it is turned into keys and
+    values again at every step, as transformers does.
+    """
+    total = 2 * sum(piece.weights for piece in shape.pieces)
+    for layer in shape.main_layers:
+        own, keys = layer.attention, layer.attention.cached_tokens(tokens)
+        total += 2 * (own.qo_weights + own.kv_weights + layer.feed_forward.active_weights)
+        if own.latent and not expand:
+            features = 2 * own.latent.kv_rank + own.latent.rope_dim
+            total += 2 * own.n_heads * features * keys
+        else:
+            total += pair_flops(own, keys) + 2 * own.expanding_weights * (keys - 1)
+        if layer.cross:
+            total += 2 * layer.cross.qo_weights + pair_flops(layer.cross, source)
+    return total
+
+
+def decode_parameters(shape: ModelShape, batch: int) -> float:
+    """Parameters read for one step of decoding, which serves every text of the batch at once.
+
+    Of a table each text reads a row. Cross keys and values are cached, so their matrices rest.
+    """
+    total: float = 0
+    for layer in shape.main_layers:
+        total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
+        if layer.cross:
+            total += layer.cross.parameters - layer.cross.n_kv_heads * layer.cross.kv_head_parameters
+    for piece in shape.pieces:
+        if piece.stack == MAIN:
+            total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
+    return total
+
+
+def experts_read(forward: FeedForward, batch: int) -> float:
+    """Parameters of the experts that some text of the batch is sent to, and of what all share.
+
+    For one text that is n_active experts. For more it is the mean, if every choice of experts were as likely.
+    """
+    if batch == 1 or not forward.n_experts:
+        return forward.active_parameters
+    distinct = forward.n_experts * (1 - (1 - forward.n_active / forward.n_experts) ** batch)
+    return float(distinct * forward.expert_parameters + forward.common_parameters)
+
+
+def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
+    """Numbers that one text keeps: its own keys and values, window by window, and those of the source."""
+    own = sum(attention.cache_values * attention.cached_tokens(tokens) for attention in shape.cached)
+    return own + sum(attention.cache_values for attention in shape.crossed) * source
+
+
+def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
+    """The longest text whose cache holds at most `values` numbers; None where the cache stops growing below that."""
+    windows = [attention.window for attention in shape.cached]
+    growing = sum(attention.cache_values for attention in shape.cached if attention.window is None)
+    most = values // growing if growing else max((window or 0 for window in windows), default=0)
+    if not growing and cache_values(shape, most, source) <= values:
+        return None
+    low, high = 0, most  # the cache only ever grows with the text: bisect
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cache_values(shape, middle, source) <= values else (low, middle - 1)
+    return low

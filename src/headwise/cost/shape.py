@@ -1,0 +1,257 @@
+"""The sizes of a model as frozen values: its heads, its feed-forwards, its layers, and what lies outside the layers.
+
+Everything that `headwise cost` says is counted from these. A count of parameters holds biases, norms and sinks; a
+count of weights holds only the entries of matrices, each of which costs one multiply-add a token.
+
+Letters: c model width, h query heads, g key/value heads, d head width, e value width, f feed-forward width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Keys and values squeezed into one vector a token (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
+
+    The cache keeps kv_rank + rope_dim numbers a token, for all heads together.
+    """
+
+    kv_rank: int
+    rope_dim: int  # the part of the key that carries positions, shared by all heads
+    q_rank: int | None = None  # queries are squeezed too; None = a full matrix
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """One attention of one layer. With `latent`, g equals h and the matrices go through the ranks."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None = None  # keys a query sees, its own included; None = all
+    causal: bool = True
+    q_bias: bool = False
+    k_bias: bool = False
+    v_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False  # two gains of width d, shared by the heads
+    sink: bool = False  # one logit for each query head
+    buckets: int = 0  # of a learned bias by distance, one number for each bucket and query head (T5)
+    latent: Latent | None = None
+
+    @property
+    def query_head_parameters(self) -> int:
+        """What one query head adds: its rows of W_Q, its columns of W_O, its biases, sink and distances."""
+        d_in = self.latent.q_rank if self.latent and self.latent.q_rank else self.d_model
+        matrices = d_in * self.head_dim + self.value_dim * self.d_model
+        bias = self.q_bias * self.head_dim if not self.latent else 0  # there it belongs to the squeezing
+        return matrices + bias + self.sink + self.buckets
+
+    @property
+    def kv_head_parameters(self) -> int:
+        """What one key/value head adds: its rows of W_K and W_V and their biases."""
+        if self.latent:  # one for each query head, out of the latent; the key's rope part belongs to all
+            return self.latent.kv_rank * (self.head_dim - self.latent.rope_dim + self.value_dim)
+        biases = self.k_bias * self.head_dim + self.v_bias * self.value_dim
+        return self.d_model * (self.head_dim + self.value_dim) + biases
+
+    @property
+    def shared_parameters(self) -> int:
+        """What belongs to no head: the bias of W_O, the gains of qk-norm, the squeezing of a latent and its norms."""
+        shared = self.out_bias * self.d_model + self.qk_norm * 2 * self.head_dim
+        if self.latent:
+            q_rank, kv_rank = self.latent.q_rank or 0, self.latent.kv_rank
+            down = q_rank + kv_rank + self.latent.rope_dim
+            biases = self.q_bias * q_rank + self.k_bias * (kv_rank + self.latent.rope_dim)
+            shared += down * self.d_model + biases + q_rank + kv_rank
+        return shared
+
+    @property
+    def parameters(self) -> int:
+        heads = self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
+        return heads + self.shared_parameters
+
+    @property
+    def kv_weights(self) -> int:
+        """Matrix entries that a token meets to become keys and values."""
+        if self.latent:
+            return (self.latent.kv_rank + self.latent.rope_dim) * self.d_model + self.expanding_weights
+        return self.n_kv_heads * (self.head_dim + self.value_dim) * self.d_model
+
+    @property
+    def expanding_weights(self) -> int:
+        """Matrix entries that turn a cached latent into the keys and values of all heads; 0 without a latent."""
+        return self.n_kv_heads * self.kv_head_parameters if self.latent else 0
+
+    @property
+    def qo_weights(self) -> int:
+        """Matrix entries that a token meets to become queries, and on its way out through W_O."""
+        q_rank = self.latent.q_rank if self.latent else None
+        queries = self.n_heads * self.head_dim * (q_rank or self.d_model) + (q_rank or 0) * self.d_model
+        return queries + self.n_heads * self.value_dim * self.d_model
+
+    @property
+    def cache_values(self) -> int:
+        """Numbers that a cache keeps for one token: g * (d + e), or the latent and the rope part of the key."""
+        if self.latent:
+            return self.latent.kv_rank + self.latent.rope_dim
+        return self.n_kv_heads * (self.head_dim + self.value_dim)
+
+    def cached_tokens(self, tokens: int) -> int:
+        return tokens if self.window is None else min(tokens, self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """down(act(up x)), or down(act(gate x) * up x) when gated; with experts, a router sends a token to a few of them.
+
+    width          f, of one expert where there are experts
+    shared_width   f of what every token goes through beside the experts
+    """
+
+    d_model: int
+    width: int
+    gated: bool
+    bias: bool = False
+    n_experts: int = 0
+    n_active: int = 0
+    router_bias: bool = False
+    shared_width: int = 0
+
+    def _weights(self, width: int) -> int:
+        return (3 if self.gated else 2) * self.d_model * width
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert, or of the whole feed-forward where there are none."""
+        biases = self.bias * ((2 if self.gated else 1) * self.width + self.d_model)
+        return self._weights(self.width) + biases
+
+    @property
+    def common_parameters(self) -> int:
+        """Of the router and of what every token goes through; 0 without experts."""
+        router = self.n_experts * (self.d_model + self.router_bias)
+        return router + self._weights(self.shared_width)
+
+    @property
+    def parameters(self) -> int:
+        return (self.n_experts or 1) * self.expert_parameters + self.common_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token meets."""
+        return (self.n_active or 1) * self.expert_parameters + self.common_parameters
+
+    @property
+    def active_weights(self) -> int:
+        """Matrix entries that one token meets."""
+        experts = (self.n_active or 1) * self._weights(self.width)
+        return experts + self.n_experts * self.d_model + self._weights(self.shared_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer. `cross` is the attention to the encoder; its keys and values are made once for a source."""
+
+    name: str
+    stack: str
+    attention: Attention
+    cross: Attention | None
+    feed_forward: FeedForward
+    norm_parameters: int
+
+    @property
+    def parameters(self) -> int:
+        cross = self.cross.parameters if self.cross else 0
+        return self.attention.parameters + cross + self.feed_forward.parameters + self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        return self.parameters - self.feed_forward.parameters + self.feed_forward.active_parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Something outside the layers: an embedding, a norm, a head, a stem.
+
+    row       a table in which a token reads one row of this width; its other rows are not touched
+    weights   matrix entries that every token meets, borrowed ones included
+    borrowed  how many of them belong to another piece: a head that is tied to the embedding
+    once      multiply-adds made once for a sequence: a pooler, the convolutions over an image
+    """
+
+    name: str
+    part: str  # embeddings | norms | head | stem
+    parameters: int
+    stack: str = MAIN
+    row: int | None = None
+    weights: int = 0
+    borrowed: int = 0
+    once: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """A whole model. `positions` is the longest text that it was made for, None where nothing sets one."""
+
+    family: str
+    d_model: int
+    layers: tuple[Layer, ...]
+    pieces: tuple[Piece, ...]
+    positions: int | None
+    source_positions: int | None = None  # of an encoder whose input has one fixed length
+    generates: bool = True  # False: an encoder, which keeps no cache
+    dtype: str | None = None  # of the weights, where the config names it
+    notes: tuple[str, ...] = ()
+
+    @property
+    def two_sided(self) -> bool:
+        """Does a main stack look at an encoder?"""
+        return any(layer.cross for layer in self.layers)
+
+    @property
+    def main_layers(self) -> tuple[Layer, ...]:
+        return tuple(layer for layer in self.layers if layer.stack == MAIN)
+
+    @property
+    def cached(self) -> Iterator[Attention]:
+        """The attentions whose keys and values grow with the text."""
+        return (layer.attention for layer in self.main_layers if self.generates)
+
+    @property
+    def crossed(self) -> Iterator[Attention]:
+        """The attentions whose keys and values are those of the source."""
+        return (layer.cross for layer in self.main_layers if layer.cross)
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers) + sum(piece.parameters for piece in self.pieces)
+
+    @property
+    def active_parameters(self) -> int:
+        """What one token of text meets: no experts that it is not sent to, no tables in which it reads a row."""
+        layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION)
+        pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
+        return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
+
+    def with_heads(self, **heads: Any) -> ModelShape:
+        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in all of the main stack; no latents."""
+
+        def changed(attention: Attention) -> Attention:
+            return replace(attention, latent=None, **heads)
+
+        layers = tuple(
+            replace(layer, attention=changed(layer.attention), cross=changed(layer.cross) if layer.cross else None)
+            if layer.stack == MAIN
+            else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)

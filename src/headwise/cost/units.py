@@ -1,0 +1,65 @@
+"""Sizes with units: number formats and their bits, memory, bandwidth."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from decimal import Decimal
+
+from headwise.errors import HeadwiseError
+
+# Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
+BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+LONG_NAMES = {
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
+UNITS = {"B": 1} | {
+    f"{letter}{infix}B": base**power
+    for power, letter in enumerate("KMGTP", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+LARGEST = 2**63
+
+
+def number_format(name: str) -> str:
+    """The short name of a number format, or an error that offers the nearest ones."""
+    short = LONG_NAMES.get(name.lower().removeprefix("torch."), name.lower())
+    if short in BITS:
+        return short
+    near = difflib.get_close_matches(short, BITS, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(BITS)}"
+    raise HeadwiseError(f"no number format {name!r}; {hint}")
+
+
+def bytes_of(count: int, dtype: str) -> int:
+    """Bytes of that many numbers, rounded up to whole ones."""
+    return -(-count * BITS[dtype] // 8)
+
+
+def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
+    """24GiB, 80 GB or 512MiB as bytes, and with `per_second` 900GB/s; `name` is what the error calls the value.
+
+    A bare integer from Python is bytes. GB is 1000^3 bytes, GiB is 1024^3.
+    """
+    if isinstance(text, int):
+        value = Decimal(text)
+    else:
+        ending = r"\s*/\s*s" if per_second else ""
+        found = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
+        units = {unit.lower(): factor for unit, factor in UNITS.items()}
+        if not found or found[2].lower() not in units:
+            example = "900GB/s or 3.35TB/s" if per_second else "24GiB or 80GB"
+            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
+        value = Decimal(found[1]) * units[found[2].lower()]
+    if not 1 <= value <= LARGEST:
+        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
+    return int(value)

@@ -1,0 +1,249 @@
+"""Configs: defaults are those of the classes, old fields change nothing, and what cannot be priced is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_models import BERT, CASES, LLAMA, T5, WIDE
+from transformers import CONFIG_MAPPING
+
+from headwise.cost import cache_bytes_per_token, price, price_config
+from headwise.cost.encoders import SIGLIP
+from headwise.cost.families import FAMILIES
+from headwise.cost.fields import Family
+from headwise.errors import HeadwiseError
+from headwise.model.gpt import GPTConfig
+
+CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
+OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}
+# Read where a file has them, and no fields of the class: the modelling files look for head_dim, T5's class ties always.
+NOT_IN_THE_CLASS = {
+    ("qwen2", "head_dim"),
+    ("qwen3_moe", "head_dim"),
+    ("t5", "n_positions"),
+    ("t5", "tie_word_embeddings"),
+    ("gemma3_text", "sliding_window_pattern"),
+}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES.values(), SIGLIP], ids=lambda family: family.name)
+def test_defaults_are_those_of_the_config_class(family: Family) -> None:
+    config: Any = GPTConfig if family.name == "headwise" else CONFIG_MAPPING[family.name]
+    for name, value in family.defaults.items():
+        if (family.name, name) not in NOT_IN_THE_CLASS:
+            assert getattr(config, name) == value, name
+    assert not any(hasattr(config, name) for kind, name in NOT_IN_THE_CLASS if kind == family.name)
+
+
+def test_a_size_left_out_is_the_default_of_the_class_and_said() -> None:
+    config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16}
+    found = price_config(config)
+    real = transformers.MistralForCausalLM(transformers.MistralConfig(**config))
+    assert found.parameters.total == sum(p.numel() for p in real.parameters())
+    assert "num_key_value_heads=8" in found.notes[0] and "vocab_size=32000" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "gemma3_text", "qwen2", "qwen3"])
+def test_layers_that_slide_without_layer_types(name: str) -> None:
+    """A published file may leave the pattern to the class."""
+    fields = {**WIDE, "hidden_size": 60, "num_hidden_layers": 7, "sliding_window": 5}
+    if name.startswith("qwen"):
+        fields |= {"use_sliding_window": True, "max_window_layers": 3}
+    config = CONFIG_MAPPING[name](**fields)
+    windows = [layer.attention.window for layer in price_config({"model_type": name, **fields}).layers]
+    assert windows == [5 if kind == "sliding_attention" else None for kind in config.layer_types]
+    assert {5, None} == set(windows)
+
+
+def test_the_vision_tower_of_gemma_3() -> None:
+    text = WIDE | {"model_type": "gemma3_text"}
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 33,
+        "intermediate_size": 37,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "image_size": 28,
+        "patch_size": 7,
+        "vision_use_head": False,
+    }
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    found = price_config(json.loads(config.to_json_string()))
+    assert found.parameters.total == sum(p.numel() for p in model.parameters())
+    tower = sum(p.numel() for name, p in model.named_parameters() if "vision" in name or "projector" in name)
+    assert found.parameters.parts["vision"] == tower
+    assert found.prefill == price_config(config.text_config.to_dict() | {"architectures": None}).prefill
+
+
+OLD_FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (CONFIG, {"pretraining_tp": 1, "rope_scaling": {"factor": 8.0}, "rope_theta": 5e5, "_name_or_path": "x"}),
+    (CONFIG, {"attention_dropout": 0, "torch_dtype": "float32", "num_return_sequences": 3, "num_labels": 9}),
+    ({"model_type": "bert", **BERT}, {"position_embedding_type": "absolute", "gradient_checkpointing": False}),
+    ({"model_type": "t5", **T5}, {"task_specific_params": {"a": {"num_beams": 4}}, "decoder_start_token_id": 3}),
+    (
+        {"model_type": "gpt_oss", **WIDE, "num_local_experts": 7, "num_experts_per_tok": 3},
+        {"experts_per_token": 3, "num_experts": 7, "initial_context_length": 4096, "swiglu_limit": 7.0},
+    ),
+    (
+        {"model_type": "deepseek_v3", **LLAMA, "num_key_value_heads": 6},
+        {"ep_size": 1, "moe_layer_freq": 1, "seq_aux": True, "head_dim": 64, "qk_head_dim": 192, "topk_group": 4},
+    ),
+    (
+        {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3},
+        {"n_ctx": 1024, "summary_use_proj": True, "hidden_size": 33, "reorder_and_upcast_attn": True},
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "old"), OLD_FIELDS)
+def test_fields_of_published_files_change_nothing(config: dict[str, Any], old: dict[str, Any]) -> None:
+    assert price_config(config | old, dtype="fp32").parameters == price_config(config, dtype="fp32").parameters
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": None}, "model_type is missing; known: headwise, gpt2"),
+    ({"model_type": "lama"}, "model_type='lama'.*did you mean .*llama"),
+    ({"model_type": ["llama"]}, "model_type="),
+    ({"hidden_size": None}, "hidden_size is missing"),
+    ({"num_attention_heads": 0}, "num_attention_heads=0 must be a whole number"),
+    ({"num_attention_heads": -6}, "num_attention_heads=-6 must be"),
+    ({"num_attention_heads": 6.0}, "num_attention_heads=6.0 must be"),
+    ({"num_attention_heads": True}, "num_attention_heads=true must be"),
+    ({"num_attention_heads": "6"}, "num_attention_heads='6' must be"),
+    ({"vocab_size": 10**30}, "vocab_size=1000.*must be a whole number from 1 to"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers=10000000 exceeds 10,000"),
+    ({"num_key_value_heads": 4}, "num_key_value_heads=4 does not divide num_attention_heads=6"),
+    ({"num_key_value_heads": 7}, "num_key_value_heads=7 does not divide num_attention"),
+    ({"head_dim": None, "hidden_size": 67}, "num_attention_heads=6 does not divide hidden_size=67"),
+    ({"attention_bias": 1}, "attention_bias=1 must be true or false"),
+    ({"attention_bias": None}, "attention_bias=null"),
+    ({"num_experts": 8}, "num_experts=8 is not a field of llama"),
+    ({"sliding_window": 4096}, "sliding_window=4096 is not a field of llama"),
+    ({"layer_types": ["sliding_attention"] * 3}, "layer_types=.*is not a field of llama"),
+    ({"per_layer_config": {"0": {"num_attention_heads": 2}}}, "per_layer_config=.*is not a field"),
+    ({"pruned_heads": {"0": [1]}}, "pruned_heads=.*is not a field"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures=.*known: LlamaForCausalLM, LlamaModel"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures='LlamaForCausalLM' is not priced"),
+    ({"model_type": "mixtral", "num_local_experts": 7, "num_experts_per_tok": 8}, "=8 exceeds num_local_experts=7"),
+    ({"model_type": "mixtral", "num_local_experts": 7, "num_experts": 6}, "num_local_experts=7 and num_experts=6"),
+    ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
+    ({"model_type": "gemma2", "layer_types": "full_attention"}, "layer_types has 0 entries for 3 layers"),
+    ({"model_type": "gemma2", "layer_types": ["mamba"] * 3}, "layer_types names 'mamba'"),
+    ({"model_type": "gemma2", "sliding_window": None}, "sliding_window is null; give the window"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention=true is not priced"),
+    ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3}, "use_sliding_window is false"),
+    ({"model_type": "deepseek_v3"}, "num_key_value_heads=2 differs from num_attention_heads=6"),
+    ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq=2 is not priced"),
+    ({"model_type": "headwise"}, "section `headwise` is missing"),
+    ({"headwise": OWN | {"d_model": 66, "n_layers": 3, "n_heads": 3}}, "headwise.n_heads=3 and num_attention_heads=6"),
+    ({"headwise": OWN | {"d_model": 66, "n_layers": 3, "n_heads": 6}}, "headwise.vocab_size=7 and vocab_size=101"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(HeadwiseError, match=said):
+        price_config(CONFIG | changes)
+    with pytest.raises(HeadwiseError, match=said):
+        cache_bytes_per_token(CONFIG | changes, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "bert", **BERT, "is_decoder": True}, "is_decoder=true is not priced for bert"),
+        ({"model_type": "bert", **BERT, "position_embedding_type": "relative_key"}, "position_embedding_type="),
+        (
+            {"model_type": "bert", **BERT, "num_attention_heads": 5},
+            "=5 does not divide hidden_size=33",
+        ),
+        ({"model_type": "roberta", **BERT, "max_position_embeddings": 2}, "leaves no position"),
+        ({"model_type": "vit", **BERT, "image_size": 7}, "vocab_size=101 is not a field of vit"),
+        ({"model_type": "t5", **T5, "feed_forward_proj": "gated-gelu-x"}, "feed_forward_proj='gated-gelu-x'"),
+        ({"model_type": "t5", **T5, "num_layers": 0}, "num_layers=0 must be"),
+        ({"model_type": "gpt2", "n_layer": 2, "n_head": 3}, "n_embd or hidden_size is missing"),
+        ({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 3}, "n_head=3 does not divide n_embd=32"),
+        ({"model_type": "gemma3", "text_config": {}}, "vision_config is missing"),
+        (
+            {"model_type": "headwise", "headwise": OWN | {"norm": "batch"}},
+            "norm='batch' is not known; one of rms",
+        ),
+        ({"model_type": "headwise", "headwise": OWN | {"n_heads": 3}}, "n_heads=3 does not divide d_model=4"),
+        ({"model_type": "headwise", "headwise": OWN | {"n_experts": 3}}, "n_experts=3 is not a field"),
+        ({"model_type": "headwise", "headwise": [1]}, "section `headwise` is missing or no table"),
+    ],
+)
+def test_refusals_of_other_families(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(HeadwiseError, match=said):
+        price_config(config)
+
+
+def test_a_patch_larger_than_its_image() -> None:
+    fields = {"hidden_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 16}
+    with pytest.raises(HeadwiseError, match="patch_size=16x16 exceeds image_size=7x9"):
+        price_config({"model_type": "vit", **fields, "image_size": [7, 9]})
+    with pytest.raises(HeadwiseError, match=r"image_size=.* must be one number, or height and width"):
+        price_config({"model_type": "vit", **fields, "image_size": [7, 9, 11]})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("{", "not a JSON document"),
+        ("[1]", "a JSON list"),
+        ("[" * 100_000, "not a JSON document"),
+        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "not a JSON document"),
+        ('{"model_type": "llama"}', "hidden_size is missing"),
+    ],
+)
+def test_files_that_are_no_config(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    for place in (path, tmp_path, str(path)):
+        with pytest.raises(HeadwiseError, match=said) as refused:
+            price(place)
+        assert str(refused.value).count(str(path)) == 1
+
+
+def test_folders_and_files_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    with pytest.raises(HeadwiseError, match=r"holds no config\.json"):
+        price(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "float16"}))
+    found = price(folder)
+    assert found.model == "small" and found.setting.dtype == "fp16"
+    assert price(folder / "config.json") == found
+    with pytest.raises(HeadwiseError, match=r"nowhere\.json does not exist"):
+        price(tmp_path / "nowhere.json")
+
+
+ANYTHING = st.sampled_from(
+    [None, True, False, 0, -1, 2, 3, 7, 1.5, 10**30, "x", "", [], [1], ["a"], [[]], [{}], {}, {"a": 1}, {"0": {}}]
+)
+
+
+@settings(max_examples=400)
+@given(data=st.data(), case=st.sampled_from(sorted(CASES)), value=ANYTHING)
+def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: str, value: Any) -> None:
+    """Never another error, and never a number that is not one."""
+    name, fields = CASES[case]
+    kind = getattr(transformers, name).config_class.model_type
+    family = FAMILIES[kind]
+    known = [*family.required, *family.defaults, *family.aliases, *family.fixed, "architectures", "model_type", "dtype"]
+    field = data.draw(st.sampled_from(known))
+    config = {"model_type": kind, **fields, field: value}
+    try:
+        found = price_config(config, context=11, batch=3, dtype="fp32")
+    except HeadwiseError as error:
+        assert len(str(error)) < 500
+    else:
+        assert 0 < found.parameters.active <= 2 * found.parameters.total

@@ -1,0 +1,167 @@
+"""The conventions, counted by hand, and our own models beside the ones that headwise builds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.cost import price, price_config, read_shape
+from headwise.cost.formulas import cache_values, experts_read, longest_context, score_pairs
+from headwise.cost.shape import Attention, FeedForward
+from headwise.cost.units import read_bytes
+from headwise.model.forms import hf_config
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.presets import PRESETS
+
+ATTENTION = Attention(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
+
+
+def test_llama_2_70b_by_hand() -> None:
+    """The arithmetic of one model, written out."""
+    found = price("llama-2-70b", context=4096, dtype="bf16", batch=3, bandwidth="2TB/s")
+    d, f, layers, vocabulary = 8192, 28_672, 80, 32_000
+    attention = d * 128 * 64 * 2 + d * 128 * 8 * 2
+    assert found.layers[0].attention.parameters == attention
+    assert found.layers[0].attention.query_head_parameters == d * 128 * 2
+    assert found.layers[0].attention.kv_head_parameters == d * 128 * 2
+    weights = layers * (attention + 3 * d * f)
+    assert found.parameters.total == weights + 2 * vocabulary * d + layers * 2 * d + d
+    assert found.cache.bytes_per_token == layers * 8 * 128 * 2 * 2 == 327_680
+    assert found.cache.total_bytes == 3 * 4096 * 327_680
+    pairs = 4096 * 4097 // 2  # a causal query sees (T + 1) / 2 keys on average
+    assert found.prefill.layer_flops == 3 * 2 * weights * 4096
+    assert found.prefill.attention_flops == 3 * layers * 2 * 64 * 256 * pairs
+    assert found.prefill.outside_flops == 3 * 2 * vocabulary * d
+    assert found.decode is not None
+    assert found.decode.flops == 3 * (2 * weights + 2 * vocabulary * d + layers * 2 * 64 * 256 * 4096)
+    read = 2 * (weights + vocabulary * d + layers * 2 * d + d + 3 * d)
+    assert found.decode.weight_bytes == read
+    moved = read + found.cache.total_bytes
+    assert found.decode.bytes_per_token == moved / 3
+    assert found.decode.flops_per_byte == found.decode.flops / moved
+    assert found.decode.tokens_per_second == 3 * 2e12 / moved
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("changes", [{}, {"bias": True, "n_kv_heads": 2, "head_dim": 10, "qk_norm": True}])
+def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
+    """A run's config.json, with and without a Hugging Face form; learned positions and odd norms among them."""
+    config = GPTConfig(vocab_size=101, **PRESETS[preset].shape | changes)
+    with torch.device("meta"):
+        model = GPT(config)
+    found = price_config(hf_config(config, 0))
+    spec = config.attention
+    assert found.parameters.total == model.n_parameters
+    assert found.parameters.parts["attention"] == config.n_layers * spec.n_parameters
+    assert found.cache.bytes_per_token == config.n_layers * spec.cache_values_per_token * 4
+    assert found.setting.context == config.context
+
+
+@given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
+def test_pairs_are_those_that_a_mask_allows(tokens: int, window: int | None, causal: bool) -> None:
+    attention = replace(ATTENTION, window=window if causal else None, causal=causal)
+    reach = window or tokens
+    allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
+    assert score_pairs(attention, tokens) == allowed
+
+
+@given(
+    windows=st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=5),
+    values=st.integers(0, 9000),
+    name=st.sampled_from(["gpt2", "llama-3-8b"]),
+)
+def test_the_longest_context_is_the_last_that_fits(windows: list[int | None], values: int, name: str) -> None:
+    _, shape = read_shape(name)
+    layers = tuple(replace(shape.layers[0], attention=replace(ATTENTION, window=w)) for w in windows)
+    shape = replace(shape, layers=layers)
+    longest = longest_context(shape, values, 0)
+    if longest is None:
+        assert None not in windows
+        assert cache_values(shape, 10_000, 0) <= values
+    else:
+        assert cache_values(shape, longest, 0) <= values < cache_values(shape, longest + 1, 0)
+
+
+def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
+    found = price("gemma-3-27b", dtype="bf16", cache_dtype="fp8", context=9001, batch=5, gpu_memory="80GB")
+    assert found.memory is not None and found.memory.longest_context is not None
+    longest, most = found.memory.longest_context, found.memory.largest_batch
+    free = 80 * 10**9 - found.weight_bytes
+    assert found.memory.free_bytes == free
+
+    def cache(context: int, batch: int) -> int:
+        return price("gemma-3-27b", dtype="bf16", cache_dtype="fp8", context=context, batch=batch).cache.total_bytes
+
+    assert cache(longest, 5) <= free < cache(longest + 1, 5)
+    assert cache(9001, most) <= free < cache(9001, most + 1)
+
+
+def test_a_window_on_every_layer_sets_no_limit() -> None:
+    found = price("mistral-7b", gpu_memory="24GiB")
+    assert found.memory is not None
+    assert found.memory.longest_context is None
+    small = price("mistral-7b", gpu_memory=found.weight_bytes + 4095 * 131_072)
+    assert small.memory is not None
+    assert small.memory.longest_context == 4095
+
+
+def test_experts_of_a_batch() -> None:
+    """One text reads its own; many texts read them all; between, the mean of independent choices."""
+    forward = FeedForward(d_model=11, width=13, gated=True, n_experts=8, n_active=2)
+    expert, router = 3 * 11 * 13, 8 * 11
+    assert experts_read(forward, 1) == 2 * expert + router
+    assert experts_read(forward, 2) == pytest.approx((2 + 2 * 6 / 8) * expert + router)
+    assert experts_read(forward, 1000) == pytest.approx(forward.parameters)
+
+
+def test_a_latent_cache_is_read_as_it_is() -> None:
+    """Per head and key: 512 + 64 features of the score and 512 of the value, instead of 192 and 128 after expanding."""
+    short, long = (price("deepseek-v3", context=n).decode for n in (1000, 1001))
+    assert short is not None and long is not None
+    assert long.flops - short.flops == 61 * 2 * 128 * (512 + 64 + 512)
+    assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
+
+
+def test_source_and_text_are_kept_apart() -> None:
+    config = {"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 5}
+    found = price_config(config, context=11, source=13, batch=3, dtype="fp16")
+    per_token = 2 * 5 * (7 + 7) * 2
+    cache = asdict(found.cache)
+    assert cache["bytes_per_token"] == cache["bytes_per_source_token"] == per_token
+    assert (cache["text_bytes"], cache["source_bytes"]) == (3 * 11 * per_token, 3 * 13 * per_token)
+    assert cache["total_bytes"] == 3 * 24 * per_token
+
+
+def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
+    config = {
+        "model_type": "t5",
+        "d_model": 31,
+        "d_kv": 7,
+        "d_ff": 37,
+        "num_layers": 2,
+        "num_heads": 5,
+        "vocab_size": 11,
+    }
+    found = price_config(config, batch=3, dtype="fp32")
+    own, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
+    read = 2 * (own + cross + forward + 3 * 31) + 32 * 5 + 31 + 11 * 31  # one bias by distance, a norm, the tied head
+    assert found.decode is not None
+    assert found.decode.weight_bytes == 4 * (read + 3 * 31)  # and a row of the embedding for each text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5tib", 3 * 2**39), (" 7B ", 7), ("0.5KB", 500), (12345, 12345)],
+)
+def test_sizes_with_units(text: str | int, value: int) -> None:
+    assert read_bytes("gpu-memory", text) == value
+
+
+def test_bandwidths() -> None:
+    assert read_bytes("bandwidth", "3.35TB/s", per_second=True) == 3_350_000_000_000
+    assert read_bytes("bandwidth", "900 GB / s", per_second=True) == 900 * 10**9

@@ -1,0 +1,101 @@
+"""Prices beside the real thing: parameters, cache bytes and FLOPs counted on tiny models of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from real_models import BATCH, CASES, SOURCE, TOKENS, build, cache_bytes, inputs, run
+
+from headwise.cost import cache_bytes_per_token, price_config
+from headwise.cost.bill import Price
+
+ENCODERS = ("bert", "roberta", "vit")
+DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
+
+
+def priced(config: dict[str, Any], **setting: Any) -> Price:
+    """At the batch and lengths of the tests; a Whisper's source and an image have a length of their own."""
+    lengths: dict[str, Any] = {} if config["model_type"] == "vit" else {"context": TOKENS}
+    if config["model_type"] == "t5":
+        lengths["source"] = SOURCE
+    return price_config(config, batch=BATCH, dtype="fp32", **lengths | setting)
+
+
+def full_windows(price: Price) -> int:
+    """Bytes that one token of the batch takes in all layers whose window the text has filled."""
+    heads = [layer.attention for layer in price.layers]
+    full = [h for h in heads if h.window is not None and h.window <= price.setting.context]
+    return BATCH * sum(h.cache_bytes_per_token for h in full)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_parameter_is_counted(case: str) -> None:
+    model, config = build(case)
+    price = priced(config)
+    assert price.parameters.total == sum(p.numel() for p in model.parameters())
+    assert sum(price.parameters.parts.values()) == price.parameters.total
+    assert price.weight_bytes == 4 * price.parameters.total
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_forward_pass_costs_what_torch_counts(case: str) -> None:
+    model, config = build(case)
+    _, flops = run(model, **inputs(config))
+    assert priced(config).prefill.dense_flops == flops
+
+
+@pytest.mark.parametrize("case", DECODING)
+def test_the_cache_holds_what_the_price_says(case: str) -> None:
+    """To the byte. Between steps transformers keeps window - 1 tokens of a full window: the next one completes it."""
+    model, config = build(case)
+    cache, price = run(model, **inputs(config), use_cache=True)[0].past_key_values, priced(config)
+    if price.cache.bytes_per_source_token:
+        assert cache_bytes(cache.cross_attention_cache) == price.cache.source_bytes
+        cache = cache.self_attention_cache
+    assert cache_bytes(cache) == price.cache.text_bytes - full_windows(price)
+    assert cache_bytes_per_token(config, "fp32") == price.cache.bytes_per_token
+
+
+@pytest.mark.parametrize("case", DECODING)
+def test_a_step_costs_what_torch_counts(case: str) -> None:
+    """One token more: a window is full within the step, and a latent is expanded, as transformers does it."""
+    model, config = build(case)
+    given = inputs(config, TOKENS - 1)
+    first = run(model, **given, use_cache=True)[0]
+    step: dict[str, Any] = {"past_key_values": first.past_key_values, "use_cache": True}
+    ids = torch.full((BATCH, 1), 7)
+    if "decoder_input_ids" in given:
+        step |= {"decoder_input_ids": ids, "encoder_outputs": (first.encoder_last_hidden_state,)}
+    else:
+        step["input_ids"] = ids
+    price = priced(config)
+    assert price.decode is not None
+    assert price.decode.expanded_flops == run(model, **step)[1]
+
+
+@pytest.mark.parametrize("case", ["mistral", "qwen2", "gemma2", "gemma3", "gpt_oss"])
+def test_windows_cap_what_is_kept(case: str) -> None:
+    _, config = build(case)
+    short, long = priced(config, context=5), priced(config, context=4099)
+    sliding = [layer.attention for layer in long.layers if layer.attention.window == 5]
+    assert sliding
+    assert short.cache.total_bytes == 5 * BATCH * short.cache.bytes_per_token
+    beyond = long.cache.bytes_per_token_beyond_windows
+    assert long.cache.total_bytes - short.cache.total_bytes == (4099 - 5) * BATCH * beyond
+    assert beyond == long.cache.bytes_per_token - sum(h.cache_bytes_per_token for h in sliding)
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])
+def test_active_parameters_are_those_that_a_token_meets(case: str) -> None:
+    """Its gradient of one token reaches those experts alone; of the token table it reaches one row."""
+    model, config = build(case)
+    model(input_ids=torch.tensor([[7]])).logits.sum().backward()
+    met = 0
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None or "embed_tokens" in name:
+            continue
+        one_each = "experts." in name and "shared" not in name
+        met += sum(x.numel() for x in parameter.grad if x.any()) if one_each else parameter.numel()
+    assert priced(config).parameters.active == met
