@@ -108,10 +108,27 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 
     Where a query may attend fewer than k keys, the rest have weight 0.
     """
-    T, S = call.q.shape[2], call.k.shape[2]
-    one = _Pass(call, b, Document(), _Layout.of(Document(), T, S, call.q.device), ())
-    found = [one.top(block, min(k, S)) for block in _runs(rows)]
-    return torch.cat([keys for keys, _ in found], 1), torch.cat([weights for _, weights in found], 1)
+    found_keys, found_weights = [], []
+    for keys, weights in _weights_of(call, b, rows):
+        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
+        gap = min(k, call.k.shape[2]) - places.shape[2]
+        found_keys.append(F.pad(places + keys.start, (0, gap)))
+        found_weights.append(F.pad(values, (0, gap)))
+    return torch.cat(found_keys, 1), torch.cat(found_weights, 1)
+
+
+@torch.no_grad()
+def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
+    """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
+    S = call.k.shape[2]
+    return torch.cat([F.pad(w, (keys.start, S - keys.start - w.shape[2])) for keys, w in _weights_of(call, b, rows)], 1)
+
+
+def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+    """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
+    nothing = Document()
+    one = _Pass(call, b, nothing, _Layout.of(nothing, call.q.shape[2], call.k.shape[2], call.q.device), ())
+    return map(one.weights, _runs(rows))
 
 
 def _runs(rows: Sequence[int], longest: int = ROWS) -> Iterator[slice]:
@@ -207,16 +224,13 @@ class _Pass:
         for start in range(0, self.T, rows):
             yield slice(start, min(start + rows, self.T))
 
-    def top(self, rows: slice, k: int) -> tuple[Tensor, Tensor]:
-        """The k largest weights of some queries, as keys (H,t,k) and weights (H,t,k)."""
+    def weights(self, rows: slice) -> tuple[slice, Tensor]:
+        """The keys that some queries may see, and their weights (H,t,s)."""
         keys, allowed, bias = self._mask(rows)
         scores = self._scores(slice(0, self.H), rows, keys, bias, allowed)
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        weights = logits.softmax(-1)[..., : scores.shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
-        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
-        gap = k - places.shape[2]
-        return F.pad(places + keys.start, (0, gap)), F.pad(values, (0, gap))
+        return keys, logits.softmax(-1)[..., : scores.shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
 
     def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
         """The keys that a block of queries may see, and over them what is allowed and what is added, (H|1, t, s)."""
