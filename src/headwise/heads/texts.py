@@ -84,6 +84,8 @@ def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
     """Name and content of every text."""
     found: list[tuple[str, str]] = []
     for source in sources:
+        if not source.strip():
+            raise HeadwiseError("the text is empty; pass a file, a folder or some words with --text")
         path = Path(source)
         if _exists(path) and path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())

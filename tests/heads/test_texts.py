@@ -1,0 +1,97 @@
+"""Texts and ids become documents that fit the model, or a clear line says why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headwise as hw
+from headwise.heads.texts import read_documents, read_ids
+from headwise.model.folder import Folder
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.tokens import Tokens
+
+CONTEXT = 13
+
+
+@pytest.fixture(scope="module")
+def folder() -> Folder:
+    tokens = Tokens.characters("abcdefgh\n .", boundary=True)
+    model = GPT(GPTConfig(vocab_size=len(tokens), context=CONTEXT, n_layers=1, n_heads=2, d_model=12))
+    return Folder(Path("somewhere/letters"), model, tokens, CONTEXT, "headwise", len(tokens))
+
+
+def test_a_text_is_framed(folder: Folder) -> None:
+    text = read_documents(folder, ["abc abc"], None, None)
+    assert len(text.documents) == 1
+    assert text.shown(text.documents[0]) == ("<|end|>", "a", "b", "c", " ", "a", "b", "c")
+
+
+def test_files_and_folders(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("abc")
+    (tmp_path / "a.md").write_text("cba.")
+    (tmp_path / "c.bin").write_text("hhh")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "d.txt").write_text("ha")
+    text = read_documents(folder, [str(tmp_path), str(tmp_path / "b.txt")], None, None)
+    assert ["".join(text.shown(ids)[1:]) for ids in text.documents] == ["cba.", "abc", "ha", "abc"]
+
+
+def test_tokens_cuts_and_drops_nothing(folder: Folder) -> None:
+    content = "abcdefgh" * 4 + "a"
+    text = read_documents(folder, [content], 8, None)
+    assert [len(ids) for ids in text.documents] == [8, 8, 8, 8, 6]  # one of each is the boundary
+    assert "".join("".join(text.shown(ids)[1:]) for ids in text.documents) == content
+
+
+def test_documents_stops(folder: Folder) -> None:
+    assert len(read_documents(folder, ["abcdefgh" * 9], 8, 3).documents) == 3
+
+
+@pytest.mark.parametrize(
+    ("sources", "tokens", "said"),
+    [
+        (["abcdefgh" * 2], None, "the text has 17 tokens and letters takes 13 at a time; pass --tokens 13"),
+        (["abc"], 14, "--tokens 14 exceeds what letters takes at a time, 13"),
+        (["abc"], 2, "--tokens 2 leaves no room for text; pass 3 or more"),
+        (["missing.txt"], None, "there is no file missing.txt"),
+        (["no/such/place"], None, "there is no file no/such/place"),
+        (["axe"], None, "the model has not seen the characters 'x'"),
+        ([""], None, "the text is empty"),
+    ],
+)
+def test_texts_that_do_not_fit(folder: Folder, sources: list[str], tokens: int | None, said: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=said):
+        read_documents(folder, sources, tokens, None)
+
+
+def test_a_folder_without_texts(folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(hw.HeadwiseError, match="holds no text files"):
+        read_documents(folder, [str(tmp_path)], None, None)
+
+
+def test_without_tokenizer_only_ids(folder: Folder, tmp_path: Path) -> None:
+    bare = Folder(folder.path, folder.model, None, CONTEXT, "headwise", 12)
+    with pytest.raises(hw.HeadwiseError, match="has no tokenizer; pass token ids with --ids FILE"):
+        read_documents(bare, ["abc"], None, None)
+    (tmp_path / "ids").write_text("1 2 3\n\n4,5, 6 7\n")
+    text = read_ids(bare, tmp_path / "ids", None)
+    assert [list(ids) for ids in text.documents] == [[1, 2, 3], [4, 5, 6, 7]]
+    assert text.shown([4, 5]) == ("4", "5")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("1 2\n3 x\n", "line 2: token ids are whole numbers"),
+        ("1 12\n", "line 1: 12 is no token of a vocabulary of 12"),
+        ("1 -2\n", "line 1: -2 is no token"),
+        (" ".join(["1"] * 14), "line 1 has 14 tokens and letters takes 13"),
+        ("7\n", "no document of two tokens or more"),
+    ],
+)
+def test_ids_that_do_not_fit(folder: Folder, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "ids").write_text(content)
+    with pytest.raises(hw.HeadwiseError, match=said):
+        read_ids(folder, tmp_path / "ids", None)
