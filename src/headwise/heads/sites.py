@@ -186,6 +186,7 @@ def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: S
         type(module).__name__
         for path, module in modules.items()
         if "attention" in type(module).__name__.lower()
+        and not isinstance(module, MultiHeadAttention)
         and any(True for _ in module.parameters())
         and not any(other == path or other.startswith(path + ".") or path.startswith(other + ".") for other in through)
     }

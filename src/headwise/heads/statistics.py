@@ -25,14 +25,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.masks import Both, BroadcastGrid, Mask, Window
+from headwise.masks import Allowed, Bias, Both, BroadcastGrid, Mask, Window
 from headwise.model.layer import Call
+from headwise.rungs.tensor import as_tensor
 from headwise.spec import Options, resolve_kv_index
 
 BLOCK = 2**19  # weights of a block; of 2^17 to 2^20 the fastest for T=1024 and T=4096
@@ -54,6 +56,7 @@ class Document:
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
+    first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
 
 
 class Measured(NamedTuple):
@@ -86,7 +89,7 @@ def measure(
     places = torch.nonzero(torch.stack([one.real for one in passes]).any(0))[:, 0]
     sums = torch.cat([one.sums for one in passes])
     rows = {name: torch.cat([one.rows[name][:, places] for one in passes]) for name in passes[0].rows}
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         out_hte = call.out[b].to(passes[0].dtype)[:, places]
         if w_o is not None:
             rows["norm"] = torch.linalg.vector_norm(out_hte @ w_o.to(out_hte.dtype).mT, dim=-1)
@@ -128,7 +131,8 @@ def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
     nothing = Document()
     one = _Pass(call, b, nothing, _Layout.of(nothing, call.q.shape[2], call.k.shape[2], call.q.device), ())
-    return map(one.weights, _runs(rows))
+    with torch.autocast(call.q.device.type, enabled=False):
+        yield from map(one.weights, _runs(rows))
 
 
 def _runs(rows: Sequence[int], longest: int = ROWS) -> Iterator[slice]:
@@ -145,7 +149,8 @@ def _runs(rows: Sequence[int], longest: int = ROWS) -> Iterator[slice]:
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     """For each head the R (E,E) of a QR factorisation of its block of W_O: |R out| is |W_O,h out|. w_o is (C, H*E)."""
     C, width = w_o.shape
-    blocks_hce = w_o.detach().float().reshape(C, n_heads, width // n_heads).transpose(0, 1)
+    blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
+    blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
     factors: Tensor = torch.linalg.qr(blocks_hce, mode="r").R
     return factors
 
@@ -157,7 +162,7 @@ class _Layout(NamedTuple):
     key_block: Tensor  # (S,)
     n_rows: int
     n_keys: int
-    first: int  # the first real key
+    first: int | None  # the key of the first token
 
     @classmethod
     def of(cls, document: Document, T: int, S: int, device: torch.device) -> _Layout:
@@ -167,7 +172,9 @@ class _Layout(NamedTuple):
 
         rows, keys = places(document.real_rows, T), places(document.real_keys, S)
         n_rows, n_keys = min(THUMBNAIL, len(rows)), min(THUMBNAIL, len(keys))
-        first = int(keys[0]) if n_keys else 0
+        first = document.first
+        if first == -1:
+            first = int(keys[0]) if n_keys else None
         return cls(_blocks(rows, n_rows, T), _blocks(keys, n_keys, S), n_rows, n_keys, first)
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,8 +185,8 @@ class _Layout(NamedTuple):
         rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_rows)
         keys = torch.bincount(self.key_block[inside], minlength=self.n_keys)
         area = rows[:, None] * keys
-        if not self.n_keys:
-            return result, sums.new_zeros(sums.shape[:2])
+        if not self.n_keys or self.first is None:
+            return result / area.clamp(min=1), sums.new_zeros(sums.shape[:2])
         return result / area, sums[..., self.first] / area[:, 0]
 
 
@@ -194,14 +201,15 @@ class _Pass:
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         options: Options = call.options
         self.scale = 1 / math.sqrt(call.q.shape[3]) if options.scale is None else float(options.scale)
-        self.sink = None if options.sink is None else torch.as_tensor(options.sink, device=self.device).to(self.dtype)
+        self.sink = None if options.sink is None else as_tensor(options.sink, self.device).to(self.dtype)
         self.index = resolve_kv_index(self.H, self.G, options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.j = torch.arange(self.S, device=self.device, dtype=self.dtype)
         self.real = torch.zeros(self.T, dtype=torch.bool, device=self.device)
-        self.rows = {name: torch.zeros(self.H, self.T, dtype=self.dtype, device=self.device) for name in self._names()}
+        zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
+        self.rows = {name: zeros(self.H, self.T) for name in self._names()}
         self.argmax = torch.zeros(self.H, self.T, dtype=torch.long, device=self.device)
-        self.sums = torch.zeros(self.H, layout.n_rows, self.S, dtype=self.dtype, device=self.device)
+        self.sums = zeros(self.H, layout.n_rows, self.S)
 
     def _names(self) -> list[str]:
         document = self.document
@@ -212,10 +220,11 @@ class _Pass:
             names += ["same_token", "induction"]
         return names + list(document.marks or {})
 
-    @torch.no_grad()
-    def run(self) -> None:
-        for rows in self._row_blocks():
-            self._block(rows)
+    def run(self, inference: bool) -> None:
+        """All blocks. A thread begins with torch's default modes, so those that matter are set here."""
+        with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            for rows in self._row_blocks():
+                self._block(rows)
 
     def _row_blocks(self) -> Iterator[slice]:
         heads = max(1, min(self.H, BLOCK // max(1, self.S * ROWS)))
@@ -273,7 +282,7 @@ class _Pass:
     def _grid(self, rows: slice, keys: slice) -> BroadcastGrid:
         return BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
-            array=lambda values: torch.as_tensor(values, device=self.device),
+            array=lambda values: as_tensor(values, self.device),
             arange=lambda n: torch.arange(n, device=self.device),
             keys=keys,
             queries=rows,
@@ -283,16 +292,17 @@ class _Pass:
     def _scores(self, heads: slice, rows: slice, keys: slice, bias: Tensor | None, allowed: Tensor | None) -> Tensor:
         """What the softmax reads, (h,t,s) for a block; FORBIDDEN where a query may not look."""
         q = self.call.q[self.b, heads, rows].to(self.dtype) * self.scale
+        if self.document.real_rows is not None:  # what stands in padding, NaN too, must not reach a sum
+            q = torch.where(self.document.real_rows[rows, None].to(self.device), q, 0)
+        h, t, D = q.shape
         read = self.index[heads]
         groups = sorted(set(read))
-        k = self.call.k[self.b, groups[0] : groups[-1] + 1, keys].to(self.dtype)
-        h, t, D = q.shape
-        if h == len(groups):
-            scores = torch.bmm(q, k[[g - groups[0] for g in read]].transpose(1, 2) if list(read) != groups else k.mT)
-        elif h % len(groups) == 0 and list(read) == [g for g in groups for _ in range(h // len(groups))]:
-            scores = torch.bmm(q.reshape(len(groups), -1, D), k.mT).reshape(h, t, -1)  # a group reads its keys once
-        else:
-            scores = torch.bmm(q, k[[g - groups[0] for g in read]].mT)
+        if list(read) != [g for g in groups for _ in range(h // len(groups))]:
+            groups = list(read)  # no equal, adjacent groups: each head brings its own keys
+        whole = slice(groups[0], groups[-1] + 1)
+        picked: slice | list[int] = whole if groups == list(range(whole.start, whole.stop)) else groups
+        k = self.call.k[self.b][picked, keys].to(self.dtype)
+        scores = torch.bmm(q.reshape(len(groups), -1, D), k.mT).reshape(h, t, -1)  # a group reads its keys once
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap
             scores = scores.div_(cap).tanh_().mul_(cap)
@@ -318,25 +328,26 @@ class _Pass:
         self.argmax[heads, rows] = where + keys.start
         shifted = scores.sub_(top[..., None])
         e = shifted.exp()
-        keys_total = e.sum(-1)
-        total = keys_total
-        if self.sink is not None:  # one more term of the denominator, at whatever height
-            total = total + torch.exp(self.sink[heads, None] - top)
-        share = torch.where(seen, 1 / total, 0)
-        mass = keys_total * share
+        # p = e * share, and log p = shifted - height
+        if self.sink is None:
+            total = e.sum(-1)
+            share, height = 1 / total, total.log()
+        else:  # one more term of the denominator, which may tower over all keys
+            highest = torch.maximum(top, self.sink[heads, None])
+            lowered = (top - highest).exp()
+            total = e.sum(-1) * lowered + (self.sink[heads, None] - highest).exp()
+            share, height = lowered / total, total.log() + highest - top
+        share = torch.where(seen, share, 0)
+        mass = e.sum(-1) * share
 
         def put(name: str, values: Tensor) -> None:
             self.rows[name][heads, rows] = values
 
-        # p = e / total and log p = shifted - log total
-        put("entropy", mass * total.log() - shifted.mul_(e).sum(-1) * share)
+        put("entropy", mass * height - shifted.mul_(e).sum(-1) * share)
         put("confidence", share)
-        put(
-            "first",
-            e[..., self.layout.first - keys.start] * share
-            if keys.start <= self.layout.first < keys.stop
-            else 0 * share,
-        )
+        first = self.layout.first
+        if first is not None and keys.start <= first < keys.stop:
+            put("first", e[..., first - keys.start] * share)
         if self.document.start is not None:
             self._distances(e, shifted, share, mass, rows, keys, put)
         if copies is not None:
@@ -417,7 +428,7 @@ def _split_heads(call: Call, count: int) -> list[Call]:
         low, high = groups[0], groups[-1] + 1
         options = call.options._replace(
             mask=None if call.options.mask is None else call.options.mask.for_heads(range(first, last), H),
-            sink=None if call.options.sink is None else torch.as_tensor(call.options.sink)[first:last],
+            sink=None if call.options.sink is None else as_tensor(call.options.sink, call.q.device)[first:last],
             kv_index=tuple(g - low for g in index[first:last]),
         )
         parts.append(
@@ -434,13 +445,14 @@ def _split_heads(call: Call, count: int) -> list[Call]:
 
 def _run_all(passes: Sequence[_Pass]) -> None:
     """Each pass in a thread of its own, on one core: they meet once at the end, not after every small operation."""
+    inference = torch.is_inference_mode_enabled()
     if len(passes) == 1:
-        passes[0].run()
+        passes[0].run(inference)
         return
     threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(len(passes), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(_Pass.run, passes))
+            list(pool.map(partial(_Pass.run, inference=inference), passes))
     finally:
         torch.set_num_threads(threads)
 
@@ -475,6 +487,7 @@ def uniform(call: Call) -> Call:
     mask: Mask | None = call.options.mask
     parts = () if mask is None else mask.for_heads([0], call.q.shape[1]).parts()
     flat = [part for part in parts if type(part).bias is Mask.bias]
+    flat += [Allowed(as_tensor(part.array, call.q.device) > -math.inf) for part in parts if isinstance(part, Bias)]
     zeros = call.q.new_zeros
     options = Options(mask=Both(tuple(flat)) if flat else None)
     return call._replace(

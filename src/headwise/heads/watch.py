@@ -152,8 +152,23 @@ class _Reader:
             self.ids = torch.cat([self.ids, ids.detach()], 1)
         else:
             self.ids = None
-        self.padding = _flat(given.get("attention_mask"))
+        self.padding = self._real(given.get("attention_mask"))
         self.context_padding = _flat(given.get("encoder_attention_mask"))
+
+    def _real(self, mask: Any) -> Tensor | None:
+        """Which of the tokens so far are real, (B,L) or None for all; generation may pass whole maps for each layer."""
+        if isinstance(mask, Mapping):
+            mask = next((one for one in mask.values() if one is not None), None)
+        if not isinstance(mask, Tensor):
+            return self.padding if self.past else None
+        if mask.ndim == 2:
+            return mask.detach().bool()
+        if mask.ndim != 4:
+            return None
+        if self.past:  # a window may hide the early tokens from these queries: what was known holds on
+            return self.padding
+        may = mask.detach() if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
+        return may.any(1).any(1)[:, : mask.shape[2]]  # without a cache every real token is seen, by itself at least
 
 
 def _flat(mask: Any) -> Tensor | None:
@@ -189,27 +204,48 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
 def _document(call: Call, b: int, cross: bool, reader: _Reader | None, marker: Marker | None) -> Document:
     """What is known about document b of a call."""
     T, S = call.q.shape[2], call.k.shape[2]
-    rows = keys = q_ids = k_ids = None
-    start: int | None = S - T
-    if reader is not None:
-        ids, padding = reader.ids, reader.padding
-        length = reader.past + T
-        if length < S:  # a static cache: room that is not filled yet stands at the end
-            start = reader.past
-        if padding is not None and padding.shape[0] > b and padding.shape[1] >= T:
-            rows = padding[b, -T:] if padding.shape[1] <= length else padding[b, length - T : length]
-            keys = _fit(padding[b, :length], S, False)
-        if ids is not None and ids.shape[0] > b and ids.shape[1] >= T:
-            q_ids, k_ids = ids[b, -T:], _fit(ids[b], S, -1)
-        if cross:
-            context = reader.context_padding
-            keys = None if context is None or context.shape[1] != S else context[b]
     if cross:
-        return Document(real_rows=rows, real_keys=keys, start=None, q_ids=q_ids)
-    if rows is None and T == S:
+        return _cross_document(call, b, reader)
+    past = call.past if call.past is not None else 0 if reader is None else reader.past
+    length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
+    gone = max(0, length - S)  # tokens that have left a window
+    rows = keys = q_ids = k_ids = None
+    first = 0
+    padding = None if reader is None or reader.padding is None else reader.padding[b : b + 1]
+    if padding is not None and len(padding):
+        real = _longer(padding[0], length)
+        rows, keys = real[-T:], _fit(real, S, False)
+        first = int(real.int().argmax()) if real.any() else 0
+    elif T == S:
         rows = keys = _by_length(call, b)
-    marks = None if marker is None or k_ids is None else dict(marker(k_ids))
-    return Document(rows, keys, start, q_ids, k_ids, marks)
+    ids = None if reader is None else reader.ids
+    if ids is not None and ids.shape[0] > b and ids.shape[1] == length:
+        q_ids, k_ids = ids[b, -T:], _fit(ids[b], S, -1)
+    return Document(
+        real_rows=rows,
+        real_keys=keys,
+        start=past - gone,
+        q_ids=q_ids,
+        k_ids=k_ids,
+        marks=None if marker is None or k_ids is None else dict(marker(k_ids)),
+        first=first - gone if first >= gone else None,
+    )
+
+
+def _cross_document(call: Call, b: int, reader: _Reader | None) -> Document:
+    """Queries of one sequence, keys of another: there are no distances."""
+    T, S = call.q.shape[2], call.k.shape[2]
+    if reader is None:
+        return Document(start=None)
+    own, context = reader.padding, reader.context_padding
+    rows = None if own is None or own.shape[0] <= b else _longer(own[b], reader.past + T)[-T:]
+    keys = None if context is None or context.shape[0] <= b or context.shape[1] != S else context[b]
+    return Document(real_rows=rows, real_keys=keys, start=None)
+
+
+def _longer(real: Tensor, length: int) -> Tensor:
+    """What is known of the first tokens, and True for those after them; the rest of a static mask is cut off."""
+    return torch.cat([real, real.new_ones(max(0, length - real.shape[0]))])[:length]
 
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:

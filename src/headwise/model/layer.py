@@ -33,6 +33,7 @@ class Call(NamedTuple):
     options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
     out: Tensor  # (B,H,T,E), before the heads are joined
     cross: bool = False  # do keys and values come from another sequence than the queries?
+    past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
 
 
 class MultiHeadAttention(nn.Module):
@@ -151,7 +152,7 @@ class MultiHeadAttention(nn.Module):
         if self.watchers:
             cross = context is not None or (cache is not None and cache.holds_context)
             for watcher in self.watchers:
-                changed = watcher(Call(self, q, k, v, options, out, cross))
+                changed = watcher(Call(self, q, k, v, options, out, cross, start))
                 out = out if changed is None else changed
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)

@@ -110,7 +110,7 @@ def _dense(
     dtype = torch.promote_types(like.dtype, torch.float32)
     grid = BroadcastGrid(
         (sizes.B, sizes.H, sizes.T, sizes.S),
-        array=lambda values: _as_tensor(values, like.device),
+        array=lambda values: as_tensor(values, like.device),
         arange=lambda n: torch.arange(n, device=like.device),
         keys=keys,
         known=_known,
@@ -247,12 +247,12 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """sink or gate as (H,1,1)."""
-    tensor = _as_tensor(values, device).to(dtype)
+    tensor = as_tensor(values, device).to(dtype)
     check_per_head(name, tensor.shape, n_heads)
     return tensor.reshape(n_heads, 1, 1)
 
 
-def _as_tensor(values: Any, device: torch.device) -> Tensor:
+def as_tensor(values: Any, device: torch.device) -> Tensor:
     """Lists keep Python's double precision; arrays and tensors theirs."""
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.array(values))
