@@ -2,70 +2,222 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.app import Debug, Json, Run, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from headwise.records import HeadMaps
+    from headwise.heads.survey import Text
+    from headwise.model.folder import Folder
+    from headwise.records import HeadMaps, HeadSurvey
+
+HELD_OUT = 4096  # tokens of what a run held out, where no text is given
+ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+MAP_CELLS = 2**20  # numbers of exact maps that go into a report
+REPORT = "report.html"
+
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
+]
 
 
-@app.command(epilog='Example: headwise heads runs/verbs --text "he will work = él trabajará"')
+@dataclass(frozen=True)
+class _Choices:
+    """What was asked for, for one model or two."""
+
+    text: tuple[str, ...]
+    ids: Path | None
+    tokens: int | None
+    documents: int | None
+    ablate: str | None
+    controls: bool
+    seed: int
+
+
+@app.command(
+    epilog="Example: headwise heads runs/verbs, or headwise heads MODEL --text book.txt --tokens 512 --html r.html"
+)
 def heads(
-    run: Run,
-    text: Annotated[str | None, typer.Option(help="A short text; default: a held-out one of the run.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where the report goes; default: report.html in RUN.")] = None,
+    model: Model,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A file, a folder of text files, or a text; may be repeated. Default: what the run held out."
+        ),
+    ] = None,
+    ids: Annotated[Path | None, typer.Option(help="Token ids instead of a text: a document a line.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Cut the text into documents of this many tokens.")] = None,
+    documents: Annotated[int | None, typer.Option(help="Stop after this many documents.")] = None,
+    ablate: Annotated[
+        str | None,
+        typer.Option(
+            help="Silence one head at a time and note the change in loss: zero, mean or none. "
+            "Default: zero for models of up to 10 million parameters."
+        ),
+    ] = None,
+    controls: Annotated[bool, typer.Option(help="Measure the same model with untrained weights, too.")] = True,
+    sort: Annotated[str, typer.Option(help="Order of the table: name, importance, ablation or a statistic.")] = "name",
+    against: Annotated[Path | None, typer.Option(metavar="OTHER", help="Compare with another model.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report here. Default: report.html in a run.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of all heads here.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
+    seed: Annotated[int, typer.Option(help="For the untrained control and the repeated tokens.")] = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show where each head looks, in the terminal and in one HTML file.
+    """Say what each head of a model does: statistics, roles, and what breaks without it."""
+    for option, path in (("--html", html), ("--png", png), ("--csv", csv)):
+        _check_target(option, path)
+    choices = _Choices(tuple(text or ()), ids, tokens, documents, ablate, controls, seed)
+    _check_choices(choices)
+    survey, maps = look(model, choices)
+    other = None if against is None else look(against, choices, on=model)[0]
+    report = html or (model / REPORT if other is None and (model / "run.json").exists() else None)
+    from headwise.view.survey_files import survey_csv, survey_json, survey_png
+    from headwise.view.survey_table import check_order, print_survey
 
-    The report in RUN is written anew, with the maps of this text.
-    """
-    maps = _head_maps(run, text)
-    path = _write_maps(run, maps, html)
-    from headwise.view.terminal import head_facts, print_maps, print_table
+    check_order(survey, sort)
+    if report is not None:
+        _write_report(model, report, survey, maps, other)
+    if csv is not None:
+        from headwise.files import write_whole
 
+        write_whole(csv, survey_csv(survey))
+    if png is not None:
+        survey_png(png, survey)
     if as_json:
-        from dataclasses import asdict
-
-        rows = [{**asdict(head_facts(head)), "weights": head.weights.tolist()} for head in maps.maps]
-        print_json({"model": maps.model, "tokens": maps.tokens, "heads": rows, "report": str(path)})
+        document = survey_json(survey)
+        if other is not None:
+            document["against"] = survey_json(other)
+        print_json({**document, "report": None if report is None else str(report)})
         return
-    print_maps(out, maps)
-    print_table(out, maps)
-    out.print(f"\nreport: {path}")
+    if maps is not None and len(maps.maps) <= 16:
+        from headwise.view.terminal import print_maps
+
+        print_maps(out, maps)
+    print_survey(out, survey, sort_by=sort, against=other)
+    for path in (report, png, csv):
+        if path is not None:
+            out.print(f"written: {path}")
 
 
-def _head_maps(run: Path, text: str | None) -> HeadMaps:
+def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSurvey, HeadMaps | None]:
+    """The survey of a model folder; and exact maps, where there is one short document.
+
+    `on` names the run whose held-out text is looked at where no text is given; default `model` itself.
+    """
     with needs_torch():
-        from headwise.heads.maps import head_maps
-        from headwise.model.run import load_run, read_run
-    model, tokens = load_run(run)
-    if text is None:
-        text = (read_run(run) or {}).get("example")
-    if not text:
-        raise HeadwiseError("the text is empty; pass one with --text")
-    ids = tokens.prompt(text)
-    return head_maps(model, ids, tokens.shown(ids), run.resolve().name)
+        from headwise.heads.maps import LONGEST, head_maps
+        from headwise.heads.survey import survey
+        from headwise.model.folder import open_folder
+    folder = open_folder(model)
+    text = _text(folder, choices, on or model)
+    size = sum(parameter.numel() for parameter in folder.model.parameters())
+    ablate = choices.ablate or ("zero" if size <= ABLATE_UP_TO else "none")
+    with _progress() as progress:
+        found = survey(
+            folder.model,
+            text,
+            folder.name,
+            folder.family,
+            context=folder.context,
+            controls=choices.controls,
+            ablate=None if ablate == "none" else ablate,
+            seed=choices.seed,
+            progress=progress,
+        )
+    first = text.documents[0]
+    plain = all(profile.part == "" for profile in found.profiles)
+    if not plain or len(text.documents) > 1 or len(first) > LONGEST:
+        return found, None
+    if len(first) ** 2 * len(found.profiles) > MAP_CELLS:
+        return found, None
+    return found, head_maps(folder.model, first, text.shown(first), folder.name)
 
 
-def _write_maps(run: Path, maps: HeadMaps, path: Path | None = None) -> Path:
+def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
+    from headwise.heads.survey import Text
+    from headwise.heads.texts import read_documents, read_ids
+    from headwise.model.run import held_out_documents
+
+    if choices.ids is not None:
+        return read_ids(folder, choices.ids, choices.documents)
+    if choices.text:
+        return read_documents(folder, choices.text, choices.tokens, choices.documents)
+    if not (run / "run.json").exists():
+        raise HeadwiseError(f"{run} is no run of headwise, so it has no text of its own; pass one with --text")
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids with --ids FILE")
+    found = held_out_documents(run, HELD_OUT)[: choices.documents]
+    tokens = folder.tokens
+    return Text(found, tokens.shown, tokens.specials, tokens.frame, ("what the run held out",))
+
+
+def _check_choices(choices: _Choices) -> None:
+    if choices.text and choices.ids is not None:
+        raise HeadwiseError("--text and --ids: pass one of them")
+    if choices.ablate not in (None, "zero", "mean", "none"):
+        raise HeadwiseError(f"--ablate {choices.ablate} is not known; one of zero, mean, none")
+    for option, value in (("--tokens", choices.tokens), ("--documents", choices.documents)):
+        if value is not None and value < 1:
+            raise HeadwiseError(f"{option} {value} must be at least 1")
+    if choices.tokens is not None and not choices.text:
+        raise HeadwiseError("--tokens cuts a text into documents; pass one with --text")
+
+
+def _check_target(option: str, path: Path | None) -> None:
+    """Said before the work begins, so that none is lost."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise HeadwiseError(f"{option} {path} is a folder; pass a file name")
+    if not path.parent.is_dir():
+        raise HeadwiseError(f"{option} {path}: the folder {path.parent} does not exist")
+
+
+def _write_report(
+    model: Path, path: Path, survey: HeadSurvey, maps: HeadMaps | None, against: HeadSurvey | None
+) -> None:
     from headwise.model.run import read_summary
     from headwise.view.report import write_report
 
-    path = path or run / "report.html"
-    if path.is_dir():
-        raise HeadwiseError(f"--html {path} is a folder; pass a file name")
-    if not path.parent.is_dir():
-        raise HeadwiseError(f"--html {path}: the folder {path.parent} does not exist")
-    write_report(path, maps, read_summary(run))
-    return path
+    write_report(path, survey, maps=maps, summary=read_summary(model), against=against)
 
 
-def write_report_of(run: Path, text: str) -> Path:
-    return _write_maps(run, _head_maps(run, text))
+def write_report_of(run: Path, example: str) -> Path:
+    """The report of a finished run: its heads on what it held out, and the exact maps of an example."""
+    with needs_torch():
+        from headwise.heads.maps import head_maps
+        from headwise.model.folder import open_folder
+    survey, _ = look(run, _Choices((), None, None, None, None, True, 0))
+    folder = open_folder(run)
+    assert folder.tokens is not None
+    before, after = folder.tokens.frame
+    ids = [*before, *folder.tokens.encode(example), *after]
+    maps = head_maps(folder.model, ids, folder.tokens.shown(ids), folder.name)
+    _write_report(run, run / REPORT, survey, maps, None)
+    return run / REPORT
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage, on standard error, where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        tasks: dict[str, int] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            task = tasks.get(what)
+            if task is None:
+                task = tasks[what] = bar.add_task(what, total=total)
+            bar.update(task, total=total, completed=done)  # type: ignore[arg-type]
+
+        yield report

@@ -37,9 +37,10 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
     """
     if how not in HOWS:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
-    if isinstance(heads, str):
-        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
-    chosen = _by_site(sites_of(model), list(heads))
+    if means is not None and how != "mean":
+        raise HeadwiseError(f"how={how!r} with means=: they take the place of a head's output in how='mean' alone")
+    heads = _names(heads)
+    chosen = _by_site(sites_of(model), heads)
     fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in heads}
 
     def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
@@ -60,6 +61,12 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
         yield
 
 
+def _names(heads: Iterable[str]) -> list[str]:
+    if isinstance(heads, str):
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
+    return list(heads)
+
+
 def _by_site(sites: Sequence[Site], heads: Sequence[str]) -> dict[str, list[int]]:
     """Site name -> numbers of the named heads."""
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
@@ -74,10 +81,10 @@ def _by_site(sites: Sequence[Site], heads: Sequence[str]) -> dict[str, list[int]
 
 def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     """Mean output of each head over the real rows of a call, (H,E), as a constant."""
-    T, S = call.q.shape[2], call.k.shape[2]
-    if T == 1 or (documents[0].start is not None and S > T):
+    T, past = call.q.shape[2], documents[0].start or 0
+    if T == 1 or past > 0:
         raise HeadwiseError(
-            f"how='mean' in a step of {T} tokens with {S - T} in the cache has too few rows for a mean, and a cache "
+            f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
             f"must not change the answer; pass means=, what `watch` saw"
         )
     out = call.out.detach()
@@ -88,6 +95,8 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
 
 def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
     """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,)."""
+    if ids.shape[1] < 2:
+        raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
     logits = (model(ids) if isinstance(model, GPT) else model(input_ids=ids, use_cache=False).logits)[:, :-1]
     losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     return losses.reshape(ids.shape[0], -1).mean(1)
@@ -162,9 +171,11 @@ def ablation(
     _require_loss(model)
     if how not in HOWS:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+    if not batches:
+        raise HeadwiseError("ablation needs at least one batch of ids")
     sites = {site.name: site for site in sites_of(model)}
     every = [head for site in sites.values() for head in site.heads]
-    chosen = _by_site(list(sites.values()), every if heads is None else list(heads))
+    chosen = _by_site(list(sites.values()), every if heads is None else _names(heads))
     changes: dict[str, list[float]] = {}
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
     with evaluating(model):

@@ -28,8 +28,16 @@ from headwise.spec import Options
 Handler = Callable[[Call], Tensor | None]
 
 CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")  # names of modules
-OUTPUTS = ("o_proj", "c_proj", "out_proj", "o", "output.dense", "dense")  # names of W_O, on the module or its parent
-VALUES = ("v_proj", "value", "v")  # names of W_V
+OUTPUTS = (
+    "o_proj",
+    "c_proj",
+    "out_proj",
+    "out_lin",
+    "o",
+    "output.dense",
+    "dense",
+)  # names of W_O, on the module or its parent
+VALUES = ("v_proj", "value", "v_lin", "v")  # names of W_V
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "encoder_attention_heads")
 # Keywords of transformers that say nothing about the arithmetic of attention, or say it a second time: a window is in
 # the mask already.
@@ -81,8 +89,8 @@ def sites_of(model: nn.Module) -> list[Site]:
             name=f"L{n}",
             module=layer,
             n_heads=layer.spec.n_heads,
-            w_o=None if layer.o_proj is None else layer.o_proj.weight,
-            w_v=layer.v_proj.weight,
+            w_o=getattr(layer.o_proj, "weight", None),
+            w_v=getattr(layer.v_proj, "weight", None),
             cross=False,
         )
         for n, layer in enumerate(own)
@@ -126,7 +134,6 @@ def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]
     Blocks nest: a later handler sees what an earlier one has made of the output.
     """
     with ExitStack() as stack:
-        foreign = {}
         for site, handler in handlers.items():
             if isinstance(site.module, MultiHeadAttention):
                 stack.enter_context(observe(site.module, handler))
@@ -134,11 +141,12 @@ def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]
                 listeners = _listeners.setdefault(site.module, [])
                 listeners.append(handler)
                 stack.callback(listeners.remove, handler)
-                foreign[site.module] = partial(_hf_attention, site.cross)
-        if foreign:
+        if any(not isinstance(site.module, MultiHeadAttention) for site in handlers):
             from headwise.model.hf import routed
 
-            stack.enter_context(routed(model, foreign))
+            # All of a model goes the same way, those that nobody listens to as well.
+            foreign = [site for site in sites_of(model) if not isinstance(site.module, MultiHeadAttention)]
+            stack.enter_context(routed(model, {site.module: partial(_hf_attention, site.cross) for site in foreign}))
         yield
 
 
@@ -292,7 +300,7 @@ def _hf_attention(
     """The attention of a transformers module by our tensor rung, then its listeners; (B,H,T,E)."""
     options = _options(module, q, k, given, keywords)
     call = Call(module, q, k, v, options, _attend(q, k, v, options), cross)
-    for listener in _listeners[module]:
+    for listener in _listeners.get(module, ()):
         changed = listener(call)
         call = call if changed is None else call._replace(out=changed)
     return call.out

@@ -56,11 +56,15 @@ class Document:
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
+    before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
     first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
 
 
 class Measured(NamedTuple):
-    """The statistics of one call on one document; n rows that are real and may attend something."""
+    """The statistics of one call on one document; n rows that are real and in which some head may attend something.
+
+    A head that may attend nothing in such a row has zeros there, as its weights are.
+    """
 
     rows: dict[str, Tensor]  # name -> (H,n) float32
     places: Tensor  # (n,) the numbers of those rows among the T queries
@@ -174,7 +178,7 @@ class _Layout(NamedTuple):
         n_rows, n_keys = min(THUMBNAIL, len(rows)), min(THUMBNAIL, len(keys))
         first = document.first
         if first == -1:
-            first = int(keys[0]) if n_keys else None
+            first = int(keys[0]) if n_keys else 0
         return cls(_blocks(rows, n_rows, T), _blocks(keys, n_keys, S), n_rows, n_keys, first)
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -402,8 +406,8 @@ class _Pass:
         j = torch.arange(keys.start, keys.stop, device=self.device)
         tokens = q_ids[rows, None]
         same = (tokens == k_ids[keys]) & (j < at)
-        before = torch.full_like(k_ids, -1)
-        before[1:] = k_ids[:-1]
+        before = k_ids.roll(1)
+        before[0] = document.before
         after = (tokens == before[keys]) & (j <= at)
         return same.to(self.dtype), after.to(self.dtype)
 

@@ -24,8 +24,8 @@ from headwise.heads.copying import copying
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.sites import Site
-from headwise.heads.statistics import Document, Measured, measure, output_factors, top_keys, uniform
-from headwise.heads.watch import evaluating, listening, run
+from headwise.heads.statistics import Document, Measured, measure, top_keys, uniform
+from headwise.heads.watch import Factors, evaluating, listening, run
 from headwise.intervals import Interval, interval_of
 from headwise.model.layer import Call
 from headwise.records import HeadProfile, HeadSurvey
@@ -82,6 +82,7 @@ class Text:
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
         """The delimiters and the rare tokens among the keys (S,) of a document."""
+        ids = ids.cpu()
         delimiter = torch.isin(ids, self.delimiters)
         delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
         often = torch.tensor([self.counts[i] for i in ids.tolist()])
@@ -156,7 +157,7 @@ class _Tally:
         self.uniform: dict[str, dict[str, list[float]]] = {}  # site -> statistic -> one value a document
         self.offsets: dict[str, list[Tensor]] = {}  # site -> (H, 2 REACH + 1) a document, shares of rows
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
-        self.factors: dict[str, Tensor] = {}
+        self.factors = Factors()
         self.weights: dict[str, list[float]] = {}  # site -> copying score of each head
         self.probe_from: int | None = None  # rows before this one do not count
         if text is not None:
@@ -164,13 +165,11 @@ class _Tally:
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Document `number`, which is document b of a call."""
-        if site.name not in self.factors and site.w_o is not None:
-            self.factors[site.name] = output_factors(site.w_o, call.q.shape[1])
         if all(site.name != known.name for known in self.sites):
             self.sites.append(site)
         if self.probe_from is not None:
             document = replace(document, real_rows=torch.arange(call.q.shape[2]) >= self.probe_from)
-        found = measure(call, b, document, (1,), self.factors.get(site.name))
+        found = measure(call, b, document, (1,), self.factors.of(site))
         self._add(site, found, document)
         if number < self.uniform_on:
             even = measure(uniform(call), b, document, (1,))
@@ -184,13 +183,13 @@ class _Tally:
     def _add(self, site: Site, found: Measured, document: Document) -> None:
         means = {key: values.double().mean(1) for key, values in found.rows.items()}
         if document.marks:
-            means["rare_top"] = document.marks["rare"][found.argmax].double().mean(1)
+            means["rare_top"] = document.marks["rare"][found.argmax.cpu()].double().mean(1)
         for key, values in means.items():
             for h, value in enumerate(values.tolist()):
                 self.scores.setdefault(site.head(h), {}).setdefault(key, []).append(value)
         if document.start is not None:
             behind = found.places + document.start - found.argmax
-            counts = (behind[..., None] == torch.arange(-REACH, REACH + 1)).double().mean(1)
+            counts = (behind.cpu()[..., None] == torch.arange(-REACH, REACH + 1)).double().mean(1)
             self.offsets.setdefault(site.name, []).append(counts)
 
     def read_weights(self, model: nn.Module) -> None:

@@ -54,25 +54,42 @@ def watch(
     Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
     known from `attention_mask` or from `Lengths`, is left out.
     """
-    if isinstance(offsets, int) or any(k < 1 for k in offsets):
+    if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
     seen = Seen([site.name for site in sites_of(model)], [head for site in sites_of(model) for head in site.heads])
-    factors: dict[Site, Tensor] = {}
+    factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        H, T = call.q.shape[1:3]
-        if site.w_o is not None and site not in factors:
-            factors[site] = output_factors(site.w_o, H)
+        T = call.q.shape[2]
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
-            found = measure(call, b, document, sorted({1, *offsets}), factors.get(site))
+            found = measure(call, b, document, sorted({1, *offsets}), factors.of(site))
             seen.add(site, found, top_keys(call, b, [row % T for row in rows], top_k) if rows else None, rows)
 
     def mark(ids: Tensor) -> Mapping[str, Tensor]:
-        return {name: torch.isin(ids, torch.tensor(list(wanted))) for name, wanted in (marks or {}).items()}
+        return {
+            name: torch.isin(ids, torch.tensor(list(wanted), device=ids.device))
+            for name, wanted in (marks or {}).items()
+        }
 
     with listening(model, note, mark if marks else None):
         yield seen
+
+
+class Factors:
+    """`output_factors` of each site, computed anew only when its W_O has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Site, tuple[tuple[int, int], Tensor]] = {}
+
+    def of(self, site: Site) -> Tensor | None:
+        w_o = site.w_o
+        if w_o is None or w_o.shape[1] % site.n_heads:
+            return None
+        state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
+        if site not in self._known or self._known[site][0] != state:
+            self._known[site] = state, output_factors(w_o, site.n_heads)
+        return self._known[site][1]
 
 
 @contextmanager
@@ -96,8 +113,8 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
 
     with ExitStack() as stack:
         for reader in set(readers.values()):
-            hook = reader.model.register_forward_pre_hook(reader.read, with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.callback(reader.model.register_forward_pre_hook(reader.read, with_kwargs=True).remove)
+            stack.callback(reader.model.register_forward_hook(reader.remember, with_kwargs=True).remove)
         stack.enter_context(attach({site: handle(site) for site in sites}, model))
         yield
 
@@ -138,22 +155,42 @@ class _Reader:
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
+    cache: Any = None  # what tells whether a cache is the one of the last call, untouched since
 
     def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+        """Before a call: what the model is given."""
+        given = self._given(args, kwargs)
+        if given.get("output_attentions"):
+            raise HeadwiseError("output_attentions=True: a watched model keeps no maps; drop it, and read `seen`")
+        self.past, cache = _past(given)
         ids = given.get("input_ids", given.get("ids"))
-        self.past = _past(given)
-        known = self.ids is not None and self.ids.shape[1] == self.past and ids is not None
-        if ids is None or not isinstance(ids, Tensor) or ids.is_floating_point():
+        known = self.ids is not None and self.past <= self.ids.shape[1] and self._same(cache)
+        if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
         elif known and self.ids is not None and self.ids.shape[0] == ids.shape[0]:
-            self.ids = torch.cat([self.ids, ids.detach()], 1)
-        else:
+            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
+        else:  # tokens that were not watched, or that have changed places
             self.ids = None
         self.padding = self._real(given.get("attention_mask"))
         self.context_padding = _flat(given.get("encoder_attention_mask"))
+
+    def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """After a call: the state of its cache."""
+        given = self._given(args, kwargs)
+        cache = _past(given)[1]
+        self.cache = (
+            cache if cache is not None else _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
+        )
+
+    def _same(self, cache: Any) -> bool:
+        return (
+            cache is not None and self.cache is not None and all(a is b for a, b in zip(cache, self.cache, strict=True))
+        )
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _real(self, mask: Any) -> Tensor | None:
         """Which of the tokens so far are real, (B,L) or None for all; generation may pass whole maps for each layer."""
@@ -175,13 +212,17 @@ def _flat(mask: Any) -> Tensor | None:
     return mask.detach().bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-def _past(given: Mapping[str, Any]) -> int:
-    """Tokens that the cache held before a call."""
+def _past(given: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
+    """Tokens that the cache held before a call; and two objects that stay the same while nobody moves its rows."""
     caches = given.get("caches")
     if caches and isinstance(caches[0], KVCache):
-        return int(caches[0].length)
+        return int(caches[0].length), (caches[0], caches[0].reorders)
     cache = given.get("past_key_values")
-    return int(cache.get_seq_length()) if cache is not None and hasattr(cache, "get_seq_length") else 0
+    if cache is None or not hasattr(cache, "get_seq_length"):
+        return 0, None
+    own = getattr(cache, "self_attention_cache", cache)
+    layers = getattr(own, "layers", None) or [None]
+    return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
 
 
 def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
@@ -228,6 +269,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader | None, marker: M
         q_ids=q_ids,
         k_ids=k_ids,
         marks=None if marker is None or k_ids is None else dict(marker(k_ids)),
+        before=int(ids[b, gone - 1]) if k_ids is not None and ids is not None and gone else -1,
         first=first - gone if first >= gone else None,
     )
 
@@ -367,6 +409,12 @@ class Seen(Mapping[str, SeenHead]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._found
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401  # this is that method
 
     def _repr_html_(self) -> str:
         """A table for notebooks: a head a line, each statistic's mean over the rows."""

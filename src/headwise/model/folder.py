@@ -75,6 +75,7 @@ RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
 def is_own(path: Path) -> bool:
     """Does the folder hold a model that headwise wrote?"""
     try:
-        return "headwise" in json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return isinstance(config, dict) and "headwise" in config
     except (OSError, ValueError):
         return (path / "run.json").exists()

@@ -42,21 +42,41 @@ def load_folder(folder: Path) -> PreTrainedModel:
                 f"{folder / pickled[0]} is a pickle, which can run code; convert it to model.safetensors"
             )
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
-    names = config.get("architectures") or []
-    kind = getattr(transformers, names[0], None) if names else AutoModel
-    if kind is None:
-        raise HeadwiseError(
-            f"{folder / 'config.json'} names the architecture {names[0]}, which transformers "
-            f"{transformers.__version__} does not have"
-        )
+    kind = _architecture(folder, config)
     with _quiet():
         try:
-            model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            model, found = kind.from_pretrained(
+                folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+        except Exception as error:  # the library lets through whatever its parts raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise HeadwiseError(f"{folder} does not load as {names[0] if names else 'a model'}: {first}") from None
+            raise HeadwiseError(f"{folder} does not load as {kind.__name__}: {first}") from None
+    if found["missing_keys"]:  # transformers would draw them at random
+        raise HeadwiseError(
+            f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(found['missing_keys'])[:3])}"
+        )
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The class that `config.json` names; where it names none, the model without a head."""
+    names = config.get("architectures")
+    if not names:
+        return AutoModel
+    name = names[0] if isinstance(names, list) else None
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if kind is None and isinstance(name, str):
+        raise HeadwiseError(
+            f"{folder / 'config.json'} names the architecture {name}, which transformers {transformers.__version__} "
+            f"does not have"
+        )
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        raise HeadwiseError(
+            f"{folder / 'config.json'} names the architecture {name or names}, which is no model of transformers "
+            f"{transformers.__version__}"
+        )
+    return kind
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -88,7 +108,7 @@ class FolderTokens:
         with _quiet():
             try:
                 self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+            except Exception as error:  # the library lets through whatever its parts raise
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
         boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other

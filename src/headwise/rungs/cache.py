@@ -31,6 +31,7 @@ class KVCache:
             raise HeadwiseError(f"max_length={max_length} and window={window}: a cache is static or rolls; pass one")
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
+        self.reorders = 0  # times that documents have changed places
         self._stores = _Store(max_length, window), _Store(max_length, window)
         self._layer: int | None = None
         self._context: weakref.ref[Tensor] | None = None
@@ -125,6 +126,7 @@ class KVCache:
 
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
+        self.reorders += 1
         for store in self._stores:
             store.reorder(index)
 

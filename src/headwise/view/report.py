@@ -1,6 +1,6 @@
-"""One HTML file that shows a model's heads, and its training run where there was one.
+"""One HTML file that shows what every head of a model does, and its training run where there was one.
 
-The style sheet and the script travel inside the file, which loads nothing and can be opened from a disk. Whatever
+The style sheets and the script travel inside the file, which loads nothing and can be opened from a disk. Whatever
 a model or a text brings is data: it is escaped here, put in the page as text by the script, and a content
 security policy lets only this package's own style and script run, known by their hashes.
 """
@@ -9,56 +9,74 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
-import math
-from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headwise.files import write_whole
-from headwise.records import CurvePoint, HeadMaps, RunSummary
+from headwise.records import HeadMaps, HeadSurvey, RunSummary
+from headwise.view.markup import MISSING, escaped, listed, number, plural
+from headwise.view.run_section import round_steps, run_section
+from headwise.view.survey_data import check_survey, survey_data
+from headwise.view.survey_roles import roles_section
+from headwise.view.survey_rows import table_section
+from headwise.view.survey_words import columns_of, differences_in_setting
 from headwise.view.terminal import check_maps, signs_used, visible
 
-# The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
-# them, in half the bytes of a float32.
-LEVELS = 65535
+__all__ = ["report_html", "round_steps", "write_report"]
 
-# The loss curve, in the units of its view box.
-WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 78, 34, 14, 62
+STYLES = ("report.css", "report_heads.css")
+SCRIPTS = ("base", "pictures", "grid", "table", "text", "head", "start")  # in this order one script
+LONG = 100  # tokens; a longer text is folded away
 
 
-def write_report(path: str | Path, maps: HeadMaps, summary: RunSummary | None = None) -> None:
-    """Write the report of `maps`, each (T, T) for T tokens, as one HTML file, whole or not at all.
+def write_report(
+    path: str | Path,
+    survey: HeadSurvey,
+    maps: HeadMaps | None = None,
+    summary: RunSummary | None = None,
+    against: HeadSurvey | None = None,
+) -> None:
+    """Write the report of a survey as one HTML file, whole or not at all.
 
-    Raises HeadwiseError when there is nothing to draw or when maps and tokens do not fit; see `check_maps`.
+    maps     exact maps of a short text, each (T, T) for T tokens; heads are matched by name
+    summary  the training run, told first
+    against  the survey of another model, compared head by head, by name
+
+    Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
     """
-    write_whole(path, report_html(maps, summary))
+    write_whole(path, report_html(survey, maps, summary, against))
 
 
-def report_html(maps: HeadMaps, summary: RunSummary | None = None) -> str:
-    """The page itself; with `summary`, it begins with the training run. Raises HeadwiseError as `write_report` does."""
-    check_maps(maps)
-    style, script, page = (_package_text(f"report.{kind}") for kind in ("css", "js", "html"))
-    tokens = tuple(map(visible, maps.tokens))
-    layers = len({head.layer for head in maps.maps})
-    signs = ", ".join(f"{sign} {name}" for sign, name in signs_used(tokens).items())
-    return Template(page).substitute(
+def report_html(
+    survey: HeadSurvey,
+    maps: HeadMaps | None = None,
+    summary: RunSummary | None = None,
+    against: HeadSurvey | None = None,
+) -> str:
+    """The page itself; arguments and errors as in `write_report`."""
+    check_survey(survey)
+    if maps is not None:
+        check_maps(maps)
+    if against is not None:
+        check_survey(against)
+    style = "".join(map(_package_text, STYLES))
+    script = "".join(_package_text(f"report_{name}.js") for name in SCRIPTS)
+    columns = columns_of(survey, against)
+    return Template(_package_text("report.html")).substitute(
         policy=_policy(style, script),
-        model=_text(maps.model),
-        lede=f"{_plural(len(maps.maps), 'head')} in {_plural(layers, 'layer')}, on {_plural(len(tokens), 'token')}",
+        title=escaped(survey.model if against is None else f"{survey.model} against {against.model}"),
+        heading=_heading(survey, against),
+        lede=_lede(survey),
+        facts=_facts(survey),
+        notes=_notes(survey, against),
         style=style,
-        summary=_summary_section(summary) if summary else "",
-        source_open="open" if len(tokens) <= 100 else "",
-        count=len(tokens),
-        text="".join(f"<bdi>{_text(token)}</bdi>" for token in tokens),
-        signs=f'<p class="caption">Signs: {signs}.</p>' if signs else "",
-        data=_data(maps, tokens),
+        summary="" if summary is None else run_section(summary),
+        roles=roles_section(survey),
+        sources=_sources(survey, maps),
+        views=_views(against),
+        table=table_section(survey, columns, against),
+        data=survey_data(survey, columns, maps, against),
         script=script,
     )
 
@@ -78,173 +96,70 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _text(text: str) -> str:
-    """Escaped for an element or a quoted attribute; half a surrogate pair, which UTF-8 cannot hold, becomes `?`."""
-    return html.escape(text.encode("utf-8", "replace").decode())
+def _heading(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+    if against is None:
+        return f'<h1 dir="auto">{escaped(survey.model)}</h1>'
+    other = f'<span class="against"><small>against</small> <bdi>{escaped(against.model)}</bdi></span>'
+    return f"<h1><bdi>{escaped(survey.model)}</bdi> {other}</h1>"
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+def _lede(survey: HeadSurvey) -> str:
+    """Family, heads, layers, documents and tokens in a line."""
+    heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
+    longest = f", the longest {survey.longest:,}" if survey.n_documents > 1 else ""
+    tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}{longest}"
+    family = f"{escaped(survey.family)} · " if survey.family else ""
+    return f"{family}{plural(heads, 'head')} in {plural(layers, 'layer')} · {tokens}"
 
 
-def _data(maps: HeadMaps, tokens: tuple[str, ...]) -> str:
-    """The maps as JSON that no HTML parser can take for markup: `<`, `>` and `&` are written as \\u escapes."""
-    # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
-    causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
-    kept = np.tri(len(tokens), dtype=bool) if causal else np.ones((len(tokens), len(tokens)), dtype=bool)
-    heads = [
-        {"name": head.name, "layer": head.layer, "head": head.head, "weights": quantised(head.weights[kept])}
-        for head in maps.maps
-    ]
-    document = json.dumps({"tokens": tokens, "causal": causal, "heads": heads}, ensure_ascii=True)
-    return document.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _facts(survey: HeadSurvey) -> str:
+    """Where the text came from, and the loss from which the effects of heads are counted."""
+    facts = []
+    if survey.texts:
+        facts.append(f"Text: {escaped(listed(list(survey.texts), 3))}.")
+    if survey.loss is not None and number(survey.loss, 3) != MISSING:
+        facts.append(f"Mean loss {number(survey.loss, 3)} nats a token.")
+    if survey.ablated is not None:
+        kind = {"zero": "with zeros for its output", "mean": "with its mean output"}
+        facts.append(f"Ablation runs the model without a head: {kind.get(survey.ablated, escaped(survey.ablated))}.")
+    return f'<p class="caption">{" ".join(facts)}</p>' if facts else ""
 
 
-def quantised(weights: NDArray[np.float32]) -> str:
-    """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535."""
-    levels = np.rint(np.clip(weights.astype(np.float64), 0.0, 1.0) * LEVELS).astype("<u2")
-    return base64.b64encode(levels.tobytes()).decode("ascii")
+def _notes(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+    notes = [*survey.notes, *([] if against is None else differences_in_setting(survey, against))]
+    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    return f'<ul class="notice notes">{items}</ul>' if items else ""
 
 
-def _summary_section(summary: RunSummary) -> str:
-    facts = "".join(f"<dt>{_text(label)}</dt><dd>{_text(value)}</dd>" for label, value in summary.facts.items())
-    parts = [
-        '<section aria-labelledby="run-title"><h2 id="run-title">The training run</h2>',
-        f'<div class="run"><div>{f"<dl>{facts}</dl>" if facts else ""}</div><div>{_comparison(summary)}</div></div>',
-        _curve_figure(summary),
-    ]
-    if summary.samples:
-        items = "".join(f'<li><pre dir="auto">{_text(sample)}</pre></li>' for sample in summary.samples)
-        parts.append(f'<h3>What it writes</h3><ol class="samples">{items}</ol>')
-    return "".join(parts) + "</section>"
+def _sources(survey: HeadSurvey, maps: HeadMaps | None) -> str:
+    """The text that was looked at: the first document, and the short text of the exact maps where that is another."""
+    sources = []
+    if maps is not None and maps.tokens != survey.tokens:
+        sources.append(_source("The text of the exact maps", maps.tokens))
+    if survey.tokens:
+        sources.append(_source("The text" if survey.n_documents == 1 else "The first document", survey.tokens))
+    return "".join(sources)
 
 
-def _comparison(summary: RunSummary) -> str:
-    """The held-out loss and the baseline as two bars from zero on one scale, and the difference in words."""
-    ours, theirs = summary.held_out_loss, summary.baseline_loss
-    losses = [loss for loss in (ours, theirs) if loss is not None and math.isfinite(loss)]
-    longest = max(losses, default=0.0) or 1.0
-    bars = _bar("This model, held-out loss", ours, longest, "ours")
-    if theirs is None:
-        verdict = "No baseline was measured on these tokens."
-    else:
-        bars += _bar(_baseline_name(summary), theirs, longest, "theirs")
-        verdict = _verdict(theirs - ours)
-    unit = "Nats per token on the same held-out tokens; lower is better." if theirs is not None else "Nats per token."
-    return f'{bars}<p class="verdict">{verdict}</p><p class="unit">{unit}</p>'
-
-
-def _baseline_name(summary: RunSummary) -> str:
-    return f"Baseline, {summary.baseline_name}" if summary.baseline_name else "Baseline"
-
-
-def _bar(label: str, loss: float, longest: float, kind: str) -> str:
-    share = 100 * max(0.0, loss) / longest if math.isfinite(loss) else 0.0
+def _source(title: str, tokens: tuple[str, ...]) -> str:
+    shown = tuple(map(visible, tokens))
+    signs = ", ".join(f"{sign} {name}" for sign, name in signs_used(shown).items())
+    words = "".join(f"<bdi>{escaped(token)}</bdi>" for token in shown)
+    legend = f'<p class="caption">Signs: {signs}.</p>' if signs else ""
     return (
-        f'<div class="measure"><span>{_text(label)}</span><span class="value">{loss:.3f}</span>'
-        f'<svg aria-hidden="true"><rect class="track" width="100%" height="100%"/>'
-        f'<rect class="{kind}" width="{share:.2f}%" height="100%"/></svg></div>'
+        f'<details class="source"{" open" if len(tokens) <= LONG else ""}><summary>{title}, '
+        f'{plural(len(tokens), "token")}</summary><p class="tokens" dir="ltr">{words}</p>{legend}</details>'
     )
 
 
-def _verdict(gain: float) -> str:
-    if not math.isfinite(gain):
-        return "The two cannot be compared: one of the losses is not a finite number."
-    if abs(gain) < 0.0005:
-        return "The model and the baseline do not differ in the third decimal."
-    word = "better" if gain > 0 else "worse"
-    return f"The model is <b>{abs(gain):.3f} nats per token {word}</b> than the baseline."
-
-
-def _curve_figure(summary: RunSummary) -> str:
-    points = sorted(summary.curve, key=lambda point: point.step)
-    if not points:
+def _views(against: HeadSurvey | None) -> str:
+    """The switch between two models and their difference."""
+    if against is None:
         return ""
-    baseline = summary.baseline_loss if _finite(summary.baseline_loss) else None
-    keys = [("train", "training"), ("held-out", "held-out")]
-    if baseline is not None:
-        keys.append(("baseline", _baseline_name(summary)))
-    key = "".join(
-        f'<span><svg aria-hidden="true"><line class="{kind}" x1="0" x2="100%" y1="2" y2="2"/></svg>{_text(name)}</span>'
-        for kind, name in keys
+    options = (("this", "this model"), ("other", escaped(against.model)), ("difference", "difference"))
+    radios = "".join(
+        f'<label class="switch"><input type="radio" autocomplete="off" name="view" value="{value}"{" checked" if value == "this" else ""}> '
+        f"<bdi>{text}</bdi></label>"
+        for value, text in options
     )
-    rows = "".join(
-        f"<tr><td>{point.step:,}</td><td>{point.train_loss:.3f}</td><td>{point.held_out_loss:.3f}</td></tr>"
-        for point in points
-    )
-    return (
-        f'<h3>Loss while training</h3><figure><div class="key">{key}</div>{_curve_drawing(points, baseline)}'
-        '<details><summary>The curve in numbers</summary><div class="scroll" tabindex="0"><table><thead><tr>'
-        '<th scope="col">step</th><th scope="col">training loss</th><th scope="col">held-out loss</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></details></figure>"
-    )
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _curve_drawing(points: Sequence[CurvePoint], baseline: float | None) -> str:
-    losses = [loss for point in points for loss in (point.train_loss, point.held_out_loss) if math.isfinite(loss)]
-    if not losses:
-        return '<p class="notice">No loss of this run is a finite number, so there is no curve to draw.</p>'
-    levels = [*losses, baseline] if baseline is not None else losses
-    ticks = round_steps(min(levels), max(levels))
-    across = round_steps(points[0].step, points[-1].step, whole=True)
-    x = _scale(points[0].step, points[-1].step, LEFT, WIDTH - RIGHT)
-    y = _scale(ticks[0], ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [
-        f'<svg class="curve" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="curve-words">'
-        f'<title id="curve-words">{_curve_words(points, baseline)}</title>'
-    ]
-    for tick in ticks:
-        line = f'<line class="grid-line" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        parts.append(line + _label(LEFT - 8, y(tick) + 5, f"{tick:g}", "end"))
-    steps = [tick for tick in across if points[0].step <= tick <= points[-1].step]
-    parts += [_label(x(tick), HEIGHT - BOTTOM + 24, f"{tick:,.0f}", "middle") for tick in steps]
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "training step", "middle"))
-    turned = f'transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)"'
-    parts.append(f'<text {turned} text-anchor="middle">loss, nats per token</text>')
-    if baseline is not None:
-        height = f"{y(baseline):.1f}"
-        parts.append(f'<line class="baseline" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height}" y2="{height}"/>')
-    for kind, series in (("train", [p.train_loss for p in points]), ("held-out", [p.held_out_loss for p in points])):
-        pairs = zip((point.step for point in points), series, strict=True)
-        known = [(step, loss) for step, loss in pairs if math.isfinite(loss)]
-        # A path of one point shows as a dot only where it is given some length.
-        corners = [f"{x(step):.1f} {y(loss):.1f}" for step, loss in known]
-        if corners:
-            tail = "h0.1" if len(corners) == 1 else ""
-            parts.append(f'<path class="{kind}" d="M{" L".join(corners)}{tail}" stroke-linecap="round"/>')
-    return "".join(parts) + "</svg>"
-
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
-
-
-def _curve_words(points: Sequence[CurvePoint], baseline: float | None) -> str:
-    first, last = points[0], points[-1]
-    words = (
-        f"From step {first.step:,} to step {last.step:,} the training loss goes from {first.train_loss:.3f} to "
-        f"{last.train_loss:.3f} and the held-out loss from {first.held_out_loss:.3f} to {last.held_out_loss:.3f} "
-        "nats per token."
-    )
-    return words + (f" The baseline is at {baseline:.3f}." if baseline is not None else "")
-
-
-def _scale(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
-    """The straight map that takes low to start and high to stop; a range of no width goes to the middle."""
-    if high == low:
-        return lambda value: (start + stop) / 2
-    return lambda value: start + (value - low) / (high - low) * (stop - start)
-
-
-def round_steps(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers, evenly spaced, the first at or below `low`, the last at or above `high`."""
-    span = (high - low) or max(abs(low), 1.0)
-    magnitude = 10.0 ** math.floor(math.log10(span / 4))
-    step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= span / 4)
-    step = max(1.0, step) if whole else step
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(index * step, 10) for index in range(first, max(last, first + 1) + 1)]
+    return f'<fieldset class="views"><legend>Pictures of</legend>{radios}</fieldset>'

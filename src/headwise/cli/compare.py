@@ -1,0 +1,150 @@
+"""`headwise compare`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from headwise.study.compare.experiment import Report
+    from headwise.study.compare.results import Comparison, Ledger
+
+FOLDER = Path("runs") / "compare"
+PAGE = Path("docs") / "claims.md"
+
+
+@app.command(epilog="Example: headwise compare heads --seeds 3 --steps 200 --html heads.html")
+def compare(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which is all of them.",
+        ),
+    ],
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text file; without it the built-in data.")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of each arm, from 0 on; at least 2.")] = 5,
+    steps: Annotated[int | None, typer.Option(help="Updates of each model; default: the experiment's.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where finished units are kept and found again.")] = FOLDER,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes side by side; default: one for each core. Results are the same.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Where a plot goes; needs matplotlib.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where a page with plots goes.")] = None,
+    page: Annotated[Path | None, typer.Option(help=f"Where the ledger of claims goes; default: {PAGE}.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure what courses claim about heads, over several seeds.
+
+    Each arm of an experiment is trained with each seed; the verdict comes from the interval of the differences. After
+    Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
+    """
+    with needs_torch():
+        from headwise.study.compare.registry import CLAIMS, find_experiment
+
+    is_ledger = experiment == CLAIMS
+    chosen = None if is_ledger else find_experiment(experiment)
+    if is_ledger and text is not None:
+        raise HeadwiseError("claims is about the built-in data; leave --text out, or name one experiment")
+    if not is_ledger and page is not None:
+        raise HeadwiseError(f"--page is for the ledger of claims, and {experiment} is one experiment; leave it out")
+    page = (page or PAGE) if is_ledger else None
+    _check_files(png=png, html=html, page=page)
+    count = workers if workers is not None else os.cpu_count() or 1
+    found: Comparison | Ledger
+    with _progress(folder) as report:
+        if chosen is None:
+            from headwise.study.compare.claims import run_claims
+
+            found = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+        else:
+            from headwise.study.compare.run import compare as run
+
+            found = run(chosen, folder, seeds, steps, text, count, report)
+    _write_files(found, png, html, page)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print(found, png, html, page)
+
+
+def _command(seeds: int, steps: int | None) -> str:
+    """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
+    options = (["--seeds", str(seeds)] if seeds != 5 else []) + ([] if steps is None else ["--steps", str(steps)])
+    return shlex.join(["headwise", "compare", "claims", *options])
+
+
+def _check_files(**paths: Path | None) -> None:
+    """What cannot be written is said before anything is trained."""
+    for option, path in paths.items():
+        if path is not None and path.is_dir():
+            raise HeadwiseError(f"--{option} {path} is a folder; pass a file name")
+        if path is not None and not path.parent.is_dir():
+            raise HeadwiseError(
+                f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
+            )
+    if paths["png"] is not None:
+        from headwise.view.compare_plot import check_plotting
+
+        check_plotting()
+
+
+def _write_files(found: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None) -> None:
+    from headwise.study.compare.results import Ledger
+
+    if html is not None:
+        from headwise.view.compare_page import write_page
+
+        write_page(html, found)
+    if png is not None:
+        from headwise.view.compare_plot import write_png
+
+        write_png(png, found.comparisons if isinstance(found, Ledger) else [found])
+    if page is not None and isinstance(found, Ledger):
+        from headwise.view.claims import write_claims
+
+        write_claims(page, found)
+
+
+def _print(found: Comparison | Ledger, *paths: Path | None) -> None:
+    from headwise.study.compare.results import Ledger
+    from headwise.view.compare import print_comparison, print_ledger
+
+    if isinstance(found, Ledger):
+        print_ledger(out, found)
+    else:
+        print_comparison(out, found)
+    for path in paths:
+        if path is not None:
+            out.print(f"written: {path}")
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[Report]:
+    """A bar on a terminal, a line for each finished unit elsewhere; both on standard error."""
+    columns = MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
+        task = bar.add_task("preparing", total=None)
+
+        def report(text: str, done: int, total: int) -> None:
+            bar.update(task, description=text, completed=done, total=total)
+            if bar.disable:
+                err.print(f"{done}/{total}  {text}", soft_wrap=True)
+
+        try:
+            yield report
+        except KeyboardInterrupt:
+            err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
+            raise

@@ -1,0 +1,65 @@
+"""`headwise prune`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headwise.cli.app import Debug, Json, app, needs_torch
+from headwise.cli.reshape import (
+    Batch,
+    Force,
+    Heal,
+    Hidden,
+    Model,
+    Options,
+    Out,
+    Rate,
+    Resume,
+    Seed,
+    Text,
+    Tokens,
+    reshape,
+)
+
+
+@app.command(
+    epilog="Example: headwise prune runs/book --keep 0.75 --uniform --text book.txt --heal 200 --out runs/less"
+)
+def prune(
+    model: Model,
+    text: Text,
+    heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
+    keep: Annotated[float | None, typer.Option(help="Share of the heads that stays; --by chooses which.")] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="importance (gradients), ablation (loss without the head), or role (heads without one first)."
+        ),
+    ] = "importance",
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
+    ] = False,
+    heal: Heal = None,
+    out_folder: Out = None,
+    tokens: Tokens = None,
+    batch: Batch = 4,
+    lr: Rate = 1e-3,
+    hidden: Hidden = 10.0,
+    seed: Seed = 0,
+    force: Force = False,
+    resume: Resume = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Remove query heads from a model.
+
+    Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
+    from each group. Otherwise they are zeroed, and the reason is said. The rest is as in `share`: damage, healing, a
+    verified folder.
+    """
+    with needs_torch():
+        from headwise.reshape.changes import pruning
+    options = Options(model, text, out_folder, tokens, heal, batch, lr, hidden, seed, force, resume, as_json)
+    reshape(pruning(heads, keep, by, uniform), options)

@@ -1,0 +1,110 @@
+"""What `headwise share` and `headwise prune` have in common: options, progress, output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwise.cli.app import err, needs_torch, out, print_json
+
+if TYPE_CHECKING:
+    from headwise.reshape.job import Change, Changed, Listener
+    from headwise.reshape.report import Damage, HealPoint
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model in Hugging Face layout.")]
+Text = Annotated[
+    Path, typer.Option(help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on.")
+]
+Heal = Annotated[int | None, typer.Option(help="Steps of healing: the child learns to answer as its parent.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The new model folder; without it the damage is shown and nothing written.")
+]
+Tokens = Annotated[int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")]
+Batch = Annotated[int, typer.Option(help="Documents in a step of healing.")]
+Rate = Annotated[float, typer.Option(help="Peak learning rate of healing.")]
+Hidden = Annotated[float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")]
+Seed = Annotated[int, typer.Option(help="Seed of the order of documents in healing.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")]
+
+
+class Options(NamedTuple):
+    """What the user gave, for both commands."""
+
+    model: Path
+    text: Path
+    out: Path | None
+    tokens: int | None
+    heal: int | None
+    batch: int
+    lr: float
+    hidden: float
+    seed: int
+    force: bool
+    resume: bool
+    as_json: bool
+
+
+def reshape(change: Change, options: Options) -> None:
+    """Run the job, show its damage as soon as it is known, then the rest."""
+    with needs_torch():
+        from headwise.reshape.heal import HealRecipe
+        from headwise.reshape.job import Job, run_job
+        from headwise.view.reshape import print_reshaped
+    recipe = None
+    if options.heal is not None:
+        recipe = HealRecipe(
+            steps=options.heal, batch=options.batch, lr=options.lr, hidden=options.hidden, seed=options.seed
+        )
+    job = Job(
+        source=options.model,
+        text=options.text,
+        out=options.out,
+        tokens=options.tokens,
+        recipe=recipe,
+        force=options.force,
+        resume=options.resume,
+    )
+    with _progress(options.as_json) as listener:
+        report = run_job(job, change, listener)
+    if options.as_json:
+        print_json(asdict(report))
+    else:
+        print_reshaped(out, report)
+
+
+@contextmanager
+def _progress(as_json: bool) -> Iterator[Listener]:
+    """A bar on a terminal, a line an evaluation elsewhere, both on standard error; the damage on standard output."""
+    from headwise.reshape.job import Listener
+    from headwise.view.reshape import print_changed, print_damage
+
+    columns = (
+        TextColumn("healing, step"),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        BarColumn(bar_width=24),
+    )
+    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
+        task = bar.add_task("healing", total=None, numbers="", visible=False)
+
+        def point(found: HealPoint, steps: int) -> None:
+            loss = "" if found.held_out_loss is None else f"held-out {found.held_out_loss:.3f}  "
+            numbers = f"{loss}distance {found.distance:.4f}"
+            bar.update(task, total=steps, completed=found.step, numbers=numbers, visible=True)
+            if bar.disable:
+                err.print(f"step {found.step}/{steps}  {numbers}")
+
+        def damage(changed: Changed, found: Damage) -> None:
+            if not as_json:
+                print_changed(out, changed.what, changed.notes)
+                print_damage(out, "Before any training, on held-out text", found)
+
+        yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)

@@ -1,0 +1,155 @@
+"""Alignment: change the basis of each key/value head so that heads resemble each other and the function stays the same.
+
+Queries meet keys in a dot product, and values meet W_O in a matrix product, so a head's basis is its own affair:
+
+    values          v -> M v,   W_O -> W_O M^-1    any invertible M
+    keys            k -> M k,   q -> M^-T q        any invertible M, where nothing lies between them and the dot product
+    keys, RoPE      a turn of each pair of features that RoPE turns together, for such turns commute
+    keys, qk-norm   turns alone commute with the division by the norm; and with the gain only turns of features whose
+                    gains are equal. A change of sign always does
+
+Jin et al. 2024 (arXiv 2412.20677), section 3, align with orthogonal M by Procrustes analysis, one for each plane of
+RoPE in closed form. Here the target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower
+1975). Biases are turned along with their rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.reshape.weights import AttentionWeights
+
+ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """Which turns of a layer's keys leave its function as it is. Every feature of a head is in one of these."""
+
+    planes: tuple[tuple[int, ...], ...]  # pairs that may turn freely
+    signs: tuple[tuple[int, ...], ...]  # features that may only change sign, all of a set together
+    free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
+
+    @property
+    def said(self) -> str:
+        """For a reader."""
+        parts = []
+        if self.planes:
+            parts.append(f"{len(self.planes)} RoPE planes by a turn each")
+        if self.free:
+            parts.append(f"{len(self.free)} features by one orthogonal matrix")
+        if self.signs:
+            parts.append(f"{len(self.signs)} sets of features by sign alone, for their qk-norm gains differ")
+        return ", ".join(parts)
+
+
+def key_rule(weights: AttentionWeights) -> KeyRule:
+    """The turns that are exact for this layer; see the top of the module."""
+    turned = {feature for pair in weights.pairs for feature in pair}
+    rest = tuple(d for d in range(weights.wk.shape[1]) if d not in turned)
+    if weights.k_gain is None or weights.q_gain is None:
+        return KeyRule(weights.pairs, (), rest)
+    gains = torch.stack([weights.q_gain, weights.k_gain]).detach()
+
+    def equal(features: tuple[int, ...]) -> bool:
+        values = gains[:, list(features)]
+        return bool((values == values[:, :1]).all())
+
+    planes = tuple(pair for pair in weights.pairs if equal(pair))
+    signs: tuple[tuple[int, ...], ...] = tuple(pair for pair in weights.pairs if not equal(pair))
+    if rest and not equal(rest):
+        return KeyRule(planes, (*signs, *((d,) for d in rest)), ())
+    return KeyRule(planes, signs, rest)
+
+
+def fold(weights: AttentionWeights, k_maps: Tensor | None, v_maps: Tensor | None) -> AttentionWeights:
+    """The layer with k_maps (G,D,D) folded into W_K and W_Q, and v_maps (G,E,E) into W_V and W_O.
+
+    The function stays the same if the k_maps keep to the layer's `key_rule`; v_maps may be any invertible matrices.
+    """
+    r, new = weights.group_size, weights
+    if k_maps is not None:
+        q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
+        new = dataclasses.replace(
+            new,
+            wk=k_maps @ new.wk,
+            wq=q_maps @ new.wq,
+            bk=None if new.bk is None else _times(k_maps, new.bk),
+            bq=None if new.bq is None else _times(q_maps, new.bq),
+        )
+    if v_maps is not None:
+        o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
+        new = dataclasses.replace(
+            new,
+            wv=v_maps @ new.wv,
+            bv=None if new.bv is None else _times(v_maps, new.bv),
+            wo=torch.einsum("che,hef->chf", new.wo, o_maps),
+        )
+    return new
+
+
+def _times(maps: Tensor, vectors: Tensor) -> Tensor:
+    return (maps @ vectors[..., None])[..., 0]
+
+
+def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
+    """For key activations (n,D,X) of n heads the turns (n,D,D) that bring them closest to their mean, by the rule."""
+    maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
+    if rule.planes:
+        units = turns(as_complex(heads, rule.planes))
+        first, second = _columns(rule.planes)
+        maps[:, first, first] = maps[:, second, second] = units.real
+        maps[:, first, second], maps[:, second, first] = -units.imag, units.imag
+    for features in rule.signs:
+        signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
+        maps[:, list(features), list(features)] = signs
+    if rule.free:
+        free = list(rule.free)
+        maps[:, torch.tensor(free)[:, None], torch.tensor(free)] = orthogonal_maps(heads[:, free])
+    return maps
+
+
+def orthogonal_maps(heads: Tensor) -> Tensor:
+    """For activations (n,E,X) of n heads the orthogonal matrices (n,E,E) that bring them closest to their mean.
+
+    The best orthogonal matrix onto a target is U V' of a singular value decomposition (Schönemann 1966). The first
+    target is the head that is most like the others.
+    """
+    target = heads[medoid(torch.linalg.svdvals(heads[:, None] @ heads[None].mT).sum(-1))]
+    for _ in range(ROUNDS):
+        left, _, right = torch.linalg.svd(target @ heads.mT)
+        maps: Tensor = left @ right
+        target = (maps @ heads).mean(0)
+    return maps
+
+
+def turns(heads: Tensor) -> Tensor:
+    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each of P planes closest to the mean.
+
+    The best turn onto a target has the phase of their inner product: this is Procrustes analysis in one dimension.
+    """
+    target = heads[medoid((heads[:, None] * heads[None].conj()).sum(-1).abs().sum(-1))]
+    for _ in range(ROUNDS):
+        found = (target * heads.conj()).sum(-1)
+        units = torch.where(found.abs() > 0, found / found.abs(), torch.ones_like(found))
+        target = (units[..., None] * heads).mean(0)
+    return units
+
+
+def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
+    """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
+    first, second = _columns(planes)
+    return torch.complex(heads[:, first], heads[:, second])
+
+
+def medoid(similarity: Tensor) -> int:
+    """The index with the largest sum of similarities (n,n)."""
+    return int(similarity.sum(1).argmax())
+
+
+def _columns(planes: tuple[tuple[int, ...], ...]) -> tuple[list[int], list[int]]:
+    return [plane[0] for plane in planes], [plane[1] for plane in planes]

@@ -1,0 +1,133 @@
+"""The two changes a job can make: share key/value heads, prune query heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.effect import ablation, importance
+from headwise.heads.survey import Text, survey
+from headwise.model.folder import Folder
+from headwise.reshape.job import Change, Changed
+from headwise.reshape.moments import moments
+from headwise.reshape.prune import Heads, Pruned, cache_note, named_heads, prune, weakest, zero
+from headwise.reshape.share import Shared, check_share, share
+from headwise.reshape.text import Calibration
+from headwise.reshape.weights import attentions, head_counts
+
+SCORES = ("importance", "ablation", "role")
+Scorer = Callable[[Folder, Calibration], Mapping[str, float]]  # the head with the lowest score goes first
+
+
+def sharing(n_kv_heads: int, method: str, grouping: str) -> Change:
+    """Share key/value heads."""
+
+    def check(model: nn.Module) -> None:
+        check_share(model, n_kv_heads, method, grouping)
+
+    def apply(folder: Folder, calibration: Calibration) -> Changed:
+        before = head_counts(folder.model)[1]
+        roots: list[Tensor] = moments(folder.model, calibration.statistics)
+        return _shared(folder.model, share(folder.model, n_kv_heads, method, grouping, roots), before)
+
+    return Change({"share": n_kv_heads, "method": method, "group": grouping}, check, apply)
+
+
+def _shared(parent: nn.Module, shared: Shared, before: int) -> Changed:
+    n_heads, after, _ = head_counts(shared.model)
+    r = n_heads // before
+    orders = [[g * r + i for group in groups for g in group for i in range(r)] for groups in shared.groups]
+    pairs = [[(old, new) for new, old in enumerate(order)] for order in orders]
+    if after == before:
+        notes: tuple[str, ...] = (f"the model has {before} key/value heads already: nothing changes",)
+    else:
+        said = dict.fromkeys(text for text in shared.turned if text)
+        notes = tuple(f"keys were aligned by what is exact here: {text}" for text in said)
+    what = f"{n_heads} query heads share {after} key/value heads, {before} before"
+    return Changed(shared.model, what, {"groups": shared.groups}, pairs, notes)
+
+
+def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Change:
+    """Prune the named heads, or those with the lowest scores until a share `keep` remains."""
+    if (heads is None) == (keep is None):
+        raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
+    if by not in SCORES:
+        raise HeadwiseError(f"by={by!r} is not known; one of {', '.join(SCORES)}")
+    scorer = partial(head_scores, by)
+
+    def check(model: nn.Module) -> None:
+        if heads is not None:
+            named_heads(model, heads)
+        if keep is not None:
+            n_heads = head_counts(model)[0]
+            ties = {f"L{n}.H{h}": 0.0 for n in range(len(attentions(model))) for h in range(n_heads)}
+            weakest(model, ties, keep, uniform)
+
+    def apply(folder: Folder, calibration: Calibration) -> Changed:
+        chosen, scores = choose(folder, calibration, scorer, heads, keep, uniform)
+        return _pruned(folder.model, prune(folder.model, chosen, uniform), scores)
+
+    settings: dict[str, object] = {
+        "prune": heads,
+        "keep": keep,
+        "by": by if keep is not None else None,
+        "uniform": uniform,
+    }
+    return Change(settings, check, apply)
+
+
+def choose(
+    folder: Folder, calibration: Calibration, scorer: Scorer, heads: str | None, keep: float | None, uniform: bool
+) -> tuple[Heads, Mapping[str, float]]:
+    """The heads that go, and the scores by which they were chosen; none where they were named."""
+    if heads is not None:
+        return named_heads(folder.model, heads), {}
+    assert keep is not None
+    scores = scorer(folder, calibration)
+    return weakest(folder.model, scores, keep, uniform), scores
+
+
+def head_scores(by: str, folder: Folder, calibration: Calibration) -> dict[str, float]:
+    """A score for each head, larger for those to keep.
+
+    importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
+    ablation     the change in loss when the head alone is silenced
+    role         1 for a head that earns a role, 0 for one that does not, and importance among equals
+    """
+    batches = calibration.statistics
+    if by == "ablation":
+        return {name: change.mean for name, change in ablation(folder.model, batches).items()}
+    if by == "importance":
+        return importance(folder.model, batches)
+    assert folder.tokens is not None
+    documents = [ids.tolist() for batch in calibration.evaluation for ids in batch]
+    text = Text(documents, folder.tokens.shown, folder.tokens.specials, folder.tokens.frame)
+    found = survey(folder.model, text, folder.name, folder.family, context=folder.context, ablate=None)
+    return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in found.profiles}
+
+
+def _pruned(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> Changed:
+    n_heads = head_counts(parent)[0]
+    kept = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
+    total = n_heads * len(kept)
+    if pruned.reason is None:
+        pairs = [[(old, new) for new, old in enumerate(heads)] for heads in kept]
+        what = f"{len(pruned.names)} of {total} heads are out of the weights"
+        notes: tuple[str, ...] = ()
+        fixed: Callable[[nn.Module], None] = _nothing
+    else:
+        pairs = [[(h, h) for h in heads] for heads in kept]
+        what = f"{len(pruned.names)} of {total} heads are zeroed"
+        notes = (f"zeroed, not removed: {pruned.reason}",)
+        fixed = partial(zero, heads=pruned.heads)
+    details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
+    if scores:
+        details["scores"] = dict(scores)
+    return Changed(pruned.model, what, details, pairs, (*notes, cache_note(parent, pruned)), fixed)
+
+
+def _nothing(model: nn.Module) -> None:
+    pass

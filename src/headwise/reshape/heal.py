@@ -1,0 +1,250 @@
+"""Healing: the child learns to answer as its parent does, on the user's text.
+
+First each W_O is fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
+predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a pure function of the weights, the moments and (seed, step), as in training:
+what a stopped healing needs is one file, which is replaced in one move, and a healing killed at any moment and resumed
+ends with the same bytes as one left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.model.train import Stopped
+from headwise.reshape.distance import answers, compared, divergence, gives_logits, hidden_states, relative_error
+from headwise.reshape.refit import refit
+from headwise.reshape.report import HealPoint
+from headwise.reshape.state import interrupts, restore_state, save_state
+from headwise.reshape.text import batches, spread
+from headwise.reshape.weights import blocks
+
+STATE = "heal.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealRecipe:
+    """How a child is healed. Both learning rates are peaks of one schedule: a short warm-up, then a cosine to 0."""
+
+    steps: int
+    batch: int = 8  # documents a step
+    lr: float = 1e-3  # AdamW
+    muon_lr: float | None = None  # Muon on the matrices of the layers; None = AdamW on all
+    hidden: float = 10.0  # weight of the hidden states' error beside the divergence
+    refit: int = 20_000  # tokens on which W_O is fitted first, in closed form; 0 leaves that out
+    warmup: float = 0.05  # share of the steps
+    evaluations: int = 10
+    patience: int = 5  # evaluations without a better one before it stops
+    clip: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "evaluations", "patience"):
+            if getattr(self, name) < 1:
+                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
+        if self.refit < 0:
+            raise HeadwiseError(f"heal refit={self.refit} is negative; 0 leaves the fit of W_O out")
+        if not self.lr > 0 or (self.muon_lr is not None and not self.muon_lr > 0) or not self.hidden >= 0:
+            raise HeadwiseError(
+                f"heal lr={self.lr}, muon_lr={self.muon_lr}, hidden={self.hidden}: rates must be positive, "
+                f"and the weight of the hidden states not negative"
+            )
+
+
+@dataclass(frozen=True)
+class Healed:
+    """A healed child, in eval mode, with the weights of its best evaluation."""
+
+    model: nn.Module
+    curve: tuple[HealPoint, ...]  # from before the first step on
+    steps: int  # made; fewer than asked for where it stopped early
+    best_step: int
+
+
+def heal(
+    parent: nn.Module,
+    child: nn.Module,
+    train: Sequence[Tensor],
+    held_out: Sequence[Tensor],
+    recipe: HealRecipe,
+    folder: Path | None = None,
+    report: Callable[[HealPoint, int], None] = lambda point, steps: None,
+    fixed: Callable[[nn.Module], None] = lambda model: None,
+    save_seconds: float = 10.0,
+) -> Healed:
+    """Train `child` towards `parent` on documents, going on from the state in `folder` if there is one.
+
+    train     documents (T,), drawn without repetition as long as there are fresh ones
+    held_out  batches (B,T) on which the child is evaluated and its best weights chosen
+    report    hears of every evaluation, and of the number of steps asked for
+    fixed     called after each step, to put back what must not change, such as heads that are zero
+
+    Dropout is off. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number.
+    """
+    work = _Work(parent.eval(), child.eval(), train, held_out, recipe, fixed)
+    start = work.restore(folder)
+    saved = time.monotonic()
+    with interrupts() as interrupted:
+        if not work.curve:
+            report(work.evaluate(0), recipe.steps)
+            if recipe.refit:
+                work.refit()
+                report(work.evaluate(0), recipe.steps)
+        for step in range(start, recipe.steps):
+            if work.stale():
+                break
+            work.step(step)
+            done = step + 1
+            if done % work.every == 0 or done == recipe.steps:
+                report(work.evaluate(done), recipe.steps)
+            if folder is not None and (interrupted() or time.monotonic() - saved > save_seconds):
+                work.save(folder, done)
+                saved = time.monotonic()
+            if interrupted():
+                raise Stopped(done)
+    if folder is not None:
+        work.save(folder, work.curve[-1].step)
+    return work.result()
+
+
+class _Work:
+    """All that changes while a child heals."""
+
+    def __init__(
+        self,
+        parent: nn.Module,
+        child: nn.Module,
+        train: Sequence[Tensor],
+        held_out: Sequence[Tensor],
+        recipe: HealRecipe,
+        fixed: Callable[[nn.Module], None],
+    ) -> None:
+        self.parent, self.child, self.train, self.held_out = parent, child, train, held_out
+        self.recipe, self.fixed = recipe, fixed
+        self.optimizers = make_optimizers(child, recipe)
+        self.every = max(1, recipe.steps // recipe.evaluations)
+        self.curve: list[HealPoint] = []
+        self.best: dict[str, Tensor] = {}
+        self.epoch: tuple[int, list[Tensor]] = (-1, [])
+        self.tokens, self.total, self.count = 0, 0.0, 0  # read so far; the loss since the last evaluation
+
+    def refit(self) -> None:
+        """Fit each W_O in closed form."""
+        documents = spread(self.train, self.recipe.refit)
+        refit(self.parent, self.child, batches(documents))
+        self.fixed(self.child)
+        self.tokens += sum(map(len, documents))
+
+    def step(self, step: int) -> None:
+        """One update of the child."""
+        ids = self._batch(step)
+        with hidden_states(self.parent) as theirs, torch.no_grad():
+            wanted = answers(self.parent, ids)
+        with hidden_states(self.child) as ours:
+            given = answers(self.child, ids)
+        loss = (divergence if gives_logits(self.parent) else relative_error)(wanted, given)
+        if self.recipe.hidden:
+            errors = [relative_error(a, b) for a, b in zip(theirs, ours, strict=True)]
+            loss = loss + self.recipe.hidden * torch.stack(errors).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(self.child.parameters(), self.recipe.clip)
+        for name, number in (("loss", loss.item()), ("gradient", norm.item())):
+            if not math.isfinite(number):
+                raise HeadwiseError(f"healing diverged: {name} is {number} at step {step + 1}; lower --lr")
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * schedule(self.recipe, step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            self.fixed(self.child)
+        self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + loss.item(), self.count + 1
+
+    def _batch(self, step: int) -> Tensor:
+        """The documents of a step: an order drawn anew for each pass over the text, from the seed alone."""
+        per_pass = len(batches(self.train, self.recipe.batch)) if not self.epoch[1] else len(self.epoch[1])
+        number, place = divmod(step, per_pass)
+        if self.epoch[0] != number:
+            generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
+            shuffled = [self.train[i] for i in torch.randperm(len(self.train), generator=generator).tolist()]
+            found = batches(shuffled, self.recipe.batch)
+            order = torch.randperm(len(found), generator=generator).tolist()
+            self.epoch = number, [found[i] for i in order]
+        return self.epoch[1][place]
+
+    def evaluate(self, step: int) -> HealPoint:
+        """A point of the curve; its weights are kept where it is the best."""
+        _, loss, far = compared(self.parent, self.child, self.held_out)
+        mean = self.total / self.count if self.count else math.nan
+        point = HealPoint(step, self.tokens, mean, loss, far)
+        if not self.curve or far < min(p.distance for p in self.curve):
+            self.best = {name: p.detach().clone() for name, p in self.child.named_parameters()}
+        self.curve.append(point)
+        self.total, self.count = 0.0, 0
+        return point
+
+    def best_step(self) -> int:
+        return min(self.curve, key=lambda point: point.distance).step
+
+    def stale(self) -> bool:
+        """Has it not become better for too long?"""
+        return len([point for point in self.curve if point.step > self.best_step()]) >= self.recipe.patience
+
+    def result(self) -> Healed:
+        with torch.no_grad():
+            for name, parameter in self.child.named_parameters():
+                parameter.copy_(self.best[name])
+        return Healed(self.child.eval(), tuple(self.curve), self.curve[-1].step, self.best_step())
+
+    def save(self, folder: Path, step: int) -> None:
+        rows = [[math.nan if x is None else x for x in vars(point).values()] for point in self.curve]
+        kept = {f"best.{name}": tensor for name, tensor in self.best.items()}
+        kept["curve"] = torch.tensor(rows, dtype=torch.float64)
+        kept["sums"] = torch.tensor([self.tokens, self.total, self.count], dtype=torch.float64)
+        save_state(folder / STATE, self.child, self.optimizers, step, kept)
+
+    def restore(self, folder: Path | None) -> int:
+        step, kept = (0, {}) if folder is None else restore_state(folder / STATE, self.child, self.optimizers)
+        if kept:
+            rows = kept["curve"].tolist()
+            self.curve = [
+                HealPoint(int(a), int(b), mean, None if math.isnan(loss) else loss, far)
+                for a, b, mean, loss, far in rows
+            ]
+            tokens, self.total, count = kept["sums"].tolist()
+            self.tokens, self.count = int(tokens), int(count)
+            self.best = {name.removeprefix("best."): x for name, x in kept.items() if name.startswith("best.")}
+        return step
+
+
+def make_optimizers(model: nn.Module, recipe: HealRecipe) -> list[torch.optim.Optimizer]:
+    """AdamW, with Muon on the matrices of the layers if the recipe has a rate for it. Nothing decays."""
+    inside = {id(p) for block in blocks(model) for p in block.parameters() if p.ndim == 2}
+    parameters = list(model.parameters())
+    matrices = [p for p in parameters if id(p) in inside] if recipe.muon_lr else []
+    chosen = {id(p) for p in matrices}
+    others = [p for p in parameters if id(p) not in chosen]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    ]
+    if recipe.muon_lr:
+        optimizers.append(torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.0))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def schedule(recipe: HealRecipe, step: int) -> float:
+    """The share of the peak learning rate at a step."""
+    warmup = max(1, round(recipe.warmup * recipe.steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))

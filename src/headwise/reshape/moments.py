@@ -1,0 +1,84 @@
+"""What the attention of each layer reads on a text, as second moments: all that aligning and choosing heads needs.
+
+For inputs x with a 1 appended, S = E[x x'] gives the inner product of any two linear outputs of x, averaged over the
+text: E[(a.x)(b.x)] = a' S b. With L L' = S, the rows of [W | bias] L stand for activations whose inner products are
+those of the text, in C + 1 columns however long the text is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.reshape.weights import AttentionWeights, attentions, entrance
+
+
+@torch.no_grad()
+def moments(
+    model: nn.Module, batches: Iterable[Tensor], report: Callable[[int], None] = lambda n: None
+) -> list[Tensor]:
+    """For each layer a root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch.
+
+    `report` hears the number of tokens read so far.
+    """
+    n_layers = len(attentions(model))
+    sums: list[Tensor | None] = [None] * n_layers
+    counts = [0] * n_layers
+
+    def listener(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach().flatten(0, -2).double()
+            x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+            before = sums[layer]
+            sums[layer] = x.T @ x if before is None else before + x.T @ x
+            counts[layer] += len(x)
+
+        return add
+
+    hooks = [entrance(model, n).register_forward_pre_hook(listener(n)) for n in range(n_layers)]
+    try:
+        for ids in batches:
+            model(ids)
+            report(counts[0])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not counts[0]:
+        raise HeadwiseError("there is no calibration text to read; pass one with --text")
+    return [_root(total / count) for total, count in zip(sums, counts, strict=True) if total is not None]
+
+
+def _root(moment: Tensor) -> Tensor:
+    """A symmetric L with L L = S; what rounding made negative counts as 0."""
+    values, vectors = torch.linalg.eigh(moment)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
+    """Heads w (G,D,C) and their bias (G,D) as (G,D,C+1): inner products of rows are means over the text."""
+    bias = w.new_zeros(w.shape[:2]) if bias is None else bias
+    return torch.cat([w, bias[..., None]], 2) @ root
+
+
+def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
+    """Key activations (G,D,C+1), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
+    return _normed(activations(weights.wk, weights.bk, root), weights.k_gain)
+
+
+def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
+    """The same of the queries, (H,D,C+1)."""
+    return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
+
+
+def _normed(heads: Tensor, gain: Tensor | None) -> Tensor:
+    return heads if gain is None else heads / mean_norm(heads)[:, None, None] * gain[:, None]
+
+
+def mean_norm(heads: Tensor) -> Tensor:
+    """(n,): the root mean square of the D features of activations (n,D,X); 1 where it is 0."""
+    size = heads.square().sum(-1).mean(-1).sqrt()
+    return torch.where(size > 0, size, torch.ones_like(size))

@@ -1,0 +1,53 @@
+"""What reshaping a model reports, in plain types: for the terminal, `--json` and headwise.json. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HealPoint:
+    """One evaluation while a child heals, on held-out text."""
+
+    step: int
+    tokens: int  # of the text, read so far
+    train_loss: float  # what is minimised, the mean since the evaluation before; NaN before the first step
+    held_out_loss: float | None  # nats per token; None where the model predicts no next token
+    distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A number of the parent and that of its child."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a reshaped model has lost and won against its parent, on held-out text."""
+
+    loss: Pair | None  # nats per token; None where the model predicts no next token
+    kl: float | None  # KL(parent || child), nats per token; None where the model ends in no distribution
+    error: float | None  # of the last hidden states, relative; where there is no KL
+    entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have
+    cache_bytes: Pair  # a token, all layers, in the model's own number format
+    parameters: Pair
+    tokens_per_second: Pair | None  # of one text being generated; None for a model that generates none
+    decode_context: int  # tokens in the cache while that was measured
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """A model that was shared or pruned, from beginning to end."""
+
+    source: str
+    out: str | None  # None where nothing was written
+    what: str  # one line: what was done
+    notes: tuple[str, ...]  # what a reader must know besides
+    details: dict[str, object]  # groups or heads, and the settings that determine the result
+    damage: Damage  # before any training
+    curve: tuple[HealPoint, ...]  # of healing; empty without
+    healed: Damage | None
+    verified: str | None  # how the folder was read back; None where nothing was written

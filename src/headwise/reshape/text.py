@@ -1,0 +1,126 @@
+"""The user's text as documents: one part to align, choose and heal by, another, held out, to measure on.
+
+A model that puts a boundary between documents (a run of headwise trained on lines) gets a document a line. Any other
+text is one stream, cut into documents of `tokens` tokens side by side, each in the frame that the model expects, such
+as [CLS] and [SEP]. The last tenth is held out, as in training, so that what a run of headwise has not seen of its own
+text stays unseen. Documents of one batch have equal length: nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.files import read_text
+from headwise.model.data import HELD_OUT_SHARE
+from headwise.model.folder import Folder, TextTokens
+
+LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
+AT_ONCE = 4096  # tokens of a batch that is only read
+STATISTICS = 50_000  # tokens, at most, that alignment and importance read
+GLANCE = 5_000
+EVALUATION = 20_000  # tokens, at most, that one measurement reads
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Documents as ids, each (T,), in the order of the text."""
+
+    train: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """Batches (B,T) for alignment and importance."""
+        return batches(spread(self.train, STATISTICS))
+
+    @property
+    def glance(self) -> list[Tensor]:
+        """Fewer of them, for the evaluations while a child heals."""
+        return batches(spread(self.held_out, GLANCE))
+
+    @property
+    def evaluation(self) -> list[Tensor]:
+        """Held-out batches (B,T) to measure on."""
+        return batches(spread(self.held_out, EVALUATION))
+
+
+def read_calibration(path: Path, folder: Folder, tokens: int | None = None) -> Calibration:
+    """The documents of a text file. Raises HeadwiseError for a text that is empty or too short for both parts."""
+    text = read_text(path)
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.path} has no tokenizer to read {path} with; put tokenizer.json beside the model")
+    length = document_length(folder, tokens)
+    opening, closing = folder.tokens.frame
+    if folder.family == "headwise" and opening:
+        parts = _lines(text, folder.tokens, length)
+    else:
+        ids = torch.tensor(folder.tokens.encode(text))
+        cut = int(len(ids) * (1 - HELD_OUT_SHARE))
+        body = length - len(opening) - len(closing)
+        if body < 1:
+            raise HeadwiseError(
+                f"tokens={length} leaves no room for a text beside the {len(opening) + len(closing)} of the frame"
+            )
+        parts = [[_framed(x, opening, closing) for x in torch.split(some, body)] for some in (ids[:cut], ids[cut:])]
+    train, held_out = (tuple(x for x in part if len(x) > 1) for part in parts)
+    if not train or not held_out:
+        raise HeadwiseError(
+            f"{path} makes {len(train)} documents of up to {length} tokens to calibrate on and {len(held_out)} to "
+            f"measure on; each part needs one; pass a longer text"
+        )
+    largest = max(int(x.max()) for x in (*train, *held_out))
+    if folder.vocab_size is not None and largest >= folder.vocab_size:
+        raise HeadwiseError(
+            f"the tokenizer gives id {largest} and the model knows {folder.vocab_size} tokens: "
+            f"they do not belong together"
+        )
+    return Calibration(train, held_out)
+
+
+def document_length(folder: Folder, tokens: int | None) -> int:
+    """Tokens of a document: what the user says, within what the model takes."""
+    if tokens is not None and tokens < 2:
+        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
+    if tokens is not None and folder.context is not None and tokens > folder.context:
+        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
+    return tokens or min(folder.context or LONGEST, LONGEST)
+
+
+def _lines(text: str, tokens: TextTokens, length: int) -> list[list[Tensor]]:
+    """A document a line, between boundaries; the last tenth of the lines apart."""
+    opening = tokens.frame[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    documents = [torch.tensor([*opening, *tokens.encode(line), *opening])[:length] for line in lines]
+    cut = int(len(documents) * (1 - HELD_OUT_SHARE))
+    return [documents[:cut], documents[cut:]]
+
+
+def _framed(ids: Tensor, opening: list[int], closing: list[int]) -> Tensor:
+    return torch.cat([torch.tensor(opening, dtype=ids.dtype), ids, torch.tensor(closing, dtype=ids.dtype)])
+
+
+def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
+    """Documents of about `limit` tokens together, spread evenly over the text; all of them where there are fewer."""
+    total = sum(map(len, documents))
+    if total <= limit:
+        return list(documents)
+    wanted = max(1, len(documents) * limit // total)
+    return [documents[n * len(documents) // wanted] for n in range(wanted)]
+
+
+def batches(documents: Sequence[Tensor], size: int | None = None) -> list[Tensor]:
+    """Documents of equal length side by side, (B,T), `size` of them or as many as AT_ONCE tokens."""
+    by_length: dict[int, list[Tensor]] = {}
+    for document in documents:
+        by_length.setdefault(len(document), []).append(document)
+    found = []
+    for length, same in sorted(by_length.items(), reverse=True):
+        n = size or max(1, AT_ONCE // length)
+        found += [torch.stack(same[start : start + n]) for start in range(0, len(same), n)]
+    return found

@@ -1,0 +1,98 @@
+"""What a comparison found, in plain types that go into JSON as they are. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headwise.intervals import Interval
+
+HOLDS, FAILS, DEPENDS, NOT_RUN = "holds", "does not hold", "depends", "not run here"
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is measured on a trained model."""
+
+    name: str  # its key among the scores
+    words: str  # "held-out loss"
+    unit: str  # "nats"; empty for a share
+    lower_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """One arm under one metric; values and differences go seed by seed, in the order of the seeds."""
+
+    values: tuple[float, ...]
+    mean: Interval
+    difference: Interval | None  # from the first arm with the same seed; None for the first arm
+    verdict: str | None  # that difference in words
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One variant of the model, over all seeds."""
+
+    name: str
+    about: str  # what is unusual about it; empty where the name says it all
+    parameters: int
+    scores: Mapping[str, Score]  # empty where training diverged
+    failure: str | None  # why there are no scores
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures measured besides, such as speed."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One experiment, done."""
+
+    name: str
+    question: str
+    data: str  # what the models learned from
+    steps: int
+    seeds: tuple[int, ...]
+    metrics: tuple[Metric, ...]  # the first is the one that the experiment asks for
+    arms: tuple[ArmResult, ...]  # the others are compared with the first
+    verdicts: tuple[str, ...]
+    notes: tuple[str, ...]
+    tables: tuple[Table, ...]
+    cpu_seconds: float  # of all training and measuring, whether now or by an earlier call
+
+    def arm(self, name: str) -> ArmResult:
+        """The arm of that name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the ledger."""
+
+    claim: str
+    measured: str
+    verdict: str  # HOLDS, FAILS, DEPENDS or NOT_RUN
+    rule: str  # how the verdict follows from the figures; for NOT_RUN why it was not run
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The claims with all that was measured for them."""
+
+    command: str
+    machine: Mapping[str, str | int]
+    seeds: tuple[int, ...]
+    claims: tuple[Claim, ...]
+    comparisons: tuple[Comparison, ...]
+    tables: tuple[Table, ...]  # of the claims that need no training
+    wall_seconds: float
+    cpu_seconds: float

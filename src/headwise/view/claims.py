@@ -1,0 +1,70 @@
+"""The ledger as a Markdown page, from its record alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwise.files import write_whole
+from headwise.study.compare.results import Comparison, Ledger, Table
+from headwise.view.compare import metric_table, setting, shown, spent
+
+INTRODUCTION = """\
+What courses say about attention heads, measured. A verdict follows from the figures by the rule beside it: *holds*,
+*does not hold*, or *depends*. It is a verdict on small models and short runs on one machine, not on all models;
+where no difference was detected, a claim is not shown to hold, and more seeds might yet show it.
+Where several seeds were run, the figure after ± is half the width of the 95 % interval (Student) of the differences
+seed by seed, and "detectable" means that this interval does not contain 0. Each interval stands alone: of twenty
+differences that are none, one is expected to look like one."""
+
+
+def write_claims(path: str | Path, ledger: Ledger) -> None:
+    """Write the page of `claims_page`, whole or not at all."""
+    write_whole(path, claims_page(ledger))
+
+
+def claims_page(ledger: Ledger) -> str:
+    """The claims with their verdicts, then all that was measured for them, then the machine."""
+    rows = tuple((claim.claim, claim.verdict, claim.measured) for claim in ledger.claims)
+    rules = [f"- **{_text(claim.claim)}** {_text(claim.rule)}" for claim in ledger.claims]
+    parts = [
+        "# What is claimed, and what is so",
+        f"Written by `{ledger.command}`; change it by running that, never by hand.",
+        INTRODUCTION,
+        _grid(("claim", "verdict", "measured"), rows, words=3),
+        "## How the verdicts are made",
+        "\n".join(rules),
+        "## Counted and timed",
+        *map(_table, ledger.tables),
+        *map(_comparison, ledger.comparisons),
+        "## The machine",
+        "\n".join(f"- {name}: {_text(str(value))}" for name, value in ledger.machine.items()),
+        f"Seeds {ledger.seeds[0]} to {ledger.seeds[-1]}. {spent(ledger)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _comparison(comparison: Comparison) -> str:
+    parts = [f"## {comparison.question}", f"`headwise compare {comparison.name}`. {setting(comparison)}"]
+    parts += [_table(metric_table(comparison, metric)) for metric in comparison.metrics]
+    parts.append("\n".join(f"- {_text(line)}" for line in (*comparison.verdicts, *comparison.notes)))
+    return "\n\n".join((*parts, *map(_table, comparison.tables)))
+
+
+def _table(table: Table) -> str:
+    rows = tuple(tuple(map(shown, row)) for row in table.rows)
+    note = f"\n\n{_text(table.note)}" if table.note else ""
+    return f"**{table.title}**\n\n{_grid(table.columns, rows, words=1)}{note}"
+
+
+def _grid(columns: tuple[str, ...], rows: tuple[tuple[str, ...], ...], words: int) -> str:
+    """A Markdown table whose first `words` columns stand at the left, the others at the right."""
+    rules = ["---" if place < words else "---:" for place in range(len(columns))]
+    lines = [columns, rules, *([_text(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(text: str) -> str:
+    """What Markdown would take for markup, escaped."""
+    for sign in ("\\", "|", "*", "<", "_"):
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())

@@ -1,0 +1,100 @@
+"""Comparisons in words: in the terminal, and the parts that the page and the ledger share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from headwise.study.compare.results import Cell, Comparison, Ledger, Metric, Table
+
+MISSING = "-"
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """The question, a table for each metric, the verdicts, and what was measured besides."""
+    _say(console, f"{comparison.name}: {comparison.question}")
+    _say(console, setting(comparison))
+    for metric in comparison.metrics:
+        _print_table(console, metric_table(comparison, metric))
+    for line in (*comparison.verdicts, *comparison.notes):
+        _say(console, line)
+    for table in comparison.tables:
+        _print_table(console, table)
+
+
+def print_ledger(console: Console, ledger: Ledger) -> None:
+    """Claim by claim: the verdict, what was measured, and the rule between the two."""
+    for claim in ledger.claims:
+        _say(console, f"{claim.verdict.upper()}: {claim.claim}")
+        _say(console, f"  {claim.measured}")
+        _say(console, f"  {claim.rule}")
+        _say(console, "")
+    _say(console, spent(ledger))
+
+
+def setting(comparison: Comparison) -> str:
+    """Data, steps and seeds in a line."""
+    seeds = comparison.seeds
+    return f"On {comparison.data}, {comparison.steps:,} steps, seeds {seeds[0]} to {seeds[-1]}."
+
+
+def spent(ledger: Ledger) -> str:
+    """How long the call took."""
+    return f"Took {ledger.wall_seconds / 60:.1f} minutes, and {ledger.cpu_seconds / 60:.1f} minutes of processor time."
+
+
+def metric_table(comparison: Comparison, metric: Metric) -> Table:
+    """The arms under one metric: means with intervals, and differences from the first arm."""
+    rows: list[tuple[Cell, ...]] = []
+    for arm in comparison.arms:
+        name = f"{arm.name}, {arm.about}" if arm.about else arm.name
+        score = arm.scores.get(metric.name)
+        if score is None:
+            rows.append((name, arm.parameters, "diverged", *[MISSING] * 3))
+            continue
+        far = score.difference
+        differs = (
+            ("the first", MISSING) if far is None else (f"{far.mean:+z.3f}", f"{far.low:+z.3f} to {far.high:+z.3f}")
+        )
+        rows.append((name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}", *differs))
+    return Table(
+        f"{metric.words}, {metric.unit}" if metric.unit else metric.words,
+        ("arm", "parameters", "mean", "±", "difference", "95 % interval"),
+        tuple(rows),
+    )
+
+
+def shown(cell: Cell) -> str:
+    """A cell as text: whole numbers in full, others to three digits."""
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+
+
+def labels(row: Sequence[Cell]) -> int:
+    """How many cells at the beginning of a row are words, and so stand at the left."""
+    return next((place for place, cell in enumerate(row) if not isinstance(cell, str)), len(row))
+
+
+def _print_table(console: Console, table: Table) -> None:
+    grid = Grid(box=box.SIMPLE_HEAD, title=Text(table.title), title_justify="left", padding=(0, 1, 0, 0))
+    words = min(map(labels, table.rows), default=0)
+    for place, column in enumerate(table.columns):
+        left = place < words
+        grid.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(Text(shown(cell)) for cell in row))
+    _say(console, "")
+    console.print(grid)
+    if table.note:
+        _say(console, table.note)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(Text(line), highlight=False, markup=False)

@@ -1,0 +1,123 @@
+"""Comparisons and the ledger as one HTML page, with plots drawn in it.
+
+The page loads nothing, runs no script and can be opened from a disk. Names and texts are data: all are escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import string
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from headwise.files import write_whole
+from headwise.study.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
+from headwise.view.compare import metric_table, setting, shown, spent
+from headwise.view.compare_svg import difference_plot, escaped, value_plot
+
+BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
+READING = (
+    "Dots are seeds, the stroke is their mean. A bar is the 95 % interval (Student) of the differences from the first "
+    "arm, seed by seed; where it touches the line at 0, no difference was detected. Each interval stands alone."
+)
+
+
+def write_page(path: str | Path, found: Comparison | Ledger) -> None:
+    """Write the page of `page_html`, whole or not at all."""
+    write_whole(path, page_html(found))
+
+
+def page_html(found: Comparison | Ledger) -> str:
+    """One comparison, or the ledger with all of its comparisons."""
+    if isinstance(found, Comparison):
+        sections = _comparison_sections(found)
+        heading, lede = found.question, setting(found)
+    else:
+        sections = {"The claims": "".join(map(_claim, found.claims))}
+        sections |= {"Counted and timed": "".join(map(_table, found.tables))}
+        for one in found.comparisons:
+            name = f"<p><b>{escaped(one.name)}</b>: {escaped(setting(one))}</p>"
+            sections[one.question] = name + "".join(_comparison_sections(one).values())
+        sections |= {"The machine": _machine(found)}
+        heading, lede = "What is claimed, and what is so", spent(found)
+    return _page(heading, lede, sections)
+
+
+def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
+    package = resources.files("headwise.view")
+    page = package.joinpath("steps.html").read_text(encoding="utf-8")
+    style = "".join(package.joinpath(name).read_text(encoding="utf-8") for name in ("steps.css", "compare.css"))
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
+    return string.Template(page).substitute(
+        policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
+        lang="en",
+        title=escaped(heading),
+        heading=escaped(heading),
+        kicker="headwise compare",
+        lede=escaped(lede),
+        rounding=escaped(READING),
+        contents="Contents",
+        links="".join(f'<li><a href="#{name}">{escaped(title)}</a></li>' for title, name in names.items()),
+        style=style,
+        sections="".join(
+            f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
+            f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
+            for title, body in sections.items()
+        ),
+        made_by="Made by headwise. This file is complete: it loads nothing and sends nothing.",
+    )
+
+
+def _comparison_sections(comparison: Comparison) -> dict[str, str]:
+    lines = "".join(f"<li>{escaped(line)}</li>" for line in comparison.verdicts)
+    notes = "".join(f"<p>{escaped(line)}</p>" for line in comparison.notes)
+    found = {
+        "The verdict": f"<ul>{lines}</ul>{notes}",
+        "The arms": "".join(_metric(comparison, metric) for metric in comparison.metrics),
+    }
+    if comparison.tables:
+        found["Measured besides"] = "".join(map(_table, comparison.tables))
+    return found
+
+
+def _metric(comparison: Comparison, metric: Metric) -> str:
+    named = f"{metric.words}, {metric.unit}" if metric.unit else metric.words
+    captions = escaped(named), "difference from the first arm"
+    drawings = value_plot(comparison, metric), difference_plot(comparison, metric)
+    figures = "".join(
+        f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>"
+        for drawing, caption in zip(drawings, captions, strict=True)
+        if drawing
+    )
+    return f'{_table(metric_table(comparison, metric))}<div class="plots">{figures}</div>'
+
+
+def _claim(claim: Claim) -> str:
+    return (
+        f'<article class="claim"><p class="badge {BADGES[claim.verdict]}">{escaped(claim.verdict)}</p>'
+        f"<h3>{escaped(claim.claim)}</h3><p>{escaped(claim.measured)}</p>"
+        f'<p class="caption">{escaped(claim.rule)}</p></article>'
+    )
+
+
+def _machine(ledger: Ledger) -> str:
+    facts = {"command": ledger.command, **ledger.machine, "seeds": f"{ledger.seeds[0]} to {ledger.seeds[-1]}"}
+    return f"<ul>{''.join(f'<li>{escaped(name)}: {escaped(str(value))}</li>' for name, value in facts.items())}</ul>"
+
+
+def _table(table: Table) -> str:
+    head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in table.columns)
+    body = "".join(f"<tr>{_row(row)}</tr>" for row in table.rows)
+    note = f'<p class="caption">{escaped(table.note)}</p>' if table.note else ""
+    return (
+        f'<h3>{escaped(table.title)}</h3><div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
+    )
+
+
+def _row(row: Sequence[str | int | float]) -> str:
+    first, *others = map(shown, row)
+    return f'<th scope="row">{escaped(first)}</th>' + "".join(f"<td>{escaped(cell)}</td>" for cell in others)

@@ -1,0 +1,189 @@
+"""The numbers of a survey as the report's script reads them: small, and independent of the length of the text.
+
+Numbers of heads are JSON; pictures, weights and key numbers are base64 of little-endian whole numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.intervals import Interval
+from headwise.records import HeadMaps, HeadProfile, HeadSurvey
+from headwise.view.survey_words import Column, value_of
+from headwise.view.terminal import visible
+
+# The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
+# them, in half the bytes of a float32.
+LEVELS = 65535
+CUT = 1024  # `HeadSurvey.tokens` holds no more; a text that long may go on
+
+
+def check_survey(survey: HeadSurvey) -> None:
+    """Raise HeadwiseError unless there is a head, names differ, and the pictures and lists of each head fit together."""
+    if not survey.profiles:
+        raise HeadwiseError(f"nothing to draw: the survey of {survey.model} has 0 heads; survey a model that has some")
+    if survey.passage > len(survey.tokens):
+        raise HeadwiseError(
+            f"a passage of {survey.passage} tokens but only {len(survey.tokens)} tokens; pass at most as many as there are"
+        )
+    names: set[str] = set()
+    for profile in survey.profiles:
+        if profile.name in names:
+            raise HeadwiseError(f"{profile.name} is given 2 times among {len(survey.profiles)} heads; pass each once")
+        names.add(profile.name)
+        _check_profile(profile, {role.name for role in survey.roles})
+
+
+def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
+    name, thumbnail = profile.name, profile.thumbnail
+    if thumbnail.ndim != 2 or not thumbnail.size or profile.first_key.shape != thumbnail.shape[:1]:
+        raise HeadwiseError(
+            f"{name} has a thumbnail of shape {thumbnail.shape} and a first key of shape {profile.first_key.shape}; "
+            "pass (rows, columns) and (rows,), each at least 1"
+        )
+    low, high = float(thumbnail.min()), float(thumbnail.max())
+    if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
+        raise HeadwiseError(
+            f"{name} has a thumbnail from {low:.4g} to {high:.4g}, outside 0 to 1; pass means of attention weights"
+        )
+    if profile.top_keys.shape != profile.top_weights.shape or profile.top_keys.ndim != 2:
+        raise HeadwiseError(
+            f"{name} has top keys of shape {profile.top_keys.shape} and top weights of shape "
+            f"{profile.top_weights.shape}; pass both as (tokens, k)"
+        )
+    unknown = [role for role in profile.roles if role not in roles]
+    if unknown:
+        raise HeadwiseError(f"{name} has the role {unknown[0]!r}, which is not among the {len(roles)} of the survey")
+
+
+def survey_data(
+    survey: HeadSurvey, columns: tuple[Column, ...], maps: HeadMaps | None, against: HeadSurvey | None
+) -> str:
+    """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
+    others = {} if against is None else {profile.name: profile for profile in against.profiles}
+    wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
+    roles = {role.name: place for place, role in enumerate(survey.roles)}
+    heads = []
+    for profile in survey.profiles:
+        head = _numbers(survey, profile, columns) | _text_of(profile, survey.passage, wide)
+        head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
+        head["roles"] = [roles[role] for role in profile.roles]
+        if against is not None and profile.name in others:
+            head["other"] = _numbers(against, others[profile.name], columns)
+        heads.append(head)
+    document = {
+        "model": survey.model,
+        "against": None if against is None else against.model,
+        "columns": [{"label": c.label, "decimals": c.decimals, "signed": c.signed} for c in columns],
+        "roles": [role.name for role in survey.roles],
+        "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
+        "tokens": [visible(token) for token in survey.tokens],
+        "passage": survey.passage,
+        "wide": wide,
+        "heads": heads,
+        "maps": None if maps is None else _maps(maps),
+    }
+    text = json.dumps(_plain(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _numbers(survey: HeadSurvey, profile: HeadProfile, columns: tuple[Column, ...]) -> dict[str, Any]:
+    """Statistics and picture of a head."""
+    shares, first = shares_of(survey, profile)
+    return {
+        "values": [_interval(value_of(profile, column.key)) for column in columns],
+        "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
+        "rows": shares.shape[0],
+        "columns": shares.shape[1],
+        "length": text_length(survey, profile),
+        "cross": profile.part == "cross",
+        "shares": quantised(shares),
+        "first": quantised(first),
+    }
+
+
+def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
+    """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
+    received = np.nan_to_num(profile.received[:passage].astype(np.float64))
+    largest = float(received.max(initial=0.0)) or 1.0
+    keys, weights = profile.top_keys[:passage], np.nan_to_num(profile.top_weights[:passage])
+    whole = np.clip(keys, 0, None).astype("<u4" if wide else "<u2")
+    return {
+        "k": keys.shape[1],
+        "keys": base64.b64encode(whole.tobytes()).decode("ascii"),
+        "weights": quantised(weights),
+        "largest": largest,
+        "received": quantised(received / largest),
+    }
+
+
+def shares_of(survey: HeadSurvey, profile: HeadProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What share of its attention a block of queries gives each block of keys, (rows, columns), rows adding up to 1.
+
+    A mean over a block fades as the text grows; a share does not. The second array, (rows,), is what of the first
+    column goes to the first key alone. For a text of at most as many tokens as blocks both are the weights themselves.
+    """
+    thumbnail = profile.thumbnail.astype(np.float64)
+    blocks, length = thumbnail.shape[1], text_length(survey, profile)
+    if length is not None and length >= blocks:
+        sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
+    else:
+        # Of even blocks, a row without a sink adds up to 1 / size; the largest row of the stack has no sink to speak of.
+        alike = [one.thumbnail for one in survey.profiles if one.part == profile.part]
+        largest = max(float(one.sum(axis=1).max()) for one in alike)
+        sizes = np.full(blocks, 1 / largest if largest > 0 else 1.0)
+    return thumbnail * sizes, profile.first_key.astype(np.float64) * sizes[0]
+
+
+def text_length(survey: HeadSurvey, profile: HeadProfile) -> int | None:
+    """Tokens of the first document, which the thumbnail shows; None where the survey does not tell."""
+    if profile.part == "cross":
+        return None  # its keys are another text
+    if survey.n_documents == 1:
+        return survey.longest
+    return len(survey.tokens) if 0 < len(survey.tokens) < CUT else None
+
+
+def quantised(weights: NDArray[Any]) -> str:
+    """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535."""
+    levels = np.rint(np.clip(weights.astype(np.float64), 0.0, 1.0) * LEVELS).astype("<u2")
+    return base64.b64encode(levels.tobytes()).decode("ascii")
+
+
+def _maps(maps: HeadMaps) -> dict[str, Any]:
+    # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
+    causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
+    count = len(maps.tokens)
+    kept = np.tri(count, dtype=bool) if causal else np.ones((count, count), dtype=bool)
+    return {
+        "tokens": [visible(token) for token in maps.tokens],
+        "causal": causal,
+        "weights": {head.name: quantised(head.weights[kept]) for head in maps.maps},
+    }
+
+
+def _interval(value: Interval | None) -> list[float | None] | None:
+    if value is None or math.isnan(value.mean):
+        return None
+    return [_rounded(value.mean), _rounded(value.low), _rounded(value.high), value.n]
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six digits, which is more than is shown; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def _plain(value: Any) -> Any:
+    """The same without numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

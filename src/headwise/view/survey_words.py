@@ -1,0 +1,138 @@
+"""How a survey is put into words: its columns, the signs of its roles, and what two surveys do not share."""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headwise.intervals import Interval
+from headwise.records import HeadProfile, HeadSurvey, Role
+from headwise.view.markup import number
+
+LABELS = {"offset_1": "previous", "same_token": "same token", "rare_top": "rarest first"}
+MAIN = ("entropy", "confidence", "distance", "first", "offset_1", "self", "delimiter", "duplicate", "prefix")
+FEW = 10  # so many statistics are all shown at once
+SHAPES = 8  # kinds of badges in the style sheet
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number that each head has."""
+
+    key: str  # a statistic, "importance" or "ablation"
+    label: str
+    meaning: str
+    decimals: int
+    signed: bool = False
+    main: bool = True  # shown at once; the others on demand
+
+
+@dataclass(frozen=True)
+class Badge:
+    """The sign of a role: a letter of its own, and one of the shapes and colours of the style sheet."""
+
+    role: str
+    letter: str
+    kind: int
+
+
+def label(key: str) -> str:
+    """What the reader calls a statistic: `previous` for offset_1, `offset 3` for offset_3."""
+    return LABELS.get(key, key.replace("_", " "))
+
+
+def columns_of(survey: HeadSurvey, against: HeadSurvey | None = None) -> tuple[Column, ...]:
+    """Every statistic in the order of the survey, then importance and ablation where they were measured.
+
+    With `against`, statistics that only one of the two has are left out.
+    """
+    surveys = [survey] if against is None else [survey, against]
+    shared = [key for key in survey.statistics if all(key in one.statistics for one in surveys)]
+    meanings = {key: survey.statistics[key] for key in shared}
+    effects = {
+        "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
+        "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats a token",
+    }
+    columns = []
+    for key, meaning in {**meanings, **effects}.items():
+        values = [value_of(profile, key) for one in surveys for profile in one.profiles]
+        known = [value.mean for value in values if value is not None]
+        if key in effects and not known:
+            continue
+        main = key in effects or key in MAIN or len(shared) <= FEW
+        columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
+    return tuple(columns)
+
+
+def value_of(profile: HeadProfile, key: str) -> Interval | None:
+    """A number of a head with its interval; importance has none, and n is 0 there."""
+    if key == "importance":
+        value = profile.importance
+        return None if value is None else Interval(value, -math.inf, math.inf, 0)
+    return profile.ablation if key == "ablation" else profile.scores.get(key)
+
+
+def decimals_for(values: Iterable[float]) -> int:
+    """So many decimals for a whole column that its largest number has three or four digits; at most six."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not largest:
+        return 3
+    order = math.floor(math.log10(largest))
+    return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
+
+
+def bounds(value: Interval | None, column: Column) -> str:
+    """The interval in words."""
+    if value is None or math.isnan(value.mean):
+        return "not defined here"
+    if column.key == "importance":
+        return "no interval"
+    if not (math.isfinite(value.low) and math.isfinite(value.high)):
+        return "one document, no interval"
+    low, high = (number(bound, column.decimals, column.signed) for bound in (value.low, value.high))
+    return f"{low} to {high}"
+
+
+def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
+    """A badge for each role; the letter is the first of its name that no role before has taken."""
+    badges: dict[str, Badge] = {}
+    taken: set[str] = set()
+    for place, role in enumerate(roles):
+        candidates = [c for c in role.name.upper() if c.isalpha()] + list(string.ascii_uppercase + string.digits)
+        letter = next((c for c in candidates if c not in taken), "?")
+        taken.add(letter)
+        badges[role.name] = Badge(role.name, letter, place % SHAPES)
+    return badges
+
+
+def short(role: str) -> str:
+    """`previous` for the role `previous token`."""
+    return role.removesuffix(" token")
+
+
+def only_here(survey: HeadSurvey, other: HeadSurvey) -> list[str]:
+    """Names of the heads that `other` does not have."""
+    known = {profile.name for profile in other.profiles}
+    return [profile.name for profile in survey.profiles if profile.name not in known]
+
+
+def differences_in_setting(survey: HeadSurvey, against: HeadSurvey) -> list[str]:
+    """What keeps two surveys from being compared number by number, in full sentences."""
+    notes = []
+    for one, other in ((survey, against), (against, survey)):
+        extra = [label(key) for key in one.statistics if key not in other.statistics]
+        if extra:
+            notes.append(f"Only {one.model} has {', '.join(extra)}; left out of the comparison.")
+    if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
+        notes.append(
+            f"{survey.model} was looked at on {survey.n_tokens:,} tokens and {against.model} on "
+            f"{against.n_tokens:,}, and the tokens are not the same: a difference may come from the text."
+        )
+    if survey.ablated != against.ablated:
+        notes.append(
+            f"Heads of {survey.model} were silenced by {survey.ablated or 'nothing'}, "
+            f"those of {against.model} by {against.ablated or 'nothing'}."
+        )
+    return notes

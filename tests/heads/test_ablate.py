@@ -1,0 +1,418 @@
+"""Heads silenced: the model is then the one whose W_O has zeros there, or reads the head's mean, in every mode."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import DECODERS, FAMILIES, answer, inputs_of, model_of, padding_mask, real
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.heads.sites import sites_of
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.presets import PRESETS
+
+V, T = 11, 13
+HEADS = {
+    "t5": ["encoder.L1.H2", "decoder.L0.H4", "cross.L1.H0", "cross.L1.H3"],
+    "whisper": ["encoder.L1.H4", "decoder.L2.H0", "cross.L0.H1", "cross.L0.H2"],
+}
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def heads_of(name: str) -> list[str]:
+    return HEADS.get(name, ["L0.H1", "L1.H0", "L1.H2"])
+
+
+def projections(name: str, model: nn.Module) -> dict[str, nn.Module]:
+    """Site name -> the module of W_O, found by the path alone."""
+    found = {}
+    for path, module in model.named_modules():
+        if re.search(FAMILIES[name].w_o, path):
+            number = next(part for part in path.split(".") if part.isdigit())
+            cross = "EncDecAttention" in path or "encoder_attn" in path
+            side = "cross." if cross else "decoder." if "decoder" in path else "encoder."
+            found[f"{side if name in HEADS else ''}L{number}"] = module
+    return found
+
+
+def columns(module: nn.Module, head: int, n_heads: int) -> Tensor:
+    """The part of W_O that reads one head, to write to."""
+    weight = module.weight.T if type(module).__name__ == "Conv1D" else module.weight
+    width = weight.shape[1] // n_heads
+    part: Tensor = weight[:, head * width : (head + 1) * width]
+    return part
+
+
+def without(name: str, heads: list[str]) -> Any:
+    """A copy of the model in which W_O does not read those heads."""
+    model = copy.deepcopy(model_of(name))
+    modules = projections(name, model)
+    counts = {site.name: site.n_heads for site in sites_of(model)}
+    with torch.no_grad():
+        for head in heads:
+            site, number = head.rsplit(".H", 1)
+            columns(modules[site], int(number), counts[site]).zero_()
+    return model
+
+
+@pytest.mark.parametrize("mode", ["eval", "training"])
+@every_family
+def test_zero_is_a_model_without_those_columns(name: str, mode: str) -> None:
+    """Several heads in several layers; in training (dropout 0) and in eval."""
+    heads, inputs = heads_of(name), inputs_of(name, "right")
+    model, other = (m.train(mode == "training") for m in (copy.deepcopy(model_of(name)), without(name, heads)))
+    with torch.no_grad():
+        plain, expected = answer(model(**inputs)), answer(other(**inputs))
+        with hw.ablate(model, heads):
+            out = answer(model(**inputs))
+        assert torch.equal(answer(model(**inputs)), plain)
+    kept = real(name, inputs, out)
+    assert ((out - expected) * kept).abs().max() < 1e-5
+    assert ((out - plain) * kept).abs().max() > 1e-3
+    assert model.training == (mode == "training")
+
+
+@every_family
+def test_gradients_are_those_of_the_model_without(name: str) -> None:
+    """Of everything but the columns themselves, which get none."""
+    heads, inputs = heads_of(name), inputs_of(name, "right")
+    model, other = copy.deepcopy(model_of(name)).train(), without(name, heads).train()
+    with hw.ablate(model, heads):
+        loss(name, model, inputs).backward()
+    loss(name, other, inputs).backward()
+    counts = {site.name: site.n_heads for site in sites_of(model)}
+    mine, theirs = projections(name, model), projections(name, other)
+    for head in heads:
+        site, number = head.rsplit(".H", 1)
+        for modules in (mine, theirs):
+            module = modules[site]
+            assert module.weight.grad is not None
+            holder = type("", (), {"weight": module.weight.grad})
+            grad = holder.weight.T if type(module).__name__ == "Conv1D" else holder.weight
+            width = grad.shape[1] // counts[site]
+            part = grad[:, int(number) * width : (int(number) + 1) * width]
+            if modules is mine:
+                assert not part.any()
+            part.zero_()
+    for (key, one), (_, two) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        if one.grad is None or two.grad is None:
+            assert one.grad is two.grad is None
+            continue
+        assert (one.grad - two.grad).abs().max() <= 1e-5 * max(1.0, float(two.grad.abs().max())), key
+
+
+def loss(name: str, model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    out = answer(model(**inputs))
+    out = out * real(name, inputs, out)
+    return (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation(name: str, kind: str) -> None:
+    heads, inputs = heads_of(name), inputs_of(name, "left")
+    model, other = model_of(name), without(name, heads)
+    options: dict[str, Any] = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    options |= {"cache_implementation": "static"} if kind == "static" else {}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    with torch.no_grad():
+        expected = other.generate(**inputs, **options)
+        with hw.ablate(model, heads):
+            found = model.generate(**inputs, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    for one, two in zip(found.logits, expected.logits, strict=True):
+        assert (one - two).abs().max() < 1e-5
+
+
+# Means
+
+
+def mean_by_hand(name: str, model: Any, inputs: dict[str, Tensor], heads: list[str], rows: dict[str, Tensor]) -> Tensor:
+    """The answer with each of those heads replaced, before W_O, by its mean over the real rows of the call."""
+    hooks = []
+    counts = {site.name: site.n_heads for site in sites_of(model)}
+    for site, module in projections(name, model).items():
+        numbers = [int(head.rsplit(".H", 1)[1]) for head in heads if head.rsplit(".H", 1)[0] == site]
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], site: str = site, numbers: Any = numbers) -> Any:
+            joined = args[0].clone()
+            parts = joined.unflatten(-1, (counts[site], -1))
+            which = rows.get(site, torch.ones(parts.shape[:2], dtype=torch.bool))
+            for h in numbers:
+                parts[..., h, :] = parts[..., h, :][which].mean(0)
+            return (parts.flatten(-2),)
+
+        if numbers:
+            hooks.append(module.register_forward_pre_hook(hook))
+    try:
+        return answer(model(**inputs))
+    finally:
+        for one in hooks:
+            one.remove()
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@every_family
+def test_mean_over_real_rows(name: str, padding: str) -> None:
+    """Later layers are averaged in the model that is silenced already."""
+    model, heads, inputs = model_of(name), heads_of(name), inputs_of(name, padding)
+    rows = {}
+    for site in projections(name, model):
+        mask = inputs.get("decoder_attention_mask" if site.startswith(("decoder", "cross")) else "attention_mask")
+        if mask is not None:
+            rows[site] = mask.bool()
+    with torch.no_grad():
+        expected = mean_by_hand(name, model, inputs, heads, rows)
+        with hw.ablate(model, heads, how="mean"):
+            out = answer(model(**inputs))
+    assert ((out - expected) * real(name, inputs, out)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "whisper", "vit"])
+def test_means_of_what_was_seen(name: str) -> None:
+    """The mean over all that was watched, here over other inputs; in several layers, however often it is called."""
+    model, heads, inputs = model_of(name), heads_of(name), inputs_of(name, seed=4)
+    with torch.no_grad(), hw.watch(model) as seen:
+        for seed in (1, 2):
+            model(**inputs_of(name, seed=seed))
+    counts = {site.name: site.n_heads for site in sites_of(model)}
+    expected = {}
+    other = without(name, heads)
+    with torch.no_grad():
+        for site, module in projections(name, other).items():
+            added = torch.zeros(module.weight.shape[0 if type(module).__name__ != "Conv1D" else 1])
+            for head in heads:
+                if head.rsplit(".H", 1)[0] == site:
+                    block = columns(projections(name, model)[site], int(head.rsplit(".H", 1)[1]), counts[site])
+                    added += block @ torch.from_numpy(seen[head].mean_out)
+            expected[site] = added
+            module.register_forward_hook(lambda module, args, out, added=added: out + added)
+        wanted = answer(other(**inputs))
+        with hw.ablate(model, heads, how="mean", means=seen):
+            out = answer(model(**inputs))
+    assert (out - wanted).abs().max() < 1e-4
+
+
+def test_means_of_what_was_seen_serve_a_cached_step() -> None:
+    model, inputs = model_of("gpt2"), inputs_of("gpt2")
+    with torch.no_grad():
+        with hw.watch(model) as seen:
+            model(**inputs)
+        with hw.ablate(model, ["L0.H1", "L1.H2"], how="mean", means=seen):
+            whole = model(**inputs).logits
+            held = model(input_ids=inputs["input_ids"][:, :17]).past_key_values
+            rest = model(input_ids=inputs["input_ids"][:, 17:], past_key_values=held).logits
+    assert (rest - whole[:, 17:]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["a step", "a chunk", "generate"])
+def test_a_mean_of_a_cached_step_is_refused(kind: str) -> None:
+    model, inputs = model_of("gpt2"), inputs_of("gpt2")
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        held = model(input_ids=ids[:, :17]).past_key_values
+        with (
+            pytest.raises(hw.HeadwiseError, match=r"^how='mean' in a step of \d+ tokens with \d+ in the cache has too"),
+            hw.ablate(model, ["L0.H1"], how="mean"),
+        ):
+            if kind == "generate":
+                model.generate(**inputs, max_new_tokens=3, do_sample=False)
+            else:
+                model(input_ids=ids[:, 17 : 18 if kind == "a step" else 20], past_key_values=held)
+
+
+def test_means_of_a_head_that_did_not_run_are_refused() -> None:
+    model = model_of("gpt2")
+    with hw.watch(model) as seen:
+        pass
+    with pytest.raises(hw.HeadwiseError, match=r"^L0\.H1 did not run inside the block"):
+        hw.ablate(model, ["L0.H1"], how="mean", means=seen).__enter__()
+
+
+def test_means_without_a_mean_are_refused() -> None:
+    """Nothing is dropped in silence: means= belongs to how='mean'."""
+    model = model_of("gpt2")
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs_of("gpt2"))
+    with pytest.raises(hw.HeadwiseError, match=r"means=.*how='mean'|how='zero'.*means="):
+        hw.ablate(model, ["L0.H1"], how="zero", means=seen).__enter__()
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "seen"])
+def test_names_may_come_from_a_generator(how: str) -> None:
+    model, inputs = model_of("gpt2"), inputs_of("gpt2")
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs)
+    options: dict[str, Any] = {"how": "mean", "means": seen} if how == "seen" else {"how": how}
+    outs = []
+    for heads in (["L0.H1", "L1.H2"], (name for name in ("L0.H1", "L1.H2"))):
+        with torch.no_grad(), hw.ablate(model, heads, **options):
+            outs.append(model(**inputs).logits)
+    assert torch.equal(*outs)
+
+
+# Our own
+
+
+def gpt_of(preset: str, **changes: Any) -> GPT:
+    sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41}
+    if preset == "llama":
+        sizes["n_kv_heads"] = 2
+    torch.manual_seed(2)
+    model = GPT(GPTConfig(vocab_size=V, **{**PRESETS[preset].shape, **sizes, "init_std": 0.4, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model.eval()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_our_models(preset: str) -> None:
+    """As with columns of zeros, whole and with a cache; and as with gate 0."""
+    model = gpt_of(preset)
+    other = copy.deepcopy(model)
+    ids = torch.randint(V, (2, T))
+    with torch.no_grad():
+        for layer, heads in ((0, (1, 4)), (1, (5,))):
+            for h in heads:
+                other.blocks[layer].attention.o_proj.weight[:, 4 * h : 4 * h + 4] = 0
+        expected = other(ids)
+        with hw.ablate(model, ["L1.H5", "L0.H1", "L0.H4", "L0.H1"]):
+            close = 1e-5 * max(1.0, float(expected.abs().max()))
+            assert (model(ids) - expected).abs().max() < close
+            caches = model.new_caches()
+            steps = [model(part, caches) for part in ids.split([5, 1, 7], 1)]
+        assert (torch.cat(steps, 1) - expected).abs().max() < close
+        layer = model.blocks[1].attention
+        x, gate = torch.randn(2, T, 24), torch.ones(6)
+        gate[3] = 0
+        with hw.ablate(layer, ["L0.H3"]):
+            assert torch.equal(layer(x), layer(x, gate=gate))
+
+
+def test_our_gradients() -> None:
+    model = gpt_of("llama").train()
+    other = copy.deepcopy(model)
+    ids = torch.randint(V, (2, T))
+    with torch.no_grad():
+        other.blocks[0].attention.o_proj.weight[:, 4:8] = 0
+    with hw.ablate(model, ["L0.H1"]):
+        model.loss(ids[:, :-1], ids[:, 1:]).backward()
+    other.loss(ids[:, :-1], ids[:, 1:]).backward()
+    own = model.blocks[0].attention
+    assert not own.o_proj.weight.grad[:, 4:8].any() and not own.q_proj.weight.grad[4:8].any()
+    other.blocks[0].attention.o_proj.weight.grad[:, 4:8] = 0
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=0, atol=1e-6)
+
+
+def test_our_mean_leaves_padding_out() -> None:
+    layer = gpt_of("llama").blocks[0].attention
+    x, mask = torch.randn(2, T, 24), hw.Lengths(torch.tensor([T, 7]))
+    outs: list[Tensor] = []
+    with torch.no_grad():
+        layer.watchers.append(lambda call: outs.append(call.out))
+        layer(x, mask=mask)
+        layer.watchers.clear()
+        changed = outs[0].clone()
+        changed[:, 2] = torch.cat([outs[0][0, 2], outs[0][1, 2, :7]]).mean(0)
+        expected = layer.o_proj(changed.transpose(1, 2).flatten(2))
+        with hw.ablate(layer, ["L0.H2"], how="mean"):
+            torch.testing.assert_close(layer(x, mask=mask), expected, rtol=0, atol=1e-6)
+
+
+def test_blocks_nest_and_come_undone() -> None:
+    model = gpt_of("llama")
+    ids = torch.randint(V, (1, T))
+    with torch.no_grad():
+        plain = model(ids)
+        with hw.ablate(model, ["L0.H1", "L1.H2"]):
+            both = model(ids)
+        with hw.ablate(model, ["L0.H1"]):
+            with pytest.raises(KeyboardInterrupt), hw.ablate(model, ["L1.H2"]):
+                assert torch.equal(model(ids), both)
+                raise KeyboardInterrupt
+            assert not torch.equal(model(ids), both)
+        assert torch.equal(model(ids), plain)
+
+
+def test_no_heads_change_nothing() -> None:
+    model = gpt_of("llama")
+    ids = torch.randint(V, (1, T))
+    with torch.no_grad(), hw.ablate(model, []):
+        silent = model(ids)
+    with torch.no_grad():
+        assert torch.equal(model(ids), silent)
+
+
+def test_all_heads_silent_leave_the_bias_of_the_projection() -> None:
+    model = gpt_of("nanogpt", bias=True)
+    layer = model.blocks[0].attention
+    with torch.no_grad(), hw.ablate(layer, [f"L0.H{h}" for h in range(6)]):
+        out = layer(torch.randn(1, 3, 24))
+    torch.testing.assert_close(out, layer.o_proj.bias.expand(1, 3, 24))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("how", ["median", "", None, "Zero"])
+def test_other_ways_are_refused(how: Any) -> None:
+    with pytest.raises(hw.HeadwiseError, match=rf"^how={re.escape(repr(how))} is not known; one of zero, mean$"):
+        hw.ablate(gpt_of("llama"), ["L0.H0"], how=how).__enter__()
+
+
+def test_a_bare_string_is_refused() -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"^heads='L0\.H0' must be a list of names, such as \['L0\.H0'\]$"):
+        hw.ablate(gpt_of("llama"), "L0.H0").__enter__()
+
+
+@pytest.mark.parametrize("head", ["L0.H6", "L2.H0", "H0", (0, 1), 3])
+def test_unknown_heads_are_refused_before_anything_changes(head: Any) -> None:
+    model = gpt_of("llama")
+    with pytest.raises(hw.HeadwiseError, match=r"^no head "):
+        hw.ablate(model, ["L0.H0", head]).__enter__()
+    assert all(not block.attention.watchers for block in model.blocks)
+
+
+def test_names_of_an_encoder_and_decoder() -> None:
+    """Where there are two stacks, a bare layer is no name, and the nearest ones are offered."""
+    model = model_of("t5")
+    with pytest.raises(hw.HeadwiseError, match=r"^no head 'coder\.L1\.H2'; did you mean (en|de)coder\.L1\.H2 or"):
+        hw.ablate(model, ["coder.L1.H2"]).__enter__()
+    sites = {site.name: (site.n_heads, site.cross) for site in sites_of(model)}
+    expected = {"encoder": False, "decoder": False, "cross": True}
+    assert sites == {f"{side}.L{n}": (5, cross) for side, cross in expected.items() for n in (0, 1)}
+    assert [site.head(2) for site in sites_of(model)][:2] == ["encoder.L0.H2", "encoder.L1.H2"]
+
+
+def test_padding_that_the_model_was_told_of_by_position() -> None:
+    model, ids = model_of("llama"), inputs_of("llama")["input_ids"]
+    mask = padding_mask("right")
+    with torch.no_grad(), hw.ablate(model, ["L0.H0"], how="mean"):
+        torch.testing.assert_close(model(ids, mask).logits[0], model(ids, attention_mask=mask).logits[0])
+
+
+def test_a_mean_is_a_constant() -> None:
+    """No gradient runs through it."""
+    layer = gpt_of("llama").blocks[0].attention
+    with hw.ablate(layer, [f"L0.H{h}" for h in range(6)], how="mean"):
+        out = layer(torch.randn(1, T, 24))
+    out.sum().backward()
+    assert layer.o_proj.weight.grad is not None and layer.o_proj.weight.grad.any()
+    assert all(p.weight.grad is None or not np.any(p.weight.grad.numpy()) for p in (layer.q_proj, layer.v_proj))

@@ -1,0 +1,312 @@
+"""Importance and ablation against direct computations: hooks, and one head at a time."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from families import IDS, build, model_of
+from torch import Tensor
+
+import headwise as hw
+from headwise.heads import effect
+from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
+from headwise.intervals import interval_of
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.presets import PRESETS
+
+V, T = 17, 13
+BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, V, shape, generator=generator) for shape in BATCHES]
+
+
+def gpt_of(preset: str = "llama", **changes: Any) -> GPT:
+    sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41, "n_kv_heads": 2}
+    torch.manual_seed(2)
+    model = GPT(GPTConfig(vocab_size=V, **{**PRESETS[preset].shape, **sizes, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.3)
+    return model.eval()
+
+
+def any_model(kind: str) -> Any:
+    return gpt_of() if kind == "ours" else build(kind)
+
+
+KINDS = ("ours", "gpt2", "mistral", "gemma2", "gpt_oss")
+PROJECTION = {"ours": "o_proj", "gpt2": "attn.c_proj", "mistral": "o_proj", "gemma2": "o_proj", "gpt_oss": "o_proj"}
+SHAPES = {"ours": (2, 6), "gpt2": (2, 3), "mistral": (2, 6), "gemma2": (2, 6), "gpt_oss": (2, 6)}
+
+
+def logits_of(model: Any, ids: Tensor) -> Tensor:
+    result: Tensor = model(ids) if isinstance(model, GPT) else model(input_ids=ids).logits
+    return result
+
+
+def by_hooks(model: Any, kind: str, texts: list[Tensor]) -> dict[str, float]:
+    """Michel et al. 2019, section 4.1, from what W_O reads: E |head . dL/dhead|, each layer by its root of squares."""
+    n_layers, n_heads = SHAPES[kind]
+    totals = torch.zeros(n_layers, n_heads, dtype=torch.float64)
+    for ids in texts:
+        read: list[Tensor] = []
+
+        def hook(module: Any, args: tuple[Tensor, ...], read: list[Tensor] = read) -> None:
+            args[0].retain_grad()
+            read.append(args[0])
+
+        hooks = [
+            module.register_forward_pre_hook(hook)
+            for path, module in model.named_modules()
+            if path.endswith(PROJECTION[kind])
+        ]
+        logits = logits_of(model, ids)
+        F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="sum").backward()
+        for one in hooks:
+            one.remove()
+        for n, joined in enumerate(read):
+            assert joined.grad is not None
+            totals[n] += (joined.detach() * joined.grad).unflatten(-1, (n_heads, -1)).sum(-1).abs().sum((0, 1)).double()
+    scaled = totals / totals.norm(dim=1, keepdim=True)
+    return {f"L{n}.H{h}": float(scaled[n, h]) for n in range(n_layers) for h in range(n_heads)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_importance_is_michels(kind: str) -> None:
+    model = any_model(kind)
+    expected = by_hooks(copy.deepcopy(model), kind, batches())
+    found = importance(model, batches())
+    assert list(found) == list(expected)
+    for head, value in expected.items():
+        assert found[head] == pytest.approx(value, abs=1e-5), head
+    for n in range(2):
+        layer = [value for head, value in found.items() if head.startswith(f"L{n}.")]
+        assert math.hypot(*layer) == pytest.approx(1, abs=1e-6)
+        assert max(layer) - min(layer) > 0.01
+
+
+@pytest.mark.parametrize("kind", ["ours", "gpt2"])
+def test_importance_leaves_the_model_alone(kind: str) -> None:
+    """Gradients that were there stay as they were, modes too; frozen weights and no_grad are no obstacle."""
+    model = any_model(kind).train()
+    parameters = list(model.parameters())
+    next(iter(model.children())).eval()
+    modes = [module.training for module in model.modules()]
+    parameters[0].grad = torch.ones_like(parameters[0])
+    expected = importance(model, batches())
+    assert [module.training for module in model.modules()] == modes
+    assert (parameters[0].grad == 1).all() and all(p.grad is None for p in parameters[1:])
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    with torch.no_grad():
+        frozen = importance(model, batches())
+    assert frozen == pytest.approx(expected, abs=1e-6)
+    assert not any(p.requires_grad for p in parameters)
+
+
+def test_importance_does_not_know_dropout() -> None:
+    model = gpt_of(dropout=0.5)
+    expected = importance(model, batches())
+    assert importance(model.train(), batches()) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_silent_head_has_no_importance() -> None:
+    model = gpt_of()
+    with torch.no_grad():
+        model.blocks[1].attention.o_proj.weight[:, 8:12] = 0
+    found = importance(model, batches())
+    assert found["L1.H2"] == 0 and found["L0.H2"] > 0
+
+
+def test_a_layer_that_does_nothing() -> None:
+    """0 divided by 0 is 0 here."""
+    model = gpt_of()
+    with torch.no_grad():
+        model.blocks[1].attention.o_proj.weight.zero_()
+    found = importance(model, batches())
+    assert [found[f"L1.H{h}"] for h in range(6)] == [0] * 6
+
+
+def test_batches_may_come_one_by_one() -> None:
+    model = gpt_of()
+    assert importance(model, iter(batches())) == importance(model, batches())
+    with pytest.raises(hw.HeadwiseError, match=r"^importance needs at least one batch of ids$"):
+        importance(model, [])
+
+
+# Ablation
+
+
+@pytest.mark.parametrize("how", ["zero", "mean"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ablation_is_one_head_at_a_time(kind: str, how: str) -> None:
+    """The change in loss of each document, and the interval over documents."""
+    model, texts = any_model(kind), batches()
+    found = ablation(model, texts, how=how)
+    n_layers, n_heads = SHAPES[kind]
+    assert list(found) == [f"L{n}.H{h}" for n in range(n_layers) for h in range(n_heads)]
+    for head, interval in found.items():
+        changes: list[float] = []
+        for ids in texts:
+            with torch.no_grad():
+                base = logits_of(model, ids)
+                with hw.ablate(model, [head], how=how):
+                    silent = logits_of(model, ids)
+            for before, after, tokens in zip(base, silent, ids, strict=True):
+                one, other = (F.cross_entropy(x[:-1], tokens[1:]) for x in (after, before))
+                changes.append(float(one - other))
+        expected = interval_of(changes)
+        assert interval.n == 6
+        for name in ("mean", "low", "high"):
+            assert getattr(interval, name) == pytest.approx(getattr(expected, name), abs=2e-5), f"{name} of {head}"
+    assert max(abs(interval.mean) for interval in found.values()) > 1e-3
+
+
+@pytest.mark.parametrize("how", ["zero", "mean"])
+@pytest.mark.parametrize("kind", ["ours", "gpt2"])
+@pytest.mark.parametrize("variants", [1, 2, 4])
+def test_variants_in_one_batch_change_nothing(
+    kind: str, how: str, variants: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as memory allows; the rest in further batches."""
+    model, texts = any_model(kind), [batches()[0]]
+    whole = ablation(model, texts, how=how)
+    sizes: list[int] = []
+    plain = effect.next_token_losses
+
+    def count(model: Any, ids: Tensor) -> Tensor:
+        sizes.append(ids.shape[0] // 3)
+        return plain(model, ids)
+
+    monkeypatch.setattr(effect, "LARGEST", variants * texts[0].numel() * model.config.vocab_size + 1)
+    monkeypatch.setattr(effect, "next_token_losses", count)
+    cut = ablation(model, texts, how=how)
+    n = SHAPES[kind][1]
+    expected = [min(variants, n - start) for start in range(0, n, variants)]
+    assert sizes == [1, *expected, *expected]
+    for head, interval in whole.items():
+        assert cut[head].mean == pytest.approx(interval.mean, abs=1e-5)
+
+
+def test_memory_for_less_than_one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt_of()
+    expected = ablation(model, batches(), heads=["L0.H3"])
+    monkeypatch.setattr(effect, "LARGEST", 1)
+    assert ablation(model, batches(), heads=["L0.H3"])["L0.H3"].mean == pytest.approx(expected["L0.H3"].mean, abs=1e-5)
+
+
+def test_some_heads_and_progress() -> None:
+    model, seen = gpt_of(), []
+    whole = ablation(model, batches())
+    found = ablation(model, batches(), heads=["L1.H4", "L0.H1", "L1.H0"], progress=lambda *done: seen.append(done))
+    assert set(found) == {"L1.H4", "L0.H1", "L1.H0"}
+    for head, interval in found.items():
+        assert interval.mean == pytest.approx(whole[head].mean, abs=1e-5)
+    assert seen[-1] == (9, 9) and [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert {total for _, total in seen} == {9}
+
+
+def test_ablation_leaves_the_model_alone() -> None:
+    model = gpt_of(dropout=0.5)
+    expected = ablation(model, batches(), heads=["L0.H1"])
+    model.train()
+    model.blocks[0].eval()
+    modes = [module.training for module in model.modules()]
+    assert ablation(model, batches(), heads=["L0.H1"])["L0.H1"].mean == pytest.approx(expected["L0.H1"].mean, abs=1e-6)
+    assert [module.training for module in model.modules()] == modes
+    assert all(p.grad is None for p in model.parameters()) and torch.is_grad_enabled()
+
+
+def test_modes_come_back_after_an_exception() -> None:
+    model = gpt_of().train()
+    for call in (ablation, importance):
+        with pytest.raises(hw.HeadwiseError, match="exceed the model's context"):
+            call(model, [torch.zeros(1, 99, dtype=torch.long)])
+        assert all(module.training for module in model.modules())
+        assert all(not block.attention.watchers for block in model.blocks)
+
+
+def test_one_document_has_no_interval() -> None:
+    found = ablation(gpt_of(), [batches()[2]], heads=["L0.H0"])["L0.H0"]
+    assert found.n == 1 and (found.low, found.high) == (-math.inf, math.inf)
+
+
+def test_losses() -> None:
+    """The mean over a document's tokens, in nats; alike for both kinds of model."""
+    ids = batches()[0]
+    for kind in ("ours", "llama"):
+        model = any_model(kind)
+        with torch.no_grad():
+            losses = next_token_losses(model, ids)
+            chances = logits_of(model, ids).double().log_softmax(-1)
+        expected = [-sum(float(chances[b, t, ids[b, t + 1]]) for t in range(T - 1)) / (T - 1) for b in range(3)]
+        assert losses.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
+def test_a_model_without_a_next_token_is_refused(name: str) -> None:
+    model = model_of(name)
+    assert not has_loss(model)
+    for call in (importance, ablation):
+        with pytest.raises(hw.HeadwiseError, match=rf"^{type(model).__name__} does not predict the next token"):
+            call(model, batches())
+
+
+def test_a_body_without_its_head_is_refused() -> None:
+    body = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=1, n_head=3, n_positions=97, **IDS))
+    with pytest.raises(hw.HeadwiseError, match=r"^GPT2Model does not predict the next token"):
+        importance(body, batches())
+
+
+def test_a_masked_language_model_is_refused() -> None:
+    """Its logits are of the token itself, not of the next one."""
+    config = tf.BertConfig(
+        vocab_size=V, hidden_size=33, num_hidden_layers=1, num_attention_heads=3, intermediate_size=37
+    )
+    with pytest.raises(hw.HeadwiseError, match=r"^BertForMaskedLM does not predict the next token"):
+        ablation(tf.BertForMaskedLM(config), batches())
+
+
+@pytest.mark.parametrize("how", ["median", "none"])
+def test_other_ways_are_refused(how: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=rf"^how='{how}' is not known; one of zero, mean$"):
+        ablation(gpt_of(), batches(), how=how)
+
+
+def test_unknown_heads_and_bare_strings_are_refused() -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"^no head 'L0\.H9'; did you mean"):
+        ablation(gpt_of(), batches(), heads=["L0.H9"])
+    with pytest.raises(hw.HeadwiseError, match=r"^heads='L0\.H1' must be a list of names"):
+        ablation(gpt_of(), batches(), heads="L0.H1")
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    """No batch, or documents of one token, which have no next one: never an empty report."""
+    model = gpt_of()
+    with pytest.raises(hw.HeadwiseError):
+        ablation(model, [])
+    single = [torch.zeros(2, 1, dtype=torch.long)]
+    for call in (importance, ablation):
+        with pytest.raises(hw.HeadwiseError):
+            call(model, single)

@@ -1,0 +1,648 @@
+"""Models of transformers, watched: they compute what they computed before, and every number is that of their maps."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from dense import assert_rows, block_means, row_statistics
+from families import (
+    DECODERS,
+    FAMILIES,
+    IDS,
+    ROTARY,
+    Attention,
+    V,
+    answer,
+    build,
+    eager,
+    inputs_of,
+    model_of,
+    padding_mask,
+    real,
+    shake,
+)
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.heads import sites
+from headwise.heads.watch import listening
+from headwise.model import hf
+
+OFFSETS = (2, 5)
+SIZES = (3, 1, 11, 1, 13)
+MARKS = {"some": [3, 7, 11], "none": [130]}
+every_family = pytest.mark.parametrize("name", FAMILIES)
+PADDED = [(name, padding) for name in FAMILIES for padding in ("none", "left", "right")]
+PADDED = [(n, p) for n, p in PADDED if p == "none" or FAMILIES[n].takes in ("text", "pair")]
+every_padding = pytest.mark.parametrize(("name", "padding"), PADDED)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def state(model: nn.Module) -> list[Any]:
+    """All that a block could leave behind."""
+    return [
+        [
+            (path, module.training, len(module._forward_pre_hooks), len(module._forward_hooks))
+            for path, module in model.named_modules()
+        ],
+        [vars(config).get("_attn_implementation_internal") for config in configs(model)],
+        [(key, parameter.requires_grad, parameter._version) for key, parameter in model.named_parameters()],
+        len(hf._routes),
+        sum(map(len, sites._listeners.values())),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+    ]
+
+
+def configs(model: nn.Module) -> list[Any]:
+    return [module.config for module in model.modules() if hasattr(module, "config")]
+
+
+def expected_rows(one: Attention, b: int, h: int, marks: bool) -> dict[str, Tensor]:
+    """The statistics of a head on one document, its real rows alone."""
+    ids = None if one.cross or one.q_ids is None else one.q_ids[b]
+    keys = torch.nonzero(one.keys[b])[:, 0]
+    named = {name: torch.isin(ids, torch.tensor(wanted)) for name, wanted in MARKS.items()} if ids is not None else {}
+    found = row_statistics(
+        one.weights[b, h : h + 1],
+        start=None if one.cross else 0,
+        first=int(keys[0]),
+        offsets=(1, *OFFSETS),
+        q_ids=ids,
+        k_ids=ids,
+        marks=named if marks else {},
+    )
+    H = one.weights.shape[1]
+    blocks = one.w_o.unflatten(1, (H, -1))[:, h]  # (C,E)
+    found["norm"] = (one.joined[b].unflatten(1, (H, -1))[:, h] @ blocks.T).norm(dim=-1)[None]
+    return {name: values[0, one.rows[b]] for name, values in found.items()}
+
+
+@every_padding
+def test_output_and_statistics(name: str, padding: str) -> None:
+    """The answer is that of both unwatched ways; all numbers of all heads are those of the maps."""
+    model, inputs = model_of(name), inputs_of(name, padding)
+    spelled, attentions = eager(name, model, inputs)
+    with torch.no_grad():
+        plain = answer(model(**inputs))
+        with hw.watch(model, offsets=OFFSETS, marks=MARKS) as seen:
+            watched = answer(model(**inputs))
+    kept = real(name, inputs, plain)
+    assert ((watched - plain) * kept).abs().max() < 1e-5
+    assert ((watched - spelled) * kept).abs().max() < 1e-5
+    assert {head.rpartition(".")[0] for head in seen} == set(attentions)
+    assert len(seen) == sum(one.weights.shape[1] for one in attentions.values())
+    for site, one in attentions.items():
+        for h in range(one.weights.shape[1]):
+            head = seen[f"{site}.H{h}"]
+            documents = [expected_rows(one, b, h, marks=True) for b in range(one.weights.shape[0])]
+            wanted = {key: torch.cat([document[key] for document in documents]) for key in documents[0]}
+            assert set(head.rows) == set(wanted)
+            assert_rows(head.rows, wanted, one.weights.shape[3], f"{site}.H{h}")
+            for key, values in wanted.items():
+                if key not in ("spread", "distance", "norm", "entropy"):
+                    assert getattr(head, key) == pytest.approx(float(values.mean()), abs=1e-5)
+            b = one.weights.shape[0] - 1
+            rows, keys = (torch.nonzero(mask[b])[:, 0].tolist() for mask in (one.rows, one.keys))
+            means, _ = block_means(one.weights[b, h : h + 1], rows, keys)
+            np.testing.assert_allclose(head.thumbnail, means[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(head.received, one.weights[b, h, rows].sum(0), rtol=0, atol=1e-5 * len(rows))
+            joined = one.joined[one.rows].unflatten(1, (one.weights.shape[1], -1))[:, h]
+            np.testing.assert_allclose(head.mean_out, joined.mean(0), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "gemma2", "gpt_oss"])
+def test_top_keys(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    _, attentions = eager(name, model, inputs)
+    with torch.no_grad(), hw.watch(model, top_rows=(0, 13, -1), top_k=3) as seen:
+        model(**inputs)
+    for site, one in attentions.items():
+        for h in range(one.weights.shape[1]):
+            top = seen.top[f"{site}.H{h}"]
+            assert list(top) == [0, 13, -1]
+            for row, pairs in top.items():
+                weights = one.weights[-1, h, row]
+                values, _ = weights.topk(3)
+                np.testing.assert_allclose([w for _, w in pairs], values, rtol=0, atol=1e-5)
+                for key, weight in pairs:
+                    assert weight == 0 or weights[key] == pytest.approx(weight, abs=1e-5)
+
+
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_scores_that_must_be_held_are_held_in_parts(padding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A softcap has no fused way: a long text goes through it a few queries at a time, with the same answer."""
+    model, inputs = model_of("gemma2"), inputs_of("gemma2", padding)
+    with torch.no_grad():
+        plain = answer(model(**inputs))
+        for rows in (1, 4):
+            monkeypatch.setattr(sites, "LARGEST", rows * 2 * 6 * 29)
+            with hw.watch(model) as seen:
+                out = answer(model(**inputs))
+            assert ((out - plain) * real("gemma2", inputs, out)).abs().max() < 1e-5
+    assert len(seen["L1.H5"].rows.entropy) == int(inputs["attention_mask"].sum())
+
+
+# Generation
+
+
+def generate(model: Any, name: str, inputs: dict[str, Tensor], kind: str) -> Any:
+    """Five new tokens, the logits of each step."""
+    given = {key: value for key, value in inputs.items() if not key.startswith("decoder")}
+    options: dict[str, Any] = {"cache_implementation": "static"} if kind == "static" else {}
+    if FAMILIES[name].takes == "sound":
+        options |= {"decoder_input_ids": inputs["decoder_input_ids"][:, :2], "attention_mask": None}
+        given = {"input_features": inputs["input_features"]}
+        model.generation_config.cache_implementation = options.pop("cache_implementation", None)
+    with torch.no_grad():
+        try:
+            return tf.GenerationMixin.generate(
+                model,
+                **given,
+                **options,
+                max_new_tokens=5,
+                min_new_tokens=5,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        finally:
+            model._cache = None
+            model.generation_config.cache_implementation = None
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("name", [*DECODERS, "t5", "whisper"])
+def test_generation_with_a_cache(name: str, kind: str) -> None:
+    """The same tokens and logits; in decoders every row is that of one whole pass over the finished text."""
+    model, inputs = model_of(name), inputs_of(name, "left")
+    plain = generate(model, name, inputs, kind)
+    with hw.watch(model, offsets=OFFSETS, marks=MARKS) as seen:
+        watched = generate(model, name, inputs, kind)
+    assert torch.equal(watched.sequences, plain.sequences)
+    for one, other in zip(watched.logits, plain.logits, strict=True):
+        assert (one - other).abs().max() < 1e-5
+    if name not in DECODERS:
+        assert {head.split(".")[0] for head in seen} == {"encoder", "decoder", "cross"}
+        return
+    ids = plain.sequences[:, :-1]
+    n_steps = ids.shape[1] - inputs["input_ids"].shape[1]
+    mask = torch.cat([inputs["attention_mask"], torch.ones(2, n_steps, dtype=torch.long)], 1)
+    with torch.no_grad(), hw.watch(model, offsets=OFFSETS, marks=MARKS) as whole:
+        model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+    n_first = inputs["attention_mask"].sum(1).tolist()
+    n_all = [n + n_steps for n in n_first]
+    for head in whole:
+        found, wanted = seen[head].rows, whole[head].rows
+        assert set(found) == set(wanted)
+        by_document = {}
+        for b in (0, 1):  # rows came call by call, and in each document by document
+            start = sum(n_first[:b])
+            places = [*range(start, start + n_first[b]), *range(sum(n_first) + b, sum(n_first) + 2 * n_steps, 2)]
+            by_document[b] = {key: np.asarray(found[key])[places] for key in found}
+        for b in (0, 1):
+            part = slice(sum(n_all[:b]), sum(n_all[:b]) + n_all[b])
+            expected = {key: torch.from_numpy(np.asarray(wanted[key], np.float64)[part]) for key in wanted}
+            assert_rows(by_document[b], expected, ids.shape[1], f"{head}, document {b}")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_steps_by_hand_and_in_chunks(name: str) -> None:
+    """Without `generate`: several tokens at a time after what the cache holds."""
+    model, ids = model_of(name), inputs_of(name)["input_ids"]
+    with torch.no_grad():
+        with hw.watch(model) as whole:
+            expected = model(ids).logits
+        with hw.watch(model) as seen:
+            cache = tf.DynamicCache(config=model.config)
+            chunks = ids.split(SIZES, dim=1)
+            found = [model(chunk, past_key_values=cache, use_cache=True).logits for chunk in chunks]
+    assert (torch.cat(found, 1) - expected).abs().max() < 1e-5
+    bounds = np.cumsum([0, *SIZES])
+    for head in whole:
+        for key in whole[head].rows:
+            rows = seen[head].rows[key]
+            mine = np.concatenate([rows[2 * a + (b - a) : 2 * b] for a, b in itertools.pairwise(bounds)])
+            np.testing.assert_allclose(mine, whole[head].rows[key][29:], rtol=0, atol=1e-3, err_msg=f"{key} of {head}")
+
+
+# Training
+
+
+@every_family
+def test_gradients(name: str) -> None:
+    """In training mode, with dropout 0."""
+    model, inputs = copy.deepcopy(model_of(name)).train(), inputs_of(name, "right")
+
+    def grads() -> tuple[Tensor, dict[str, Tensor]]:
+        model.zero_grad()
+        out = answer(model(**inputs))
+        kept = real(name, inputs, out)
+        out = out * kept
+        (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum().backward()
+        return out.detach(), {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    out, plain = grads()
+    with hw.watch(model) as seen:
+        watched_out, watched = grads()
+    assert len(seen) > 0 and model.training
+    assert (out - watched_out).abs().max() < 1e-5
+    assert set(plain) == set(watched) and plain
+    for key, grad in plain.items():
+        assert (watched[key] - grad).abs().max() <= 1e-5 * max(1.0, float(grad.abs().max())), key
+
+
+def test_attention_dropout_in_training() -> None:
+    """The same random numbers give the same result, with dropout inside the attention too."""
+    config = tf.GPT2Config(
+        vocab_size=V, n_embd=33, n_layer=2, n_head=3, n_positions=97, attn_pdrop=0.4, resid_pdrop=0, embd_pdrop=0, **IDS
+    )
+    model, inputs = shake(tf.GPT2LMHeadModel(config)).train(), inputs_of("gpt2")
+    answers = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        if watched:
+            with hw.watch(model):
+                answers.append(model(**inputs).logits)
+        else:
+            answers.append(model(**inputs).logits)
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        assert (answers[0] - model.eval()(**inputs).logits).abs().max() > 0.1
+
+
+# Nothing is left behind
+
+
+@every_family
+def test_all_is_as_before(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    before = state(model)
+    with torch.no_grad(), hw.watch(model) as seen:
+        assert state(model) != before
+        model(**inputs)
+    assert state(model) == before
+    with torch.no_grad(), hw.ablate(model, [next(iter(seen))]):
+        model(**inputs)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_all_is_as_before_after_an_exception(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    head = "L0.H1" if name == "gpt2" else "cross.L0.H1"
+    before = state(model)
+    for block in (hw.watch(model), hw.ablate(model, [head])):
+        with pytest.raises(MemoryError), block, torch.no_grad():
+            model(**inputs)
+            raise MemoryError
+        assert state(model) == before
+    with pytest.raises(hw.HeadwiseError), hw.watch(model), torch.no_grad():
+        model(**inputs, output_attentions=True)
+    assert state(model) == before
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_implementation_comes_back(implementation: str) -> None:
+    model = build("llama")
+    model.set_attn_implementation(implementation)
+    with hw.watch(model), torch.no_grad():
+        model(**inputs_of("llama"))
+    assert [config._attn_implementation for config in configs(model)] == [implementation] * len(configs(model))
+
+
+def test_blocks_nest() -> None:
+    """watch inside ablate sees what ablate made; watch around it sees what the head gave. Both orders come undone."""
+    model, inputs = model_of("gpt2"), inputs_of("gpt2")
+    with torch.no_grad():
+        plain = answer(model(**inputs))
+        with hw.ablate(model, ["L1.H2"]):
+            silent = answer(model(**inputs))
+            with hw.watch(model) as inside:
+                assert torch.equal(answer(model(**inputs)), silent)
+            assert torch.equal(answer(model(**inputs)), silent)
+        with hw.watch(model) as around:
+            with hw.ablate(model, ["L1.H2"]):
+                torch.testing.assert_close(answer(model(**inputs)), silent, rtol=0, atol=1e-6)
+            n = len(around["L0.H0"].rows.entropy)
+            assert torch.equal(answer(model(**inputs)), plain)
+        assert torch.equal(answer(model(**inputs)), plain)
+    assert inside["L1.H2"].norm == 0 and not inside["L1.H2"].mean_out.any()
+    assert around["L1.H2"].norm > 0
+    assert len(around["L0.H0"].rows.entropy) == 2 * n
+    np.testing.assert_allclose(inside["L1.H2"].rows.entropy, around["L1.H2"].rows.entropy[:n], rtol=0, atol=1e-5)
+
+
+def test_two_blocks_on_one_model_see_the_same() -> None:
+    model, inputs = model_of("llama"), inputs_of("llama")
+    with torch.no_grad(), hw.watch(model) as one, hw.watch(model, offsets=(3,)) as other:
+        model(**inputs)
+    assert one["L1.H3"].entropy == other["L1.H3"].entropy
+    assert "offset_3" in other["L1.H3"].rows and "offset_3" not in one["L1.H3"].rows
+
+
+@pytest.mark.parametrize("how", ["wrapped", "body"])
+def test_a_model_inside_a_module_and_a_part_of_a_model(how: str) -> None:
+    model, inputs = model_of("llama"), inputs_of("llama", "left")
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs)
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, given: dict[str, Tensor]) -> Tensor:
+            return answer(self.inner(**given))
+
+    target = Wrapper() if how == "wrapped" else model.model
+    with torch.no_grad(), hw.watch(target) as other:
+        target(inputs) if how == "wrapped" else target(**inputs)
+    assert list(other) == list(seen)
+    for head in seen:
+        for key in seen[head].rows:
+            np.testing.assert_array_equal(other[head].rows[key], seen[head].rows[key])
+
+
+def test_inference_mode() -> None:
+    model, inputs = model_of("llama"), inputs_of("llama")
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs)
+    with torch.inference_mode(), hw.watch(model) as other:
+        model(**inputs)
+    np.testing.assert_array_equal(other["L1.H3"].rows.entropy, seen["L1.H3"].rows.entropy)
+
+
+def test_beam_search_keeps_its_tokens_apart() -> None:
+    """Beams change places in the cache: what the keys' tokens are must follow, or not be claimed."""
+    model = model_of("gpt2")
+    ids = inputs_of("gpt2")["input_ids"][:1, :7]
+    claimed: list[list[Tensor | None]] = []
+    running: list[Tensor] = []
+
+    class Record(tf.LogitsProcessor):
+        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+            running.append(input_ids.clone())
+            return scores
+
+    def note(site: Any, call: Any, documents: Any) -> None:
+        if site.name == "L0":
+            claimed.append([document.k_ids for document in documents])
+
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False}
+    options |= {"attention_mask": torch.ones_like(ids), "logits_processor": tf.LogitsProcessorList([Record()])}
+    with torch.no_grad(), listening(model, note):
+        model.generate(ids, **options)
+    assert len(claimed) == len(running) == 7
+    for k_ids, sequences in zip(claimed, running, strict=True):
+        for mine, sequence in zip(k_ids, sequences, strict=True):
+            assert mine is None or mine.tolist() == sequence.tolist()
+
+
+def test_float_masks_and_positional_arguments() -> None:
+    """A mask of the caller's own, (B,1,T,S) in floats with -inf, and one that is no keyword."""
+    model, inputs = model_of("llama"), inputs_of("llama", "left")
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    with torch.no_grad(), hw.watch(model) as seen:
+        expected = model(ids, mask).logits
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, mask).logits[0], expected[0], rtol=0, atol=1e-5)
+    assert len(seen["L0.H0"].rows.entropy) == int(mask.sum())
+    may = torch.ones(29, 29).tril().bool() & mask.bool()[:, None, None]
+    for low in (-torch.inf, torch.finfo(torch.float32).min):
+        added = torch.zeros(2, 1, 29, 29).masked_fill(~may, low)
+        with torch.no_grad(), hw.watch(model) as other:
+            out = model(ids, attention_mask=added, position_ids=torch.arange(29)[None]).logits
+        assert (out - expected)[mask.bool()].abs().max() < 1e-5
+        np.testing.assert_allclose(other["L1.H3"].rows.entropy[:29], seen["L1.H3"].rows.entropy[:29], rtol=0, atol=1e-5)
+
+
+# Refusals
+
+
+REFUSED = {
+    "bloom": ("BloomForCausalLM", lambda: tf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)),
+    "falcon": (
+        "FalconForCausalLM",
+        lambda: tf.FalconConfig(vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, **IDS),
+    ),
+    "mpt": ("MptForCausalLM", lambda: tf.MptConfig(vocab_size=V, d_model=32, n_layers=1, n_heads=4)),
+    "gptj": (
+        "GPTJForCausalLM",
+        lambda: tf.GPTJConfig(vocab_size=V, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, **IDS),
+    ),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        lambda: tf.GPTNeoConfig(
+            vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], **IDS
+        ),
+    ),
+    "xlnet": ("XLNetModel", lambda: tf.XLNetConfig(vocab_size=V, d_model=32, n_layer=1, n_head=4, d_inner=37)),
+    "deberta": (
+        "DebertaModel",
+        lambda: tf.DebertaConfig(
+            vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37
+        ),
+    ),
+    "deberta-v2": (
+        "DebertaV2Model",
+        lambda: tf.DebertaV2Config(
+            vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37
+        ),
+    ),
+    "resnet": (
+        "ResNetModel",
+        lambda: tf.ResNetConfig(embedding_size=7, hidden_sizes=[11, 13], depths=[1, 1], layer_type="basic"),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_families_outside_the_interface_are_refused_by_name(family: str) -> None:
+    name, config = REFUSED[family]
+    model = getattr(tf, name)(config())
+    for block in (hw.watch(model), hw.ablate(model, ["L0.H0"])):
+        with (
+            pytest.raises(hw.HeadwiseError, match=rf"^{name} \({family}\) does not go through the attention inter"),
+            block,
+        ):
+            pass
+
+
+def test_a_model_of_which_a_part_would_be_missed_is_refused() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = build("gpt2"), tf.BloomModel(REFUSED["bloom"][1]())
+
+    with (
+        pytest.raises(hw.HeadwiseError, match=r"BloomAttention does not go through .* would be missing"),
+        hw.watch(Both()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("value", [3.5, torch.ones(3), "yes", True])
+def test_an_unknown_keyword_is_refused(value: Any) -> None:
+    model, inputs = model_of("llama"), inputs_of("llama")
+    with (
+        torch.no_grad(),
+        hw.watch(model),
+        pytest.raises(
+            hw.HeadwiseError, match=r"^LlamaAttention passes temper= to its attention, which headwise does not"
+        ),
+    ):
+        model(**inputs, temper=value)
+
+
+@pytest.mark.parametrize("value", [None, False])
+def test_an_unknown_keyword_that_is_switched_off_is_no_matter(value: Any) -> None:
+    model, inputs = model_of("llama"), inputs_of("llama")
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs, temper=value)
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "whisper", "vit"])
+def test_output_attentions_is_refused(name: str) -> None:
+    model, inputs = model_of(name), inputs_of(name)
+    with (
+        torch.no_grad(),
+        hw.watch(model),
+        pytest.raises(
+            hw.HeadwiseError, match=r"^output_attentions=True: a watched model keeps no maps; drop it, and read"
+        ),
+    ):
+        model(**inputs, output_attentions=True)
+
+
+def test_another_model_with_the_same_configuration_is_refused_inside_the_block() -> None:
+    config = tf.LlamaConfig(**ROTARY)
+    one, other = (tf.LlamaForCausalLM(config).eval() for _ in range(2))
+    with torch.no_grad(), hw.watch(one), pytest.raises(hw.HeadwiseError, match=r"outside the model that is watched"):
+        other(**inputs_of("llama"))
+
+
+def test_a_mixture_of_both_kinds_of_layers_is_told_apart() -> None:
+    mixed = nn.ModuleDict({"own": hw.MultiHeadAttention(30, 3), "foreign": model_of("llama")})
+    with pytest.raises(hw.HeadwiseError, match=r"mixes layers of headwise and of transformers, and both have a L0"):
+        hw.watch(mixed).__enter__()
+
+
+# Other families that say they go through the interface
+
+
+MORE = {
+    "bart": (
+        "BartForConditionalGeneration",
+        lambda: tf.BartConfig(
+            vocab_size=V,
+            d_model=30,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=5,
+            decoder_attention_heads=3,
+            encoder_ffn_dim=37,
+            decoder_ffn_dim=37,
+            max_position_embeddings=97,
+            decoder_start_token_id=1,
+            forced_eos_token_id=None,
+            **IDS,
+        ),
+    ),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        lambda: tf.GPTNeoXConfig(
+            vocab_size=V, hidden_size=30, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37, **IDS
+        ),
+    ),
+    "albert": (
+        "AlbertModel",
+        lambda: tf.AlbertConfig(
+            vocab_size=V,
+            embedding_size=17,
+            hidden_size=33,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=37,
+            **IDS,
+        ),
+    ),
+    "distilbert": (
+        "DistilBertModel",
+        lambda: tf.DistilBertConfig(vocab_size=V, dim=33, n_layers=2, n_heads=3, hidden_dim=37, pad_token_id=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("family", MORE)
+def test_more_families(family: str) -> None:
+    """Watched or refused by name; when watched, the answer stays and every real row is counted, with its norm."""
+    name, config = MORE[family]
+    model = shake(getattr(tf, name)(config()).eval())
+    inputs = {"input_ids": inputs_of("gpt2")["input_ids"], "attention_mask": padding_mask("right")}
+    if family == "bart":
+        inputs["decoder_input_ids"] = inputs["input_ids"][:, :11]
+    with torch.no_grad():
+        plain = answer(model(**inputs))
+        with hw.watch(model) as seen:
+            watched = answer(model(**inputs))
+    kept = torch.ones(plain.shape[:2]).bool() if family == "bart" else inputs["attention_mask"].bool()
+    assert (watched - plain)[kept].abs().max() < 1e-5
+    head = next(iter(seen))
+    calls = 3 if family == "albert" else 1  # its layers share one module
+    assert len(seen[head].rows.entropy) == calls * int(inputs["attention_mask"].sum())
+    assert seen[head].norm > 0
+    if family == "bart":
+        assert {one.split(".")[0] for one in seen} == {"encoder", "decoder", "cross"}
+        assert [h for h in seen if h.startswith("cross")] == ["cross.L0.H0", "cross.L0.H1", "cross.L0.H2"]
+
+
+def test_two_stacks_of_equal_rank_are_named_apart() -> None:
+    config = tf.CLIPConfig(
+        text_config={
+            "vocab_size": V,
+            "hidden_size": 30,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "intermediate_size": 37,
+            "max_position_embeddings": 97,
+            **IDS,
+        },
+        vision_config={
+            "hidden_size": 35,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 5,
+            "intermediate_size": 37,
+            "image_size": 20,
+            "patch_size": 5,
+        },
+        projection_dim=13,
+    )
+    model = shake(tf.CLIPModel(config).eval())
+    inputs = {**inputs_of("gpt2", "right"), **inputs_of("vit")}
+    with torch.no_grad():
+        plain = model(**inputs).logits_per_image
+        with hw.watch(model) as seen:
+            assert (model(**inputs).logits_per_image - plain).abs().max() < 1e-4
+    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
+    before = state(model)
+    with hw.watch(model):
+        assert state(model) != before
+    assert state(model) == before  # each stack in its own way again
+    assert list(seen)[:3] == ["text_model.L0.H0", "text_model.L0.H1", "text_model.L0.H2"]
+    assert "vision_model.L1.H4" in list(seen) and len(seen) == 2 * 3 + 2 * 5

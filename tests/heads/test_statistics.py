@@ -1,0 +1,544 @@
+"""Every statistic of a call against its definition on whole maps in double precision, block by block or at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dense import block_means, row_statistics
+from helpers import MASK_NAMES, NO_MASK, MaskCase, Problem, Sizes, as_list, as_numpy, as_tensor, draw, mask_cases
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.heads import statistics
+from headwise.heads.statistics import Document, Measured, measure, output_factors, top_keys, uniform
+from headwise.model.layer import Call
+from headwise.spec import Options
+
+N = Sizes(B=2, H=6, G=3, T=7, S=11, D=5, E=3)
+EXACT = 1e-10
+FLOAT32 = {"entropy": 1e-4}  # nats; all else 1e-5, and distances that times the number of keys
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 0.7},
+    "sink": {"sink": True},
+    "scale": {"scale": -1.3},
+    "kv_index": {"kv_index": [2, 0, 1, 1, 0, 2]},
+    "gap": {"kv_index": [0, 0, 0, 2, 2, 2]},  # nobody reads the keys in the middle
+    "all": {"softcap": 2.0, "sink": True, "gate": True, "scale": 1.7, "kv_index": [0, 0, 2, 1, 1, 1]},
+}
+BLOCKS = {"one block": (2**19, 32), "a row and a head": (1, 1), "some rows": (40, 3), "some heads": (100, 3)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, request.param)
+
+
+def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for constant, value in zip(("BLOCK", "ROWS"), BLOCKS[name], strict=True):
+        monkeypatch.setattr(statistics, constant, value)
+
+
+def dense(problem: Problem) -> Tensor:
+    """The weights (B,H,T,S) in double precision, one step after the other."""
+    n, options = problem.sizes, problem.options
+    q, k = torch.from_numpy(problem.q), torch.from_numpy(problem.k)[:, problem.kv_index]
+    scale = options.get("scale") if options.get("scale") is not None else n.D**-0.5
+    scores = q @ k.mT * scale
+    if options.get("softcap"):
+        scores = options["softcap"] * (scores / options["softcap"]).tanh()
+    scores = scores + torch.from_numpy(problem.mask.bias(n))
+    scores = scores.masked_fill(~torch.from_numpy(problem.mask.allowed(n)), -math.inf)
+    sink = options.get("sink")
+    sunk = torch.full((n.H,), -math.inf) if sink is None else torch.as_tensor(sink)
+    extra = sunk.to(scores)[None, :, None, None].expand(n.B, -1, n.T, 1)
+    weights = torch.cat([scores, extra], -1).softmax(-1)[..., :-1]
+    return torch.where(scores.isinf().all(-1, keepdim=True), 0, weights)
+
+
+def call_of(problem: Problem, dtype: torch.dtype = torch.float64, wrap: Callable[..., Any] = as_tensor) -> Call:
+    """What a watcher is handed; q, k, v in that precision."""
+    arguments = problem.arguments(as_tensor, wrap)
+    q, k, v = (arguments.pop(name).to(dtype) for name in "qkv")
+    for name in ("sink", "gate"):
+        if isinstance(arguments.get(name), Tensor):
+            arguments[name] = wrap(to_numpy(arguments[name]))
+    out = hw.attend(q, k, v, **arguments)
+    return Call(nn.Identity(), q, k, v, Options(**arguments), out)
+
+
+def to_numpy(x: Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
+
+
+def assert_measured(
+    found: Measured,
+    p_hts: Tensor,
+    out_hte: Tensor,
+    document: Document,
+    offsets: tuple[int, ...] = (1,),
+    w_o: Tensor | None = None,
+    tolerance: float = EXACT,
+    nats: float | None = None,
+    what: str = "",
+) -> None:
+    """Everything in `found` is what the weights (H,T,S) of the document say."""
+    H, T, S = p_hts.shape
+    real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows
+    keys = range(S) if document.real_keys is None else torch.nonzero(document.real_keys)[:, 0].tolist()
+    seen = real & (p_hts > 0).any(-1).any(0)
+    assert found.places.tolist() == torch.nonzero(seen)[:, 0].tolist(), what
+    expected = row_statistics(
+        p_hts,
+        start=document.start,
+        first=keys[0] if len(keys) else 0,
+        offsets=offsets,
+        q_ids=document.q_ids,
+        k_ids=document.k_ids,
+        marks=document.marks,
+    )
+    if w_o is not None:
+        expected["norm"] = torch.einsum("hte,che->htc", out_hte.double(), w_o.double().unflatten(1, (H, -1))).norm(
+            dim=-1
+        )
+    assert set(found.rows) == set(expected), what
+    for name, values in expected.items():
+        wanted, given, allowance = values[:, seen], found.rows[name].double(), tolerance
+        if name == "entropy" and nats is not None:
+            allowance = nats
+        elif name == "distance":
+            allowance = tolerance * (S + T)
+        elif name == "spread":  # compared as variances: see `dense.assert_rows`
+            wanted, given, allowance = wanted**2, given**2, 2 * tolerance * (S + T) ** 2
+        elif name == "norm":
+            allowance = tolerance * max(1.0, float(values.max()))
+        np.testing.assert_allclose(given, wanted, rtol=0, atol=allowance, err_msg=f"{name} {what}")
+    rows = torch.nonzero(real)[:, 0].tolist()
+    received = p_hts[:, rows].sum(1)
+    np.testing.assert_allclose(found.received, received, rtol=0, atol=tolerance * max(1, T), err_msg=f"received {what}")
+    if rows and keys:
+        means, first = block_means(p_hts, rows, keys)
+        np.testing.assert_allclose(found.thumbnail, means, rtol=0, atol=tolerance, err_msg=f"thumbnail {what}")
+        np.testing.assert_allclose(found.first_key, first, rtol=0, atol=tolerance, err_msg=f"first_key {what}")
+    at_top = p_hts[:, seen].gather(2, found.argmax[..., None])[..., 0]
+    np.testing.assert_allclose(at_top, p_hts[:, seen].amax(-1), rtol=0, atol=tolerance, err_msg=f"argmax {what}")
+    mean_out = out_hte.double()[:, seen].mean(1) if seen.any() else torch.zeros_like(out_hte[:, 0]).double()
+    scale = max(1.0, float(out_hte.abs().max()) if out_hte.numel() else 1.0)
+    np.testing.assert_allclose(found.mean_out, mean_out, rtol=0, atol=tolerance * scale, err_msg=f"mean_out {what}")
+
+
+def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: bool = True) -> Document:
+    """Few distinct tokens, so that some come again; two overlapping sets of keys, an empty one."""
+    generator = torch.Generator().manual_seed(seed + b)
+    k_ids = torch.randint(0, 4, (n.S,), generator=generator)
+    q_ids = k_ids[-n.T :] if n.T <= n.S else torch.randint(0, 4, (n.T,), generator=generator)
+    found = {
+        "some": torch.rand(n.S, generator=generator) < 0.5,
+        "most": torch.rand(n.S, generator=generator) < 0.8,
+        "none": torch.zeros(n.S, dtype=torch.bool),
+    }
+    return Document(
+        real_rows=torch.rand(n.T, generator=generator) < 0.7 if padding else None,
+        real_keys=torch.rand(n.S, generator=generator) < 0.7 if padding else None,
+        start=n.S - n.T,
+        q_ids=q_ids,
+        k_ids=k_ids,
+        marks=found if marks else None,
+    )
+
+
+OFFSETS = (1, 2, 5, 30)
+
+
+def check(
+    problem: Problem, wrap: Callable[..., Any] = as_tensor, padding: bool = False, tolerance: float = EXACT
+) -> None:
+    """All documents of a problem, in double precision."""
+    n = problem.sizes
+    call, p = call_of(problem, wrap=wrap), dense(problem)
+    for b in range(n.B):
+        document = document_of(n, b, padding=padding)
+        found = measure(call, b, document, OFFSETS)
+        assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=f"document {b}")
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, indirect=True)
+@pytest.mark.parametrize("mask", MASK_NAMES)
+def test_masks(mask: str, blocks: None) -> None:
+    check(draw(N, 1, mask))
+    check(draw(N, 2, mask, **OPTIONS["all"]), padding=True)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, indirect=True)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_options(options: str, blocks: None) -> None:
+    for mask in (NO_MASK, mask_cases(N)["causal"], mask_cases(N)["allowed"]):
+        check(draw(N, 3, mask, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize("wrap", [as_list, as_numpy, as_tensor])
+@pytest.mark.parametrize("mask", ["causal offsets", "lengths", "segments", "allowed", "bias", "alibi slopes"])
+def test_masks_and_sinks_in_every_form(mask: str, wrap: Any) -> None:
+    """Lists keep Python's double precision, as in `attend`."""
+    check(draw(N, 4, mask, sink=True), wrap=wrap)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("causal", "lengths"), ("window both", "allowed per head"), ("bias", "alibi")]
+)
+def test_joined_masks(first: str, second: str) -> None:
+    cases = mask_cases(N)
+    check(draw(N, 5, cases[first] & cases[second], sink=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("options", ["plain", "all", "gap", "kv_index"])
+def test_threads_change_nothing(options: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are shared out among threads; masks, sinks and keys must follow them."""
+    set_blocks(monkeypatch, "some rows")
+    torch.set_num_threads(threads)
+    for mask in ("causal", "allowed", "alibi", "bias", "lengths", "allowed per head"):
+        check(draw(N, 6, mask, **OPTIONS[options]))
+        assert torch.get_num_threads() == threads
+
+
+def test_threads_are_given_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, "some rows")
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(statistics._Pass, "_scores", fail)
+    torch.set_num_threads(2)
+    with pytest.raises(MemoryError):
+        measure(call_of(draw(N, 6)), 0, Document())
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_inference_mode(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads do not inherit it, and what is made under it may not be written outside of it."""
+    set_blocks(monkeypatch, "some rows")
+    torch.set_num_threads(threads)
+    problem = draw(N, 6, "causal")
+    with torch.inference_mode():
+        found = measure(call_of(problem), 0, Document())
+    np.testing.assert_allclose(found.received, dense(problem)[0].sum(1), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_are_not_asked_for(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_blocks(monkeypatch, "some rows")
+    torch.set_num_threads(threads)
+    problem = draw(N, 6, "causal", sink=True)
+    call = call_of(problem)
+    for x in (call.q, call.k, call.v, call.out, call.options.sink):
+        x.requires_grad_()
+    w_o = torch.randn(13, N.H * N.E, dtype=torch.float64, requires_grad=True)
+    found = measure(call, 0, document_of(N, 0), w_o=output_factors(w_o, N.H))
+    parts = [*found.rows.values(), found.received, found.thumbnail, found.first_key, found.mean_out]
+    assert not any(part.requires_grad for part in parts)
+
+
+@pytest.mark.parametrize(
+    "n",
+    [
+        Sizes(1, 1, 1, 1, 1, 1, 1),
+        Sizes(1, 2, 1, 1, 1, 3, 2),
+        Sizes(2, 3, 3, 1, 13, 5, 2),
+        Sizes(1, 3, 1, 17, 1, 5, 7),
+        Sizes(1, 2, 2, 13, 5, 3, 7),
+        Sizes(1, 2, 2, 67, 67, 5, 3),
+        Sizes(1, 2, 2, 37, 71, 5, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mask", ["causal", "window both", "lengths", "bias that forbids", "alibi"])
+def test_sizes(n: Sizes, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query, one key, more queries than keys, thumbnails whose blocks are not even."""
+    for blocks in ("one block", "some rows"):
+        set_blocks(monkeypatch, blocks)
+        check(draw(n, 7, mask, sink=True))
+
+
+@st.composite
+def problems(draw_one: Any) -> tuple[Problem, dict[str, Any]]:
+    """A call with any sizes, masks and options, and how it is cut into blocks."""
+    size = st.integers(1, 13)
+    n = Sizes(*(draw_one(st.integers(1, top)) for top in (2, 6, 4)), *(draw_one(size) for _ in range(4)))
+    kv_index = draw_one(st.lists(st.integers(0, n.G - 1), min_size=n.H, max_size=n.H))
+    seed = draw_one(st.integers(0, 2**16))
+    cases = mask_cases(n, seed)
+    case: MaskCase = NO_MASK
+    names = draw_one(st.lists(st.sampled_from(MASK_NAMES), max_size=2, unique=True))
+    if names:
+        case = cases[names[0]] if len(names) == 1 else cases[names[0]] & cases[names[1]]
+    options: dict[str, Any] = {"kv_index": kv_index}
+    if draw_one(st.booleans()):
+        options["softcap"] = draw_one(st.floats(0.3, 30))
+    if draw_one(st.booleans()):
+        options["scale"] = draw_one(st.floats(-3, 3))
+    options["sink"] = True if draw_one(st.booleans()) else None
+    how = {
+        "block": draw_one(st.sampled_from([1, 17, 60, 2**19])),
+        "rows": draw_one(st.sampled_from([1, 2, 5, 32])),
+        "threads": draw_one(st.sampled_from([1, 1, 2, 3])),
+        "padding": draw_one(st.booleans()),
+        "seed": seed,
+        "cross": draw_one(st.booleans()),
+        "offsets": tuple(draw_one(st.lists(st.integers(1, 15), min_size=1, max_size=3, unique=True))),
+    }
+    return draw(n, seed, case, **options), how
+
+
+@given(problems())
+def test_any_call(drawn: tuple[Problem, dict[str, Any]]) -> None:
+    problem, how = drawn
+    n = problem.sizes
+    call, p = call_of(problem), dense(problem)
+    w_o = torch.from_numpy(np.random.default_rng(how["seed"]).normal(size=(7, n.H * n.E)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "BLOCK", how["block"])
+        patch.setattr(statistics, "ROWS", how["rows"])
+        torch.set_num_threads(how["threads"])
+        for b in range(n.B):
+            document = document_of(n, b, how["seed"], padding=how["padding"])
+            if how["cross"]:
+                document = Document(document.real_rows, document.real_keys, None, q_ids=document.q_ids)
+            found = measure(call, b, document, how["offsets"], output_factors(w_o.float(), n.H))
+            norm = found.rows.pop("norm")
+            assert_measured(found, p[b], call.out[b], document, how["offsets"], what=f"document {b}")
+            expected = torch.einsum("hte,che->htc", call.out[b], w_o.unflatten(1, (n.H, -1))).norm(dim=-1)
+            np.testing.assert_allclose(norm, expected[:, found.places], rtol=1e-5, atol=1e-5)
+
+
+def test_a_start_of_its_own() -> None:
+    """A static cache: queries stand in the middle of the keys, and what lies behind them is room."""
+    problem = draw(N, 8, MaskCase(lambda wrap: hw.Causal(offset=2), lambda b, h, i, j: j <= i + 2))
+    call, p = call_of(problem), dense(problem)
+    for start in (2, 0, 4):
+        document = document_of(N, 0)
+        document = Document(start=start, q_ids=document.q_ids, k_ids=document.k_ids)
+        assert_measured(measure(call, 0, document, OFFSETS), p[0], call.out[0], document, OFFSETS)
+
+
+@pytest.mark.parametrize("mask", MASK_NAMES)
+def test_float32(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1e-5 of the definition, the entropy within 1e-4 nats; q and k are the same numbers on both sides."""
+    n = Sizes(B=1, H=3, G=3, T=37, S=61, D=17, E=5)
+    monkeypatch.setattr(statistics, "BLOCK", 800)
+    torch.set_num_threads(2)
+    problem = rounded(draw(n, 9, mask, sink=True, softcap=3.0), torch.float32)
+    call, document = call_of(problem, torch.float32), document_of(n, 0)
+    w_o = torch.randn(23, n.H * n.E, generator=torch.Generator().manual_seed(1))
+    found = measure(call, 0, document, OFFSETS, output_factors(w_o, n.H))
+    assert all(part.dtype == torch.float32 for part in found.rows.values())
+    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mask", ["causal", "lengths", "alibi", "window both"])
+def test_half_precision(mask: str, dtype: torch.dtype) -> None:
+    """q and k are what they are, and all that follows is in float32: the bounds are those of float32."""
+    n = Sizes(B=1, H=3, G=3, T=37, S=61, D=17, E=5)
+    problem = rounded(draw(n, 10, mask, sink=True), dtype)
+    call, document = call_of(problem, dtype), document_of(n, 0)
+    w_o = torch.randn(23, n.H * n.E, generator=torch.Generator().manual_seed(1))
+    found = measure(call, 0, document, OFFSETS, output_factors(w_o, n.H))
+    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
+
+
+def rounded(problem: Problem, dtype: torch.dtype) -> Problem:
+    """The problem whose q and k are numbers of that precision; sinks and biases in float32."""
+    q, k, v = (torch.from_numpy(x).to(dtype).double().numpy() for x in (problem.q, problem.k, problem.v))
+    return Problem(q, k, v, problem.mask, problem.options)
+
+
+@pytest.mark.parametrize("T", [1031])
+def test_a_narrow_head_far_away_keeps_its_digits(T: int) -> None:
+    """Rows that look at two neighbours a thousand tokens back: spread 1/2, entropy ln 2."""
+    q, k = torch.zeros(1, 1, T, 2), torch.zeros(1, 1, T, 2)
+    q[..., 0], k[0, 0, :2, 0] = 1.0, 60.0
+    call = Call(nn.Identity(), q, k, k, Options(mask=hw.Causal(), scale=1.0), k)
+    rows = measure(call, 0, Document()).rows
+    at = torch.arange(2, T)
+    np.testing.assert_allclose(rows["spread"][0, 2:], 0.5, rtol=1e-5)
+    np.testing.assert_allclose(rows["distance"][0, 2:], at - 0.5, rtol=1e-6)
+    np.testing.assert_allclose(rows["entropy"][0, 2:], math.log(2), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [30.0, 1e3, 1e5])
+def test_scores_of_any_size(size: float) -> None:
+    """No overflow, and an entropy that is never below zero by more than rounding."""
+    problem = rounded(draw(N, 11, "causal", scale=size), torch.float32)
+    call, document = call_of(problem, torch.float32), document_of(N, 0)
+    # The scores themselves are rounded: 3 products of 5 in float32, times the scale.
+    slack = 8 * 2**-24 * size * float(np.abs(problem.q).max() * np.abs(problem.k).max()) * N.D
+    found = measure(call, 0, document, OFFSETS)
+    assert all(values.isfinite().all() for values in found.rows.values())
+    assert (found.rows["entropy"] >= -1e-6).all()
+    if slack < 0.01:
+        assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, tolerance=slack, nats=10 * slack)
+
+
+@pytest.mark.parametrize("sink", [-1e4, -100.0, 60.0, 100.0, 1e4])
+def test_sinks_of_any_size(sink: float) -> None:
+    """Far above the scores the heads see nothing, far below it is as if there were none; NaN is never right."""
+    problem = draw(N, 12, "causal", sink=np.full(N.H, sink))
+    for dtype in (torch.float64, torch.float32):
+        call = call_of(rounded(problem, dtype), dtype)
+        found = measure(call, 0, document_of(N, 0), OFFSETS)
+        for name, values in found.rows.items():
+            assert values.isfinite().all(), f"{name} in {dtype}"
+        p = dense(rounded(problem, dtype))[0]
+        np.testing.assert_allclose(found.rows["entropy"], torch.special.entr(p).sum(-1), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(found.rows["confidence"], p.amax(-1), rtol=0, atol=1e-5)
+
+
+def test_a_sink_and_a_row_that_one_head_alone_may_not_see() -> None:
+    """Its numbers are zeros in that row, as its weights are."""
+    hidden = MaskCase(
+        lambda wrap: hw.Allowed(torch.tensor([True, False])[:, None, None].expand(2, 3, 5)),
+        lambda b, h, i, j: h == 0,
+    )
+    problem = draw(Sizes(1, 2, 2, 3, 5, 7, 2), 13, hidden, sink=True)
+    check(problem)
+
+
+def test_fully_masked_rows_are_left_out() -> None:
+    """Rows that no head may use count nowhere but in the area of a thumbnail."""
+    may = torch.ones(N.T, N.S, dtype=torch.bool)
+    may[[0, 4]] = False
+    problem = draw(N, 14, MaskCase(lambda wrap: hw.Allowed(may), lambda b, h, i, j: bool(may[i, j])))
+    check(problem)
+    found = measure(call_of(problem), 0, Document())
+    assert found.places.tolist() == [1, 2, 3, 5, 6]
+    assert found.rows["entropy"].shape == (N.H, 5)
+    nothing = Problem(problem.q, problem.k, problem.v, MaskCase(lambda wrap: hw.Lengths([0, 0]), lambda *_: False))
+    found = measure(call_of(nothing), 0, Document())
+    assert len(found.places) == 0 and not found.received.any() and not found.mean_out.any()
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_keys_that_nobody_may_attend_are_never_read(poison: float) -> None:
+    problem = draw(N, 15, "lengths")
+    lengths = N.S - 3
+    problem = Problem(
+        problem.q, problem.k, problem.v, MaskCase(lambda w: hw.Lengths([lengths] * 2), lambda b, h, i, j: j < lengths)
+    )
+    call, document = call_of(problem), document_of(N, 0)
+    k, v = call.k.clone(), call.v.clone()
+    k[:, :, lengths:], v[:, :, lengths:] = poison, poison
+    for options in (call.options, call.options._replace(softcap=2.0)):
+        clean, dirty = (measure(one._replace(options=options), 0, document) for one in (call, call._replace(k=k, v=v)))
+        for name, values in clean.rows.items():
+            assert torch.equal(dirty.rows[name], values), name
+        assert torch.equal(dirty.received, clean.received) and torch.equal(dirty.thumbnail, clean.thumbnail)
+
+
+def test_queries_that_are_padding_are_never_read() -> None:
+    """NaN in a row that is not real stays out of what the keys receive, too."""
+    problem = draw(N, 16)
+    call = call_of(problem)
+    real = torch.ones(N.T, dtype=torch.bool)
+    real[[1, 5]] = False
+    q = call.q.clone()
+    q[:, :, ~real] = math.nan
+    document = Document(real_rows=real)
+    clean, dirty = measure(call, 0, document), measure(call._replace(q=q), 0, document)
+    for name, values in clean.rows.items():
+        assert torch.equal(dirty.rows[name], values), name
+    assert torch.equal(dirty.received, clean.received)
+    assert torch.equal(dirty.thumbnail, clean.thumbnail) and torch.equal(dirty.first_key, clean.first_key)
+
+
+def test_a_key_that_a_mask_forbids_changes_nothing_and_one_it_allows_does() -> None:
+    problem = draw(N, 17, "window both")
+    may = torch.from_numpy(problem.mask.allowed(N))[0].any((0, 1))
+    call = call_of(problem)
+    before = measure(call, 0, Document())
+    for j in range(N.S):
+        k = call.k.clone()
+        k[:, :, j] += 1
+        after = measure(call._replace(k=k), 0, Document())
+        assert torch.equal(after.rows["entropy"], before.rows["entropy"]) == (not may[j])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_does_not_blur_the_numbers(dtype: torch.dtype) -> None:
+    """The statistics are in float32 or wider, whatever precision the model runs its products in."""
+    problem = rounded(draw(N, 18, "causal"), torch.float32)
+    call, document = call_of(problem, torch.float32), document_of(N, 0)
+    w_o = torch.randn(23, N.H * N.E, generator=torch.Generator().manual_seed(1))
+    factors = output_factors(w_o, N.H)
+    with torch.autocast("cpu", dtype=dtype):
+        found = measure(call, 0, document, OFFSETS, factors)
+    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
+
+
+# W_O
+
+
+@pytest.mark.parametrize("C", [2, 3, 23])
+def test_norm_through_w_o(C: int) -> None:
+    """|W_O,h out_h|, also where W_O is narrower than a head; in the precision of the call."""
+    problem = draw(N, 19, "causal")
+    call = call_of(problem)
+    w_o = torch.randn(C, N.H * N.E, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    found = measure(call, 0, Document(), w_o=output_factors(w_o, N.H)).rows["norm"]
+    expected = torch.stack([(call.out[0, h] @ w_o[:, 3 * h : 3 * h + 3].T).norm(dim=-1) for h in range(N.H)])
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_without_w_o_there_is_no_norm() -> None:
+    assert "norm" not in measure(call_of(draw(N, 19)), 0, Document()).rows
+
+
+# The keys that a row looks at most, and the control
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("mask", ["causal", "window both", "allowed", "alibi", "bias that forbids", "lengths"])
+def test_top_keys(mask: str, options: str) -> None:
+    problem = draw(N, 20, mask, **OPTIONS[options])
+    call, p = call_of(problem), dense(problem)
+    rows = [0, 6, 3]
+    for b in range(N.B):
+        for k in (1, 4, 50):
+            keys, weights = top_keys(call, b, rows, k)
+            assert keys.shape == weights.shape == (N.H, 3, min(k, N.S))
+            expected = p[b][:, rows].topk(min(k, N.S)).values
+            np.testing.assert_allclose(weights, expected, rtol=0, atol=EXACT)
+            at = p[b][:, rows].gather(2, keys)
+            np.testing.assert_allclose(at[weights > 0], weights[weights > 0], rtol=0, atol=EXACT)
+            for h in range(N.H):
+                for r in range(3):
+                    real = keys[h, r][weights[h, r] > 0].tolist()
+                    assert len(set(real)) == len(real)
+
+
+@pytest.mark.parametrize("mask", MASK_NAMES)
+def test_the_control_spreads_evenly_over_what_the_mask_allows(mask: str) -> None:
+    """A bias is no part of it, but what a bias of -inf forbids stays forbidden. Masks per head: those of head 0."""
+    problem = draw(N, 21, mask, **OPTIONS["all"])
+    may = torch.from_numpy(problem.mask.allowed(N))[:, :1].double()
+    p = torch.where(may.any(-1, keepdim=True), may / may.sum(-1, keepdim=True).clamp(min=1), 0)
+    call = uniform(call_of(problem))
+    for b in range(N.B):
+        document = document_of(N, b)
+        assert_measured(measure(call, b, document, OFFSETS), p[b], call.out[b], document, OFFSETS)

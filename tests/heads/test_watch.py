@@ -1,0 +1,627 @@
+"""`watch` over our own layers and models: what each head did is what its call says, cached or not."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dense import assert_rows, block_means, row_statistics
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.heads.watch import Seen
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.layer import Call
+from headwise.model.presets import PRESETS
+from headwise.rungs.tensor import trace
+
+B, T, S, V = 2, 13, 7, 5
+BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
+KEPT = ("entropy", "confidence", "distance", "spread", "self", "offset_1")
+
+
+def noise(*shape: int, seed: int = 3) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# The layer's arguments, and those of a call.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "causal": ({"mask": hw.Causal()}, {}),
+    "no mask": ({}, {}),
+    "gqa": ({"mask": hw.Causal(), "n_kv_heads": 2}, {}),
+    "mqa": ({"mask": hw.Causal(), "n_kv_heads": 1}, {}),
+    "value_dim": ({"mask": hw.Causal(), "n_kv_heads": 2, "value_dim": 3}, {}),
+    "kv_index": ({"n_kv_heads": 4, "kv_index": (3, 1, 1, 0, 2, 3)}, {}),
+    "kv_index with a gap": ({"n_kv_heads": 4, "kv_index": (0, 0, 1, 1, 3, 3)}, {}),
+    "window": ({"mask": hw.Window(2, 0)}, {}),
+    "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, {}),
+    "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, {"positions": torch.arange(T) * 3}),
+    "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, {}),
+    "alibi": ({"mask": hw.Causal() & hw.Alibi()}, {}),
+    "alibi slopes": ({"mask": hw.Causal() & hw.Alibi([0.1, 0.3, 0.7, 0.2, 0.9, 0.0])}, {}),
+    "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, {}),
+    "sink": ({"mask": hw.Causal(), "sink": True}, {}),
+    "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, {}),
+    "gate": ({"mask": hw.Causal()}, {"gate": torch.linspace(-1, 1, 6)}),
+    "allowed": ({}, {"mask": hw.Allowed(noise(B, 1, T, T, seed=5) > 0)}),
+    "allowed per head": ({"sink": True}, {"mask": hw.Allowed(noise(6, T, T, seed=5) > 1)}),
+    "segments": ({"mask": hw.Causal()}, {"mask": hw.Segments(*2 * [torch.arange(B * T).reshape(B, T) // 3])}),
+    "bias": ({}, {"mask": hw.Bias(noise(T, T, seed=7))}),
+    "no projection": ({"mask": hw.Causal(), "out_proj": False}, {}),
+    "out_bias": ({"mask": hw.Causal(), "out_bias": True, "q_bias": True, "kv_bias": True}, {}),
+    "cross": ({"d_context": 11}, {"context": noise(B, S, 11, seed=8)}),
+    "cross lengths": ({"d_context": 11}, {"context": noise(B, S, 11), "mask": hw.Lengths(torch.tensor([S, 2]))}),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def shaken(module: Any, seed: int = 0) -> Any:
+    """Weights that hide nothing: no gain is 1, no bias and no sink is 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.3)
+    return module.eval()
+
+
+def layer_of(case: str, **changes: Any) -> hw.MultiHeadAttention:
+    torch.manual_seed(1)
+    layer: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**BASE, **CASES[case][0], **changes}))
+    return layer
+
+
+def gpt_of(preset: str = "llama", **changes: Any) -> GPT:
+    sizes = {"n_layers": 2, "n_heads": 6, "d_model": 24, "d_ff": 23, "context": 41}
+    if preset == "llama":
+        sizes["n_kv_heads"] = 2
+    torch.manual_seed(2)
+    model: GPT = shaken(GPT(GPTConfig(vocab_size=V, **{**PRESETS[preset].shape, **sizes, **changes})))
+    return model
+
+
+def dense_weights(call: Call) -> Tensor:
+    """The weights of a call in double precision, by the explicit path."""
+    sink = call.options.sink
+    options = call.options._replace(sink=None if sink is None else sink.detach().double(), dropout=0.0)
+    q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
+    return trace(q, k, v, options).weights
+
+
+def observed(model: nn.Module) -> tuple[list[Call], list[Any]]:
+    """Calls of all layers of ours, in order; and what takes the watchers away."""
+    calls: list[Call] = []
+    layers = [module for module in model.modules() if isinstance(module, hw.MultiHeadAttention)]
+    for layer in layers:
+        layer.watchers.append(calls.append)
+    return calls, layers
+
+
+def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: bool, ids: Tensor | None = None) -> None:
+    """All heads of a call that ran once, against dense numbers."""
+    p = dense_weights(call)
+    H, n_keys = p.shape[1], p.shape[3]
+    start = None if cross else n_keys - p.shape[2]
+    for h in range(H):
+        documents = []
+        for b in range(p.shape[0]):
+            some = (p[b] > 0).any(-1).any(0)
+            tokens = None if ids is None else ids[b]
+            found = row_statistics(p[b, h : h + 1], start=start, q_ids=tokens, k_ids=tokens)
+            if w_o is not None:
+                block = w_o.detach().double().unflatten(1, (H, -1))[:, h]
+                found["norm"] = (call.out[b, h].detach().double() @ block.T).norm(dim=-1)[None]
+            documents.append({name: values[0, some] for name, values in found.items()})
+        wanted = {name: torch.cat([document[name] for document in documents]) for name in documents[0]}
+        head = seen[f"{site}.H{h}"]
+        assert set(head.rows) == set(wanted)
+        assert_rows(head.rows, wanted, n_keys, f"{site}.H{h}")
+        means, _ = block_means(p[-1, h : h + 1], range(p.shape[2]), range(n_keys))
+        np.testing.assert_allclose(head.thumbnail, means[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(head.received, p[-1, h].sum(0), rtol=0, atol=1e-4)
+        for name in wanted:
+            assert getattr(head, name) == pytest.approx(np.mean(np.asarray(head.rows[name], np.float64)), abs=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_option_of_a_layer(case: str) -> None:
+    """A layer inside some module of the caller's; the answer is bit for bit what it was."""
+    layer, call = layer_of(case), CASES[case][1]
+    module, x = nn.ModuleDict({"inside": layer}), noise(B, T, 29)
+    with torch.no_grad():
+        expected = layer(x, **call)
+        with hw.watch(module) as seen:
+            assert torch.equal(layer(x, **call), expected)
+        calls, layers = observed(module)
+        layer(x, **call)
+    layers[0].watchers.clear()
+    w_o = None if layer.o_proj is None else layer.o_proj.weight
+    check_call(seen, "L0", calls[0], w_o, "context" in call)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_models_of_every_preset(preset: str) -> None:
+    model = gpt_of(preset)
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = model(ids)
+        with hw.watch(model) as seen:
+            assert torch.equal(model(ids), expected)
+        calls, layers = observed(model)
+        model(ids)
+    assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
+    for n, (call, layer) in enumerate(zip(calls, layers, strict=True)):
+        layer.watchers.clear()
+        check_call(seen, f"L{n}", call, layer.o_proj.weight, False, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_precisions(dtype: torch.dtype) -> None:
+    """q and k are what the model made of them; from there on the bounds are those of float32.
+
+    The norm reads the heads' output and W_O, which are in the model's precision already.
+    """
+    model = gpt_of("llama", qk_norm=True).to(dtype)
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        with hw.watch(model) as seen:
+            model(ids)
+        calls, layers = observed(model)
+        model(ids)
+    for n, (call, layer) in enumerate(zip(calls, layers, strict=True)):
+        layer.watchers.clear()
+        check_call(seen, f"L{n}", call, layer.o_proj.weight, False, ids)
+
+
+def test_lengths_leave_padding_out() -> None:
+    """In self attention they say which queries and keys are padding."""
+    layer, x = layer_of("causal"), noise(B, T, 29)
+    with torch.no_grad():
+        with hw.watch(layer) as seen:
+            layer(x, mask=hw.Lengths(torch.tensor([T, 9])))
+        with hw.watch(layer) as short:
+            layer(x[1:, :9])
+    for h in range(6):
+        name = f"L0.H{h}"
+        assert len(seen[name].rows.entropy) == T + 9
+        for key in short[name].rows:
+            np.testing.assert_allclose(seen[name].rows[key][T:], short[name].rows[key], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(seen[name].thumbnail, short[name].thumbnail, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(seen[name].received[:9], short[name].received, rtol=0, atol=1e-4)
+        assert not seen[name].received[9:].any()
+
+
+def test_nan_in_padding_stays_there() -> None:
+    layer, x = layer_of("causal"), noise(B, T, 29)
+    mask = hw.Lengths(torch.tensor([T, 9]))
+    dirty = x.clone()
+    dirty[1, 9:] = torch.nan
+    with torch.no_grad(), hw.watch(layer) as clean:
+        layer(x, mask=mask)
+    with torch.no_grad(), hw.watch(layer) as seen:
+        layer(dirty, mask=mask)
+    for name in clean:
+        for key in clean[name].rows:
+            np.testing.assert_array_equal(seen[name].rows[key], clean[name].rows[key])
+        np.testing.assert_array_equal(seen[name].received, clean[name].received)
+        np.testing.assert_array_equal(seen[name].thumbnail, clean[name].thumbnail)
+        np.testing.assert_array_equal(seen[name].mean_out, clean[name].mean_out)
+
+
+# Caches
+
+
+CACHES: dict[str, dict[str, Any]] = {"growing": {}, "static": {"max_length": 20}, "rolling": {"window": 3}}
+
+
+@pytest.mark.parametrize("chunks", [(1,) * T, (5, 1, 1, 4, 2)])
+@pytest.mark.parametrize("kind", CACHES)
+def test_a_layer_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
+    """Rows seen step by step are those of one whole pass, whatever the cache has dropped meanwhile."""
+    layer, x = layer_of("window", mask=hw.Window(3, 0), rope=hw.RoPE(), sink=True), noise(B, T, 29)
+    with torch.no_grad():
+        with hw.watch(layer) as whole:
+            layer(x)
+        cache = hw.KVCache(**CACHES[kind])
+        with hw.watch(layer) as seen:
+            for part in x.split(chunks, 1):
+                layer(part, cache=cache)
+    assert_rows_of_chunks(seen, whole, chunks)
+
+
+def assert_rows_of_chunks(seen: Seen, whole: Seen, chunks: tuple[int, ...]) -> None:
+    bounds = np.cumsum([0, *chunks])
+    n = int(bounds[-1])
+    for name in whole:
+        assert set(seen[name].rows) == set(whole[name].rows)
+        for b in range(B):
+            places = [2 * a + b * (e - a) + i for a, e in itertools.pairwise(bounds) for i in range(e - a)]
+            mine = {key: seen[name].rows[key][places] for key in seen[name].rows}
+            theirs = {
+                key: torch.from_numpy(whole[name].rows[key][b * n : b * n + n].astype(np.float64))
+                for key in whole[name].rows
+            }
+            assert_rows(mine, theirs, n, name)
+
+
+@pytest.mark.parametrize("chunks", [(1,) * T, (5, 1, 1, 4, 2)])
+def test_a_model_with_a_cache(chunks: tuple[int, ...]) -> None:
+    """Its tokens are followed through the cache: same_token and induction, too."""
+    model = gpt_of()
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
+    marks = {"some": [1, 3]}
+    with torch.no_grad():
+        with hw.watch(model, marks=marks, offsets=(3,)) as whole:
+            model(ids)
+        caches = model.new_caches()
+        with hw.watch(model, marks=marks, offsets=(3,)) as seen:
+            for part in ids.split(chunks, 1):
+                model(part, caches)
+    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].induction > 0 and whole["L0.H0"].some > 0
+    assert_rows_of_chunks(seen, whole, chunks)
+
+
+def test_a_rolling_model_forgets_no_token() -> None:
+    """What came after an earlier copy counts while it is in the window, though the copy has rolled out of the cache."""
+    model = gpt_of()
+    for block in model.blocks:
+        block.attention.spec = block.attention.spec.replace(mask=hw.Window(3, 0))
+    ids = torch.tensor([[1, 2, 0, 3, 1, 4, 2, 0, 1, 3, 3, 1, 2], [4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 0, 0, 2]])
+    with torch.no_grad():
+        with hw.watch(model) as whole:
+            model(ids)
+        caches = [hw.KVCache(window=3) for _ in model.blocks]
+        with hw.watch(model) as seen:
+            for part in ids.split(1, 1):
+                model(part, caches)
+    assert whole["L0.H0"].induction > 0
+    assert_rows_of_chunks(seen, whole, (1,) * T)
+
+
+def test_a_cross_attention_cache() -> None:
+    """The context's keys are computed once; what is watched is cross attention, with the context or without."""
+    layer, x, memory = layer_of("cross"), noise(B, T, 29), noise(B, S, 11, seed=8)
+    with torch.no_grad():
+        with hw.watch(layer) as whole:
+            layer(x, context=memory)
+        cache = hw.KVCache()
+        with hw.watch(layer) as seen:
+            layer(x[:, :5], context=memory, cache=cache)
+            layer(x[:, 5:6], cache=cache)
+            layer(x[:, 6:], cache=cache)
+    assert "distance" not in whole["L0.H0"].rows and "self" not in seen["L0.H0"].rows
+    assert_rows_of_chunks(seen, whole, (5, 1, 7))
+
+
+def test_a_cropped_cache_keeps_its_tokens() -> None:
+    """As after a rejected draft."""
+    model = gpt_of()
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        with hw.watch(model) as whole:
+            model(ids)
+        caches = model.new_caches()
+        with hw.watch(model) as seen:
+            model(ids[:, :5], caches)
+            with hw.ablate(model, ["L0.H0"]):
+                model(torch.zeros(B, 3, dtype=torch.long), caches)
+            for cache in caches:
+                cache.crop(5)
+            model(ids[:, 5:], caches)
+    for name in whole:
+        for key in ("same_token", "induction"):
+            rows = seen[name].rows[key][B * 8 :]
+            for b in range(B):
+                np.testing.assert_allclose(
+                    rows[b * 8 : b * 8 + 8], whole[name].rows[key][b * T + 5 : b * T + T], rtol=0, atol=1e-5
+                )
+
+
+def test_a_reordered_cache_keeps_its_tokens() -> None:
+    """As in beam search: row b becomes what row index[b] was."""
+    model = gpt_of()
+    ids = torch.tensor([[1, 2, 0, 3, 1, 4], [4, 4, 2, 3, 0, 1]])
+    order, rest = torch.tensor([1, 0]), torch.tensor([[1, 2, 4], [4, 0, 3]])
+    with torch.no_grad():
+        with hw.watch(model) as whole:
+            model(torch.cat([ids[order], rest], 1))
+        caches = model.new_caches()
+        with hw.watch(model) as seen:
+            model(ids, caches)
+            for cache in caches:
+                cache.reorder(order)
+            model(rest, caches)
+    for name in whole:
+        rows = seen[name].rows
+        if "same_token" in rows:  # or it is not claimed
+            for b in range(B):
+                expected = whole[name].rows.same_token[b * 9 + 6 : b * 9 + 9]
+                np.testing.assert_allclose(rows.same_token[12 + 3 * b : 15 + 3 * b], expected, rtol=0, atol=1e-5)
+
+
+class Reader(nn.Module):
+    """A model of the caller's own, that keeps its cache under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(V, 29), layer_of("causal")
+
+    def forward(self, ids: Tensor, memory: hw.KVCache | None = None) -> Tensor:
+        out: Tensor = self.layer(self.embedding(ids), cache=memory)
+        return out
+
+
+def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
+    """Distances are right all the same, and tokens that are not known are not made up."""
+    model = shaken(Reader())
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        with hw.watch(model) as whole:
+            model(ids)
+        cache = hw.KVCache()
+        with hw.watch(model) as seen:
+            model(ids[:, :5], cache)
+            model(ids[:, 5:], cache)
+    assert whole["L0.H0"].same_token > 0
+    places = [10 + b * 8 + i for b in range(B) for i in range(8)]
+    for name in whole:
+        for key in (*KEPT, "first", "same_token", "induction"):
+            if key in seen[name].rows:
+                expected = np.concatenate([whole[name].rows[key][b * T + 5 : b * T + T] for b in range(B)])
+                np.testing.assert_allclose(seen[name].rows[key][places], expected, rtol=0, atol=1e-4, err_msg=key)
+
+
+# Training
+
+
+@pytest.mark.parametrize("case", ["causal", "gqa", "sink", "softcap", "relative bias", "qk_norm"])
+def test_gradients(case: str) -> None:
+    layer, call = layer_of(case).train(), CASES[case][1]
+    x = noise(B, T, 29).requires_grad_()
+    grads = []
+    for watched in (False, True):
+        layer.zero_grad()
+        x.grad = None
+        if watched:
+            with hw.watch(layer):
+                layer(x, **call).square().sum().backward()
+        else:
+            layer(x, **call).square().sum().backward()
+        grads.append([x.grad.clone(), *(p.grad.clone() for p in layer.parameters())])
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_norm_follows_the_weights() -> None:
+    """Training inside the block: each call counts with the W_O of its time."""
+    layer, x = layer_of("causal"), noise(B, T, 29)
+    with torch.no_grad(), hw.watch(layer) as seen:
+        layer(x)
+        layer.o_proj.weight.mul_(3)
+        layer(x)
+    rows = seen["L0.H2"].rows.norm
+    np.testing.assert_allclose(rows[B * T :], 3 * rows[: B * T], rtol=1e-5)
+
+
+def test_a_projection_that_somebody_replaced() -> None:
+    """A module without a weight of its own: its norm is not known, all else is."""
+
+    class Scaled(nn.Module):
+        def __init__(self, base: nn.Module) -> None:
+            super().__init__()
+            self.base = base
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * self.base(x)
+
+    layer, x = layer_of("causal"), noise(B, T, 29)
+    layer.o_proj = Scaled(layer.o_proj)
+    with torch.no_grad(), hw.watch(layer) as seen:
+        layer(x)
+    assert seen["L0.H0"].entropy > 0 and "norm" not in seen["L0.H0"].rows
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("mode", ["inference", "autocast"])
+def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """inference_mode, and autocast: the statistics are of the q and k that the layer used."""
+    monkeypatch.setattr("headwise.heads.statistics.BLOCK", 300)
+    torch.set_num_threads(threads)
+    layer, x = layer_of("gqa"), noise(B, T, 29)
+    calls, _ = observed(layer)
+    block = torch.inference_mode() if mode == "inference" else torch.autocast("cpu", dtype=torch.bfloat16)
+    with torch.no_grad(), block, hw.watch(layer) as seen:
+        layer(x)
+    assert torch.get_num_threads() == threads
+    call = calls[0]._replace(**{name: getattr(calls[0], name).clone() for name in ("q", "k", "v", "out")})
+    check_call(seen, "L0", call, layer.o_proj.weight, False)
+
+
+# What is handed out
+
+
+def test_what_is_seen() -> None:
+    """Means over rows, rows by name, `previous` for offset_1, keys looked at most, and a table for notebooks."""
+    model = gpt_of()
+    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99), top_k=2) as seen:
+        model(ids)
+        model(ids[:1])
+    head = seen["L1.H5"]
+    assert isinstance(head.entropy, float) and head.previous == head.offset_1
+    np.testing.assert_array_equal(head.rows.previous, head.rows["offset_1"])
+    assert len(head.rows.entropy) == 3 * T and head.rows.entropy.dtype == np.float32
+    assert head.mean_out.shape == (4,) and head.received.shape == (T,) and head.thumbnail.shape == (T, T)
+    assert {"offset_1", "offset_2", "offset_4"} <= set(head.rows) and "offset_3" not in head.rows
+    assert list(seen.top["L1.H5"]) == [3, -1] and all(len(pairs) == 2 for pairs in seen.top["L1.H5"].values())
+    assert len(seen) == 12 and "L1.H5" in repr(head) and f"rows={3 * T}" in repr(head)
+    table = seen._repr_html_()
+    assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
+    with pytest.raises(AttributeError, match="there is no statistic 'fame' of this head; there are entropy, "):
+        _ = head.fame
+    with pytest.raises(hw.HeadwiseError, match="there is no statistic 'fame' of this head"):
+        _ = head.rows["fame"]
+
+
+def test_means_of_outputs_over_documents_of_different_lengths() -> None:
+    layer, x = layer_of("causal"), noise(B, T, 29)
+    outs: list[Tensor] = []
+    layer.watchers.append(lambda call: outs.append(call.out))
+    with torch.no_grad(), hw.watch(layer) as seen:
+        layer(x)
+        layer(x[:1, :3])
+    rows = torch.cat([outs[0][0, 4], outs[0][1, 4], outs[1][0, 4]])
+    np.testing.assert_allclose(seen["L0.H4"].mean_out, rows.mean(0), rtol=0, atol=1e-6)
+
+
+def test_membership_and_get() -> None:
+    """As of any mapping: a head that did not run is not in it."""
+    model = gpt_of()
+    with torch.no_grad(), hw.watch(model) as seen:
+        model.blocks[0].attention(noise(1, 3, 24))
+    assert "L0.H0" in seen
+    assert "L1.H0" not in seen
+    assert "L9.H9" not in seen
+    assert seen.get("L1.H0") is None
+
+
+def test_a_head_that_did_not_run() -> None:
+    model = gpt_of()
+    with torch.no_grad(), hw.watch(model) as seen:
+        model.blocks[0].attention(noise(1, 3, 24))
+    assert list(seen) == [f"L0.H{h}" for h in range(6)]
+    with pytest.raises(
+        hw.HeadwiseError, match=r"^L1\.H0 did not run inside the block; run the model, or the part of it"
+    ):
+        _ = seen["L1.H0"]
+
+
+def test_nothing_ran() -> None:
+    with hw.watch(gpt_of()) as seen:
+        pass
+    with pytest.raises(hw.HeadwiseError, match=r"^no head has run; run the model inside the `with` block$"):
+        list(seen)
+    assert len(seen) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("L0.H55", r"^no head 'L0\.H55'; did you mean L\d\.H5 or L\d\.H\d\?$"),
+        ("L7.H0", r"^no head 'L7\.H0'; did you mean "),
+        ("anything", r"^no head 'anything'; there are 12, L0\.H0 to L1\.H5$"),
+    ],
+)
+def test_unknown_heads(name: str, said: str) -> None:
+    model = gpt_of()
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(hw.HeadwiseError, match=said):
+        _ = seen[name]
+    with pytest.raises(hw.HeadwiseError, match=said):
+        hw.ablate(model, [name]).__enter__()
+
+
+@pytest.mark.parametrize("offsets", [0, 3, True, (0,), (1, -2), (1.5,), None, "12"])
+def test_offsets_are_distances(offsets: Any) -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"^offsets=.* must be distances of at least 1, such as \(1, 2\)$"):
+        hw.watch(gpt_of(), offsets=offsets).__enter__()
+
+
+def test_a_module_without_attention() -> None:
+    for block in (hw.watch(nn.Linear(3, 3)), hw.ablate(nn.Linear(3, 3), ["L0.H0"])):
+        with pytest.raises(hw.HeadwiseError, match=r"^Linear has no attention that headwise knows: neither a headwise"):
+            block.__enter__()
+
+
+@pytest.mark.parametrize("marks", [{"empty": []}, {"some": (1,), "empty": []}, {}])
+def test_marks_may_be_empty(marks: dict[str, Any]) -> None:
+    model = gpt_of()
+    with torch.no_grad(), hw.watch(model, marks=marks) as seen:
+        model(torch.randint(V, (1, T)))
+    for name in marks:
+        assert (getattr(seen["L0.H0"], name) > 0) == bool(marks[name])
+
+
+def test_watchers_are_gone_afterwards() -> None:
+    model = gpt_of()
+    with hw.watch(model), pytest.raises(hw.HeadwiseError):
+        model(torch.zeros(1, 99, dtype=torch.long))
+    assert all(not m.watchers for m in model.modules() if isinstance(m, hw.MultiHeadAttention))
+    assert not model._forward_pre_hooks
+    copy.deepcopy(model)
+
+
+# Memory
+
+
+def test_memory_does_not_grow_with_the_square() -> None:
+    """T=4096, three heads: a map of one head alone is 64 MiB, all of watching takes less than half of that."""
+    code = """
+        import resource, torch
+        import headwise as hw
+        torch.set_num_threads(1)
+        layer = hw.MultiHeadAttention(24, 3, mask=hw.Causal())
+        x = torch.randn(1, 4096, 24)
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with torch.no_grad():
+            with hw.watch(layer):
+                layer(x[:, :64])
+            layer(x)
+            before = peak()
+            with hw.watch(layer) as seen:
+                layer(x)
+        assert len(seen["L0.H0"].rows.entropy) == 4096
+        print(peak() - before)
+    """
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 30
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
+    """The same numbers, and masks, gates and marks may stay on the CPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, so nothing is watched on one")
+    layer, call = layer_of(case), CASES[case][1]
+    x = noise(B, T, 29)
+    with torch.no_grad(), hw.watch(layer, top_rows=(3,)) as seen:
+        layer(x, **call)
+    there = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in call.items()}
+    with torch.no_grad(), hw.watch(layer.cuda(), top_rows=(3,)) as found:
+        layer(x.cuda(), **there)
+    for name in seen:
+        for key in seen[name].rows:
+            np.testing.assert_allclose(found[name].rows[key], seen[name].rows[key], rtol=1e-3, atol=1e-3, err_msg=key)
+
+
+@pytest.mark.gpu
+def test_cuda_follows_tokens_and_marks() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device, so nothing is watched on one")
+    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), hw.watch(model, marks={"some": [1, 3]}) as seen:
+        model(ids)
+    with torch.no_grad(), hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
+        model(ids.cuda())
+    for key in ("some", "same_token", "induction"):
+        np.testing.assert_allclose(found["L1.H5"].rows[key], seen["L1.H5"].rows[key], rtol=0, atol=1e-3)

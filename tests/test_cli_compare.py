@@ -1,0 +1,185 @@
+"""`headwise compare` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+from comparisons import all_comparisons
+from invoking import Invoke, Outcome
+
+from headwise.study.compare import claims, units
+from headwise.study.compare.arithmetic import split_heads
+from headwise.study.compare.experiment import Arm, Experiment, Scored
+
+FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
+
+
+def assert_refused(outcome: Outcome, *words: str) -> None:
+    assert (outcome.code, outcome.out) == (2, ""), outcome
+    assert outcome.err.startswith("headwise: ") and outcome.err.count("\n") == 1, outcome.err
+    for word in words:
+        assert word in outcome.err
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that take no time: their loss is 1, but 0.5 for the models without W_O; a seed adds a tenth."""
+
+    def fake(experiment: Experiment, arm: Arm, seed: int, steps: int | None, text: Path | None) -> Scored:
+        return Scored(31, {"loss": (0.5 if arm.name.startswith("without") else 1.0) + seed / 10}, None, 0.1)
+
+    monkeypatch.setattr(units, "run_unit", fake)
+
+
+@pytest.mark.usefixtures("scored")
+def test_a_table_with_its_verdict(invoke: Invoke) -> None:
+    code, out, err = invoke("compare", "output-projection", *FAST)
+    assert code == 0
+    assert "without W_O against with W_O: held-out loss lower by 0.500 nats (95 % interval 0.500 to 0.500" in out
+    assert (
+        err.splitlines()[0] == "1/4  output-projection: with W_O, seed 0: held-out loss 1.000, 0.1 s of processor time"
+    )
+    assert len(list(Path("runs/compare").iterdir())) == 4
+    again = invoke("compare", "output-projection", *FAST)
+    assert again.out == out and again.err == "4/4  4 units were finished before, in runs/compare\n"
+
+
+@pytest.mark.usefixtures("scored")
+def test_json_is_one_document(invoke: Invoke) -> None:
+    code, out, _ = invoke("compare", "output-projection", *FAST, "--json")
+    document = json.loads(out)
+    assert code == 0 and document["seeds"] == [0, 1] and document["steps"] == 2
+    assert [arm["scores"]["loss"]["values"] for arm in document["arms"]] == [[1.0, 1.1], [0.5, 0.6]]
+    assert document["arms"][1]["scores"]["loss"]["difference"]["mean"] == pytest.approx(-0.5)
+
+
+@pytest.mark.usefixtures("scored")
+def test_the_files_that_were_asked_for(invoke: Invoke, tmp_path: Path) -> None:
+    out = invoke("compare", "scale", *FAST, "--html", "page.html", "--png", "plot.png", "--out", "kept").out
+    assert "written: page.html" in out and "written: plot.png" in out
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "plot.png").read_bytes()[1:4] == b"PNG"
+    assert len(list((tmp_path / "kept").iterdir())) == 6
+
+
+def test_a_real_experiment_on_a_text(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("el niño comió ñoquis, and the cat sat on the mat\n" * 30, encoding="utf-8")
+    code, out, _ = invoke("compare", "output-projection", "--text", "text.txt", *FAST)
+    assert code == 0 and "On text.txt, 2 steps, seeds 0 to 1." in out
+
+
+def test_claims_writes_its_page(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(claims, "compare_all", lambda *given: all_comparisons())
+    monkeypatch.setattr(claims.run_claims, "__defaults__", (*claims.run_claims.__defaults__[:-1], {"s": split_heads}))
+    assert_refused(invoke("compare", "claims"), "--page docs/claims.md", "docs does not exist")
+    (tmp_path / "docs").mkdir()
+    code, out, _ = invoke("compare", "claims", "--workers", 1, "--html", "ledger.html", "--png", "all.png")
+    assert code == 0 and "DOES NOT HOLD: Four split heads" in out and "written: docs/claims.md" in out
+    assert "Written by `headwise compare claims`;" in (tmp_path / "docs/claims.md").read_text(encoding="utf-8")
+    document = json.loads(invoke("compare", "claims", "--seeds", 3, "--steps", 9, "--page", "p.md", "--json").out)
+    assert document["command"] == "headwise compare claims --seeds 3 --steps 9" and document["claims"]
+
+
+def test_ctrl_c_says_what_is_kept(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*given: Any) -> Scored:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(units, "run_unit", stop)
+    code, out, err = invoke("compare", "heads", *FAST)
+    assert (code, out) == (130, "")
+    assert "finished units are kept in runs/compare; the same command goes on from there" in err
+    assert err.splitlines()[-1] == "headwise: interrupted"
+
+
+def test_ctrl_c_ends_the_workers_and_leaves_what_is_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headwise.cli", "compare", "roles", "--seeds", "2", "--workers", "2"]
+    command += ["--steps", "1000000", "--out", str(tmp_path / "kept")]  # of the trained arm: the other is done at once
+    child = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=listen)
+    assert child.stderr is not None
+    try:
+        first = child.stderr.readline()  # a unit is done
+        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes
+        out, err = child.communicate(timeout=30)
+        alive = alive_in(child.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert (child.returncode, out) == (130, "") and first.startswith("1/4  roles: untrained"), first + err
+    assert err.splitlines()[-2].startswith("finished units are kept in") and "Traceback" not in err
+    assert alive == []
+    assert 1 <= len(list((tmp_path / "kept").glob("unit-*.json"))) <= 2
+
+
+def alive_in(group: int) -> list[str]:
+    """What still runs of a group of processes, after a moment to end in."""
+    for _ in range(50):
+        rows = subprocess.run(["ps", "-eo", "pgid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+        alive = [row for row in rows.splitlines() if row.split()[0] == str(group) and "Z" not in row.split()[1]]
+        if not alive:
+            break
+        time.sleep(0.1)
+    return alive
+
+
+def listen() -> None:
+    """Ctrl-C works in a process that was started in the background, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["hedas"], ["no experiment 'hedas'", "did you mean heads?"]),
+        (["claim"], ["did you mean claims?"]),
+        (["xyz"], ["there are heads, sharing, output-projection, scale, two-lookups, roles, claims"]),
+        ([], ["EXPERIMENT"]),
+        (["heads", "--seeds", 1], ["seeds=1 gives no interval", "2"]),
+        (["heads", "--seeds", 0], ["seeds=0"]),
+        (["heads", "--seeds", -3], ["seeds=-3"]),
+        (["heads", "--steps", 0], ["steps=0"]),
+        (["heads", "--workers", 0], ["workers=0"]),
+        (["heads", "--text", "nowhere.txt"], ["nowhere.txt does not exist"]),
+        (["heads", "--text", "."], ["is a folder"]),
+        (["two-lookups", "--text", "a.txt"], ["two-lookups runs on two lookups alone", "--text"]),
+        (["roles", "--text", "a.txt"], ["roles runs on the verb corpus alone"]),
+        (["claims", "--text", "a.txt"], ["claims", "--text"]),
+        (["heads", "--page", "a.md"], ["--page", "heads"]),
+        (["heads", "--html", "no/where.html"], ["--html no/where.html", "does not exist"]),
+        (["heads", "--html", "."], ["--html", "is a folder"]),
+        (["heads", "--png", "no/where.png"], ["--png no/where.png", "does not exist"]),
+        (["heads", "--out", "file"], ["--out file is a file"]),
+    ],
+    ids=str,
+)
+def test_bad_input(arguments: list[object], words: list[str], invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_refused(invoke("compare", *arguments), *words)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert_refused(invoke("compare", "heads", "--png", "a.png"), "matplotlib", "pip install 'headwise[all]'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_has_an_example(invoke: Invoke) -> None:
+    outcome = invoke("compare", "--help")
+    assert outcome.code == 0 and "Example: headwise compare" in outcome.out

@@ -1,0 +1,188 @@
+"""Comparisons and the ledger in the terminal, as a page and as a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import shutil
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from comparisons import LOSS, all_comparisons, comparison, ledger
+from rich.console import Console
+
+from headwise.errors import HeadwiseError
+from headwise.intervals import interval_of
+from headwise.study.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
+from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
+from headwise.view.compare_page import page_html, write_page
+from headwise.view.compare_plot import check_plotting, write_png
+from headwise.view.compare_svg import LEFT, RIGHT, WIDTH, round_ticks
+
+HOSTILE = '<script>alert(1)</script> & "x" [bold]y[/bold] \ud800'
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+
+
+def plain() -> Comparison:
+    return comparison("scale", {"a": {"loss": 0.5}, "b": {"loss": 0.7}, "c": {"loss": 0.5}})
+
+
+def hostile() -> Comparison:
+    table = Table(HOSTILE, (HOSTILE, "ms"), ((HOSTILE, 1.0),), HOSTILE)
+    found = comparison(HOSTILE, {HOSTILE: {"loss": 0.5}, "b" * 60: {"loss": 0.7}}, tables=(table,))
+    return replace(found, data=HOSTILE, notes=(HOSTILE,))
+
+
+def with_failure() -> Comparison:
+    found = plain()
+    return replace(found, arms=(*found.arms, ArmResult("bad", "", 31, {}, "diverged at step 3")))
+
+
+def book() -> Ledger:
+    return ledger((Claim(HOSTILE, "m", "depends", "r"), Claim("c", "m", "holds", "r")), all_comparisons())
+
+
+def printed(found: Comparison | Ledger, width: int = 100) -> str:
+    target = io.StringIO()
+    console = Console(file=target, width=width)
+    (print_ledger if isinstance(found, Ledger) else print_comparison)(console, found)
+    return target.getvalue()
+
+
+# In words
+
+
+def test_numbers_keep_their_digits() -> None:
+    cells = (7, 12345, 0.012345, 99.96, 100.04, 1234.5, -0.5, "word")
+    assert [shown(cell) for cell in cells] == ["7", "12,345", "0.0123", "100", "100", "1,234", "-0.5", "word"]
+
+
+def test_a_table_has_means_differences_and_intervals() -> None:
+    first, worse, same = metric_table(plain(), LOSS).rows
+    assert first == ("a", 31, "0.500", "0.025", "the first", "-")
+    assert worse == ("b", 31, "0.700", "0.050", "+0.200", "+0.175 to +0.225")
+    assert same[4:] == ("+0.000", "-0.025 to +0.025")
+
+
+def test_the_terminal_says_everything() -> None:
+    text = printed(with_failure())
+    assert "scale: What about scale?" in text and "On made-up data, 7 steps, seeds 0 to 2." in text
+    assert re.search(r"b +31 +0\.700 +0\.050 +\+0\.200 +\+0\.175 to \+0\.225", text)
+    assert "diverged" in text and "a note" in text
+    assert all(" ".join(verdict.split()) in " ".join(text.split()) for verdict in plain().verdicts)
+    told = printed(book())
+    assert "HOLDS: c" in told and "DEPENDS: <script>" in told and "Took 1.5 minutes" in told
+
+
+def test_markup_in_names_is_text_in_the_terminal() -> None:
+    found = comparison("[red]x[/red]", {"[bold]a[/bold]": {"loss": 0.5}, "b": {"loss": 0.6}})
+    assert "[bold]a[/bold]" in printed(found) and "[red]x[/red]" in printed(found)
+
+
+# The page
+
+
+@pytest.mark.parametrize("found", [hostile(), book()], ids=["comparison", "ledger"])
+def test_names_cannot_become_markup(found: Comparison | Ledger, tmp_path: Path) -> None:
+    write_page(tmp_path / "page.html", found)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "&lt;script&gt;" in page and "&amp;" in page
+    assert "default-src 'none'; style-src 'sha256-" in page and "http-equiv" in page
+    assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page)
+
+
+def test_every_metric_has_its_plots() -> None:
+    page = page_html(with_failure())
+    assert page.count("<svg") == 2 and page.count('class="seed"') == 9 and page.count('class="reach"') == 2
+    words = "held-out loss: a 0.500; b 0.700; c 0.500"
+    assert f'aria-label="{words}"' in page
+    roles = all_comparisons()[3]
+    assert page_html(roles).count("<svg") == 2 * len(roles.metrics)
+    assert page_html(book()).count('class="claim"') == 2
+
+
+def test_a_dot_stands_where_its_value_is() -> None:
+    page = page_html(plain())
+    values = page.partition("</svg>")[0]
+    ticks = {float(t): float(x) for x, t in re.findall(r'<text class="tick" x="([\d.]+)"[^>]*>([-\d.]+)<', values)}
+    (low, left), (high, right) = min(ticks.items()), max(ticks.items())
+    assert (left, right) == (LEFT, WIDTH - RIGHT)
+    dots = [float(x) for x in re.findall(r'class="seed" cx="([\d.]+)"', values)]
+    expected = [value for arm in plain().arms for value in arm.scores["loss"].values]
+    assert dots == pytest.approx([left + (v - low) / (high - low) * (right - left) for v in expected], abs=0.11)
+
+
+def test_what_cannot_be_drawn_is_left_out() -> None:
+    nothing = replace(plain(), arms=(ArmResult("bad", "", 31, {}, "diverged"),), verdicts=())
+    assert "<svg" not in page_html(nothing) and "diverged" in page_html(nothing)
+    values = (math.nan, math.nan)
+    odd = ArmResult("odd", "", 31, {"loss": Score(values, interval_of(values), None, None)}, None)
+    assert "<svg" not in page_html(replace(plain(), arms=(odd,)))
+    same = comparison("same", {"a": {"loss": 0.0}})
+    flat = replace(same.arms[0], scores={"loss": Score((0.0, 0.0), interval_of([0.0, 0.0]), None, None)})
+    assert page_html(replace(same, arms=(flat,))).count("<svg") == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-0.3, 0.02), (5.0, 5.0), (0.0, 0.0), (0.413, 0.4131), (-7, 9e5)]
+)
+def test_ticks_are_round_and_hold_the_values(low: float, high: float) -> None:
+    ticks = round_ticks(low, high)
+    assert 2 <= len(ticks) <= 7 and ticks[0] <= low + 1e-12 and high <= ticks[-1] + 1e-12
+    gaps = [b - a for a, b in pairwise(ticks)]
+    assert gaps == pytest.approx([gaps[0]] * len(gaps))
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not CHROMIUM, reason="a browser is missing: the page of a comparison was not opened")
+def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    write_page(tmp_path / "page.html", replace(book(), comparisons=(hostile(), with_failure())))
+    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+            heard: list[str] = []
+            page.on("console", lambda message, heard=heard: heard.append(message.text))
+            page.on("dialog", lambda dialog, heard=heard: heard.append(dialog.message))
+            page.goto(f"file://{tmp_path / 'page.html'}")
+            assert heard == []
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+            colours = page.evaluate(
+                "['.seed', '.arm'].map(name => getComputedStyle(document.querySelector(name)).fill)"
+                ".concat(getComputedStyle(document.body).backgroundColor)"
+            )
+            assert len(set(colours)) == 3
+        browser.close()
+
+
+# The picture
+
+
+def test_a_picture_is_a_png_of_every_comparison(tmp_path: Path) -> None:
+    one, all_ = tmp_path / "one.png", tmp_path / "all.png"
+    write_png(one, [with_failure()])
+    write_png(all_, all_comparisons())
+    heights = []
+    for path in (one, all_):
+        data = path.read_bytes()
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        heights.append(int.from_bytes(data[20:24], "big"))
+    assert heights[1] > 2 * heights[0]
+
+
+def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(HeadwiseError, match=r"a PNG needs matplotlib: pip install 'headwise\[all\]'"):
+        check_plotting()
+    with pytest.raises(HeadwiseError, match="matplotlib"):
+        write_png(tmp_path / "x.png", [plain()])
+    assert list(tmp_path.iterdir()) == []
