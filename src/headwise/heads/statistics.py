@@ -9,8 +9,8 @@ With p_ij the weight that query i gives key j, and sums over the keys j:
     entropy     -sum p log p, in nats                          Clark et al. 2019 (arXiv 1906.04341), section 3
     confidence  max p                                          Voita et al. 2019 (arXiv 1905.09418), section 4
     distance    sum p (i - j) / sum p, in positions            spread: the root of the variance around it
-    mass        sum of p over a set of keys: itself, the first key, the key k before, earlier copies of the token, what
-                came after those copies (induction), keys marked by the caller
+    mass        sum of p over a set of keys: itself, the first key, the key k before, the next one, earlier copies of the
+                token, what came after those copies (induction), keys marked by the caller
     norm        length of what the head adds to the residual stream, |W_O,h out|
     received    sum of p over the queries, for each key
     thumbnail   mean of p over blocks of queries x keys
@@ -219,7 +219,7 @@ class _Pass:
         document = self.document
         names = ["entropy", "confidence", "first"]
         if document.start is not None:
-            names += ["distance", "spread", "self", *(f"offset_{k}" for k in self.offsets)]
+            names += ["distance", "spread", "self", "next", *(f"offset_{k}" for k in self.offsets)]
         if document.k_ids is not None and document.q_ids is not None and document.start is not None:
             names += ["same_token", "induction"]
         return names + list(document.marks or {})
@@ -382,7 +382,7 @@ class _Pass:
         # Around the mean, not as a difference of squares, which would lose the digits of a narrow head far away.
         around = torch.sub(j, centre[..., None], out=room)
         put("spread", (around.square_().mul_(e).sum(-1) * weight).sqrt())
-        for name, k in (("self", 0), *((f"offset_{k}", k) for k in self.offsets)):
+        for name, k in (("self", 0), ("next", -1), *((f"offset_{k}", k) for k in self.offsets)):
             put(name, self._diagonal(e, int(at[0]) - k - keys.start) * share)
 
     @staticmethod

@@ -37,13 +37,14 @@ STATISTICS = {
     "spread": "tokens, the standard deviation around that distance",
     "self": "mass on the token itself",
     "offset_1": "mass on the token right before",
+    "next": "mass on the token right after",
     "first": "mass on the first token",
     "same_token": "mass on earlier copies of the token",
     "induction": "mass on what came right after those copies",
     "delimiter": "mass on separators and punctuation, the first token left out",
     "rare": "mass on the rarest tenth of the document's tokens",
     "rare_top": "share of rows that look hardest at one of those",
-    "positional": "share of rows that look hardest at one fixed offset, 0 and 1 left out",
+    "positional": "share of rows that look hardest at one fixed offset, -1 to 1 left out",
     "duplicate": "mass on the earlier copy, in random tokens repeated",
     "prefix": "mass on what came after that copy, in random tokens repeated",
     "copying": "from the weights: does it raise the logits of what it looks at? -1 to 1",
@@ -136,7 +137,7 @@ def survey(
         n_tokens=sum(map(len, text.documents)),
         longest=max(map(len, text.documents)),
         statistics={key: meaning for key, meaning in STATISTICS.items() if key in present},
-        roles=tuple(role for role in ROLES if role.score in present),
+        roles=tuple(role for role in ROLES if role.score in present and _possible(role.score, profiles)),
         untrained=untrained,
         loss=effects.loss,
         ablated=ablate if effects.ablation else None,
@@ -145,6 +146,11 @@ def survey(
         profiles=profiles,
         notes=tuple(notes),
     )
+
+
+def _possible(score: str, profiles: Sequence[HeadProfile]) -> bool:
+    """Could any head have this score? Not if the mask hides all of those keys from all of them."""
+    return any(profile.uniform.get(score, 1.0) > 0 for profile in profiles)
 
 
 class _Tally:
@@ -204,7 +210,7 @@ class _Tally:
         scores = {key: interval_of(values) for key, values in self.scores[site.head(h)].items()}
         if site.name in self.offsets:
             shares = torch.stack([counts[h] for counts in self.offsets[site.name]])
-            shares[:, [REACH, REACH + 1]] = 0  # the token itself and the one before have roles of their own
+            shares[:, REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
             scores["positional"] = interval_of(shares[:, int(shares.mean(0).argmax())].tolist())
         probed = self.probe.scores.get(site.head(h), {})
         for key, source in (("duplicate", "same_token"), ("prefix", "induction")):
