@@ -166,9 +166,9 @@ def test_heads_json_is_one_document(run: Path, invoke: Invoke, tmp_path: Path) -
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert document["tokens"] == list("el ni") and document["report"] == str(page) and page.is_file()
-    assert [head["name"] for head in document["heads"]] == ["L0.H0", "L0.H1"]
-    for head in document["heads"]:
-        assert torch.tensor(head["weights"]).sum(1).allclose(torch.ones(5))
+    assert [head["name"] for head in document["profiles"]] == ["L0.H0", "L0.H1"]
+    for head in document["profiles"]:
+        assert torch.tensor(head["thumbnail"]).sum(1).allclose(torch.ones(5), atol=1e-4)
 
 
 def test_generate_prints_the_text_and_nothing_else(run: Path, invoke: Invoke) -> None:
@@ -313,19 +313,21 @@ def test_a_bad_option_of_generate(options: str, run: Path, invoke: Invoke) -> No
 
 def test_bad_input_of_heads(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("heads", run, "--text", ""), "empty", "--text")
-    assert_refused(invoke("heads", run, "--text", "the cat sat"), "11 tokens", "context is 8")
+    assert_refused(invoke("heads", run, "--text", "the cat sat"), "11 tokens", "takes 8 at a time", "--tokens 8")
     assert_refused(invoke("heads", run, "--text", "QUIZ"), "has not seen", "'I', 'Q', 'U', 'Z'")
     assert_refused(invoke("heads", run, "--html", tmp_path / "no" / "page.html"), "--html", "does not exist")
     assert_refused(invoke("heads", run, "--html", tmp_path), "--html", "is a folder")
-    assert_refused(invoke("heads"), "RUN")
+    assert_refused(invoke("heads"), "MODEL")
 
 
-@pytest.mark.parametrize("command", ["generate", "heads"])
-def test_what_is_no_run(command: str, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+def test_what_is_no_run(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert_refused(invoke(command, tmp_path / "nowhere"), "nowhere is no run folder", "headwise train")
-    assert_refused(invoke(command, text), "is no run folder")
-    assert_refused(invoke(command, tmp_path / "empty"), "has no model.safetensors")
+    assert_refused(invoke("generate", tmp_path / "nowhere"), "nowhere is no run folder", "headwise train")
+    assert_refused(invoke("generate", text), "is no run folder")
+    assert_refused(invoke("generate", tmp_path / "empty"), "has no model.safetensors")
+    assert_refused(invoke("heads", tmp_path / "nowhere"), "nowhere is no folder", "Hugging Face layout")
+    assert_refused(invoke("heads", text), "is no folder")
+    assert_refused(invoke("heads", tmp_path / "empty"), "has no config.json", "neither a run")
 
 
 def rewrite_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
@@ -424,7 +426,7 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug\nin two lines")
 
-    monkeypatch.setattr(cli.heads, "_head_maps", broken)
+    monkeypatch.setattr(cli.heads, "look", broken)
     outcome = invoke("heads", run)
     assert_refused(outcome, "a bug in two lines", "--debug", code=outcome.code)
     assert outcome.code != 0

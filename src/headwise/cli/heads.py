@@ -104,9 +104,9 @@ def heads(
 
         print_maps(out, maps)
     print_survey(out, survey, sort_by=sort, against=other)
-    for path in (report, png, csv):
+    for what, path in (("report", report), ("picture", png), ("table", csv)):
         if path is not None:
-            out.print(f"written: {path}")
+            out.print(f"{what}: {path}")
 
 
 def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSurvey, HeadMaps | None]:

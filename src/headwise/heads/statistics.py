@@ -9,8 +9,8 @@ With p_ij the weight that query i gives key j, and sums over the keys j:
     entropy     -sum p log p, in nats                          Clark et al. 2019 (arXiv 1906.04341), section 3
     confidence  max p                                          Voita et al. 2019 (arXiv 1905.09418), section 4
     distance    sum p (i - j) / sum p, in positions            spread: the root of the variance around it
-    mass        sum of p over a set of keys: itself, the first key, the key k before, the next one, earlier copies of the
-                token, what came after those copies (induction), keys marked by the caller
+    mass        sum of p over a set of keys: itself, the first key, the key k before, the next one, earlier copies of
+                the token, what came after those copies (induction), keys marked by the caller
     norm        length of what the head adds to the residual stream, |W_O,h out|
     received    sum of p over the queries, for each key
     thumbnail   mean of p over blocks of queries x keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
             found += [(str(file), read_text(file)) for file in files]
         elif _exists(path):
             found.append((source, read_text(path)))
-        elif " " not in source and (path.suffix in SUFFIXES or "/" in source):
+        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in SUFFIXES or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
         else:
             found.append(("the text", source))

