@@ -42,8 +42,9 @@ class Folder:
 
     @property
     def name(self) -> str:
-        """How a reader knows the model: the name of its folder."""
-        return self.path.resolve().name
+        """How a reader knows the model: the name of its folder, with that above it where it is just `model`."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
 def open_folder(path: Path) -> Folder:
