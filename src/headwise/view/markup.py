@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 
-MISSING = "–"
+MISSING = "\u2013"  # an en dash
 
 
 def escaped(text: str) -> str:

@@ -158,8 +158,8 @@ def _views(against: HeadSurvey | None) -> str:
         return ""
     options = (("this", "this model"), ("other", escaped(against.model)), ("difference", "difference"))
     radios = "".join(
-        f'<label class="switch"><input type="radio" autocomplete="off" name="view" value="{value}"{" checked" if value == "this" else ""}> '
-        f"<bdi>{text}</bdi></label>"
+        f'<label class="switch"><input type="radio" autocomplete="off" name="view" value="{value}"'
+        f"{' checked' if value == 'this' else ''}> <bdi>{text}</bdi></label>"
         for value, text in options
     )
     return f'<fieldset class="views"><legend>Pictures of</legend>{radios}</fieldset>'

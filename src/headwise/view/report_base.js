@@ -1,6 +1,7 @@
 'use strict';
 
 const LEVELS = 65535; // a stored weight is a whole number of this many parts
+const COLOURS = 255;
 const DECADES = 3; // the log scale begins at a thousandth of its end
 
 const data = JSON.parse(byId('data').textContent);
@@ -40,11 +41,12 @@ function fromHex(text) {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-// 256 colours between those of the style sheet, mixed as they are coded, which is close to even for the eye.
+// 255 colours between those of the style sheet, mixed as they are coded, which is close to even for the eye. An odd
+// number, so that there is a middle.
 function rampBetween(names) {
   const stops = names.map((name) => fromHex(variable(name))), last = stops.length - 1;
-  return Array.from({ length: 256 }, (_, step) => {
-    const place = (step / 255) * last, low = Math.min(last - 1, Math.floor(place));
+  return Array.from({ length: COLOURS }, (_, step) => {
+    const place = (step / (COLOURS - 1)) * last, low = Math.min(last - 1, Math.floor(place));
     return stops[low].map((c, i) => Math.round(c + (stops[low + 1][i] - c) * (place - low)));
   });
 }
@@ -62,8 +64,8 @@ function along(weight, top) {
 }
 
 function colourOf(weight, top, diverging) {
-  if (!diverging) return view.ramps.plain[Math.round(255 * along(weight, top))];
-  return view.ramps.diverging[Math.round(127.5 + 127.5 * Math.sign(weight) * along(Math.abs(weight), top))];
+  if (!diverging) return view.ramps.plain[Math.round((COLOURS - 1) * along(weight, top))];
+  return view.ramps.diverging[Math.round(((COLOURS - 1) / 2) * (1 + Math.sign(weight) * along(Math.abs(weight), top)))];
 }
 
 // Black or white, whichever stands out more from the colour (relative luminance as contrast rules define it).
@@ -74,7 +76,7 @@ function inkOn(colour) {
 
 // The strip of colours and its two ends, in `place`; `largest` says in words what the last colour stands for.
 function drawLegend(place, diverging, largest) {
-  const image = new ImageData(256, 1);
+  const image = new ImageData(COLOURS, 1);
   view.ramps[diverging ? 'diverging' : 'plain'].forEach((colour, step) => image.data.set([...colour, 255], 4 * step));
   place.querySelector('.ramp').getContext('2d').putImageData(image, 0, 0);
   const part = largest === '1' ? (10 ** -DECADES).toString() : 'a thousandth';
@@ -104,6 +106,7 @@ function intervalIn(value, column) {
   if (!value) return 'not defined here';
   if (!value[3]) return 'none';
   if (value[1] === null || value[2] === null) return 'one document';
+  if (value[3] === 1) return 'exact';
   return `${figure(value[1], column)} to ${figure(value[2], column)}`;
 }
 

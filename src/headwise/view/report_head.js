@@ -1,6 +1,6 @@
 // --- One head, enlarged ---
 
-const SMALLEST_CELL = 4, LARGEST_CELL = 34, LEGIBLE = 13; // in CSS pixels
+const SMALLEST_CELL = 4, LARGEST_CELL = 52, LEGIBLE = 13; // in CSS pixels
 const enlarged = element('canvas'); // the open head at one pixel a cell, scaled up when drawn
 
 function openHead(number, opener) {
@@ -32,11 +32,7 @@ function strongest(picture, row) {
 function showHead() {
   const head = heads[view.open];
   byId('large-title').textContent = head.name;
-  byId('large-roles').replaceChildren(...head.roles.map((role) => {
-    const named = element('span', 'named-role');
-    named.append(badge(role), ' ' + data.roles[role]);
-    return named;
-  }));
+  showRoles(head);
   byId('exact-switch').hidden = !hasExact(view.open) || view.which !== 'this' || !twoTexts;
   showNumbers(head);
   makeText();
@@ -50,6 +46,16 @@ function showHead() {
     showMap(picture);
   }
   showText();
+}
+
+function showRoles(head) {
+  const own = head.roles.map((role) => {
+    const sign = element('span', 'named-role');
+    sign.append(badge(role), ' ' + data.roles[role]);
+    return sign;
+  });
+  if (head.other) own.push(element('span', 'others-roles', `in the other model: ${head.other.roles.join(', ') || 'no role'}`));
+  byId('large-roles').replaceChildren(...own);
 }
 
 // Is the short text of the exact maps another than the one the survey begins with?
@@ -82,15 +88,15 @@ function stepHead(by) {
 // Every number of the head beside its controls, and beside the other model's.
 function showNumbers(head) {
   const compared = data.against !== null, other = head.other;
-  const columns = [['value', (_, at) => [head.values[at]?.[0] ?? null]],
-    ['95 % interval', (column, at) => intervalIn(head.values[at], column)],
-    ['even', (_, at) => [head.uniform[at]]]];
-  if (data.untrained.some((value) => value !== null)) columns.push(['untrained', (_, at) => [data.untrained[at]]]);
+  const [own, theirs] = [head, other].map((one) => (at) => one?.values[at]?.[0] ?? null);
+  const columns = [['value', (_, at) => [own(at)]]];
   if (compared) {
-    const theirs = (at) => other?.values[at]?.[0] ?? null;
     columns.push(['other', (_, at) => [theirs(at)]]);
-    columns.push(['difference', (_, at) => [head.values[at] && theirs(at) !== null ? head.values[at][0] - theirs(at) : null, true]]);
+    columns.push(['difference', (_, at) => [own(at) === null || theirs(at) === null ? null : own(at) - theirs(at), true]]);
   }
+  columns.push(['95 % interval', (column, at) => intervalIn(head.values[at], column)]);
+  columns.push(['even', (_, at) => [head.uniform[at]]]);
+  if (data.untrained.some((value) => value !== null)) columns.push(['untrained', (_, at) => [data.untrained[at]]]);
   const top = element('tr');
   top.append(element('td'), ...columns.map(([name]) => scoped('col', name)));
   const rows = data.columns.map((column, at) => {

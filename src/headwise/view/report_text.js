@@ -1,6 +1,6 @@
 // --- The text of a head: what each token looks at, and what each receives ---
 
-const MARKED = 0.2; // of the largest weight shown: from here on a token is underlined
+const MARKED = 0.2; // of the largest weight that a token gives: those from here on are underlined
 const NAMED = 3; // tokens that are named below the text
 
 // The tokens of the text in the large view, and for each the weights of what it looks at.
@@ -56,7 +56,7 @@ function showText() {
     word.setAttribute('aria-pressed', String(at === chosen));
     word.classList.toggle('looking', at === chosen);
     word.classList.toggle('left-out', hidden(at));
-    word.classList.toggle('marked', !hidden(at) && weight > 0 && weight >= MARKED * top);
+    word.classList.toggle('marked', chosen >= 0 && !hidden(at) && weight >= MARKED * top);
   });
   byId('row-title').textContent = textTitle(chosen);
   byId('row-most').textContent = chosen < 0 ? mostReceived(given, hidden) : mostLookedAt(chosen, hidden);

@@ -73,7 +73,8 @@ def _curve_figure(summary: RunSummary) -> str:
     if baseline is not None:
         keys.append(("baseline", _baseline_name(summary)))
     key = "".join(
-        f'<span><svg aria-hidden="true"><line class="{kind}" x1="0" x2="100%" y1="2" y2="2"/></svg>{escaped(name)}</span>'
+        f'<span><svg aria-hidden="true"><line class="{kind}" x1="0" x2="100%" y1="2" y2="2"/></svg>'
+        f"{escaped(name)}</span>"
         for kind, name in keys
     )
     rows = "".join(

@@ -24,14 +24,16 @@ from headwise.view.terminal import visible
 LEVELS = 65535
 CUT = 1024  # `HeadSurvey.tokens` holds no more; a text that long may go on
 
+Shares = NDArray[np.float64]
+
 
 def check_survey(survey: HeadSurvey) -> None:
-    """Raise HeadwiseError unless there is a head, names differ, and the pictures and lists of each head fit together."""
+    """Raise HeadwiseError unless there is a head, names differ, and each head's pictures and lists fit together."""
     if not survey.profiles:
         raise HeadwiseError(f"nothing to draw: the survey of {survey.model} has 0 heads; survey a model that has some")
     if survey.passage > len(survey.tokens):
         raise HeadwiseError(
-            f"a passage of {survey.passage} tokens but only {len(survey.tokens)} tokens; pass at most as many as there are"
+            f"passage={survey.passage} but there are {len(survey.tokens)} tokens; pass a passage of at most as many"
         )
     names: set[str] = set()
     for profile in survey.profiles:
@@ -67,16 +69,18 @@ def survey_data(
     survey: HeadSurvey, columns: tuple[Column, ...], maps: HeadMaps | None, against: HeadSurvey | None
 ) -> str:
     """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
-    others = {} if against is None else {profile.name: profile for profile in against.profiles}
+    numbers = _numbers(survey, columns)
+    others = {} if against is None else _numbers(against, columns)
+    theirs = {} if against is None else {profile.name: list(profile.roles) for profile in against.profiles}
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
     for profile in survey.profiles:
-        head = _numbers(survey, profile, columns) | _text_of(profile, survey.passage, wide)
+        head = numbers[profile.name] | _text_of(profile, survey.passage, wide)
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
         head["roles"] = [roles[role] for role in profile.roles]
-        if against is not None and profile.name in others:
-            head["other"] = _numbers(against, others[profile.name], columns)
+        if profile.name in others:
+            head["other"] = {**others[profile.name], "roles": theirs[profile.name]}
         heads.append(head)
     document = {
         "model": survey.model,
@@ -94,9 +98,15 @@ def survey_data(
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _numbers(survey: HeadSurvey, profile: HeadProfile, columns: tuple[Column, ...]) -> dict[str, Any]:
-    """Statistics and picture of a head."""
-    shares, first = shares_of(survey, profile)
+def _numbers(survey: HeadSurvey, columns: tuple[Column, ...]) -> dict[str, dict[str, Any]]:
+    """Statistics and picture of each head, by name."""
+    pictures = shares_of(survey)
+    return {profile.name: _numbers_of(survey, profile, columns, *pictures[profile.name]) for profile in survey.profiles}
+
+
+def _numbers_of(
+    survey: HeadSurvey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
+) -> dict[str, Any]:
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
         "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
@@ -124,22 +134,25 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
     }
 
 
-def shares_of(survey: HeadSurvey, profile: HeadProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What share of its attention a block of queries gives each block of keys, (rows, columns), rows adding up to 1.
+def shares_of(survey: HeadSurvey) -> dict[str, tuple[Shares, Shares]]:
+    """For each head what share of its attention a block of queries gives each block of keys, (rows, columns).
 
-    A mean over a block fades as the text grows; a share does not. The second array, (rows,), is what of the first
-    column goes to the first key alone. For a text of at most as many tokens as blocks both are the weights themselves.
+    A mean over a block fades as the text grows; a share does not: rows add up to 1, or to less beside a sink. The
+    second array, (rows,), is what of the first column goes to the first key alone. For a text of at most as many tokens
+    as blocks both are the weights themselves.
     """
-    thumbnail = profile.thumbnail.astype(np.float64)
-    blocks, length = thumbnail.shape[1], text_length(survey, profile)
-    if length is not None and length >= blocks:
-        sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
-    else:
-        # Of even blocks, a row without a sink adds up to 1 / size; the largest row of the stack has no sink to speak of.
-        alike = [one.thumbnail for one in survey.profiles if one.part == profile.part]
-        largest = max(float(one.sum(axis=1).max()) for one in alike)
-        sizes = np.full(blocks, 1 / largest if largest > 0 else 1.0)
-    return thumbnail * sizes, profile.first_key.astype(np.float64) * sizes[0]
+    largest: dict[str, float] = {}  # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
+    for profile in survey.profiles:
+        row = float(profile.thumbnail.sum(axis=1).max())
+        largest[profile.part] = max(row, largest.get(profile.part, 0.0))
+    found = {}
+    for profile in survey.profiles:
+        blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
+        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
+        if length is not None and length >= blocks:
+            sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
+        found[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
+    return found
 
 
 def text_length(survey: HeadSurvey, profile: HeadProfile) -> int | None:

@@ -28,7 +28,7 @@ def roles_section(survey: HeadSurvey) -> str:
         "its whole interval where there are several documents. "
         "In a strip each stroke is a head and the dashed line is the threshold; ▲ marks the most that even attention "
         f"reaches{', △ the best head of the untrained model' if survey.untrained is not None else ''}. "
-        f'{_rest(without, len(survey.profiles))}</p><ul class="roles">{cards}</ul></section>'
+        f'{_rest(without, len(survey.profiles))}</p><ul class="cards">{cards}</ul></section>'
     )
 
 

@@ -10,7 +10,7 @@ from headwise.view.markup import escaped, number
 from headwise.view.survey_roles import badge_html
 from headwise.view.survey_words import Badge, Column, badges_of, bounds, only_here, short, value_of
 
-PARTS = ("this", "other", "difference")  # of a column, where two models are compared
+PARTS = {"this": "this", "other": "other", "difference": "diff."}  # of a column, where two models are compared
 
 
 def table_section(survey: HeadSurvey, columns: tuple[Column, ...], against: HeadSurvey | None) -> str:
@@ -22,7 +22,8 @@ def table_section(survey: HeadSurvey, columns: tuple[Column, ...], against: Head
         for place, profile in enumerate(survey.profiles)
     )
     extra = not all(column.main for column in columns)
-    every = '<label class="switch" hidden><input type="checkbox" autocomplete="off" id="all-columns"> all statistics</label>'
+    box = '<input type="checkbox" autocomplete="off" id="all-columns">'
+    every = f'<label class="switch" hidden>{box} all statistics</label>'
     return (
         '<section aria-labelledby="table-title"><h2 id="table-title">Every head in numbers</h2>'
         f'<p class="caption">{_reading(against)}</p><div class="bar">{every if extra else ""}'
@@ -52,9 +53,9 @@ def _head(columns: tuple[Column, ...], against: HeadSurvey | None) -> str:
         for column in columns
     )
     parts = "".join(
-        f'<th scope="col" data-sort="{place}" data-part="{part}"{_class(column)}>{"diff." if part == PARTS[2] else part}</th>'
+        f'<th scope="col" data-sort="{place}" data-part="{part}"{_class(column)}>{heading}</th>'
         for place, column in enumerate(columns)
-        for part in PARTS
+        for part, heading in PARTS.items()
     )
     return f"<thead><tr>{fixed}{groups}</tr><tr>{parts}</tr></thead>"
 

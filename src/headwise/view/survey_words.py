@@ -11,10 +11,10 @@ from headwise.intervals import Interval
 from headwise.records import HeadProfile, HeadSurvey, Role
 from headwise.view.markup import number
 
-LABELS = {"offset_1": "previous", "same_token": "same token", "rare_top": "rarest first"}
+LABELS = {"offset_1": "previous", "same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "offset_1", "self", "delimiter", "duplicate", "prefix")
 FEW = 10  # so many statistics are all shown at once
-SHAPES = 8  # kinds of badges in the style sheet
+KINDS = 10  # kinds of badges in the style sheet
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def bounds(value: Interval | None, column: Column) -> str:
         return "no interval"
     if not (math.isfinite(value.low) and math.isfinite(value.high)):
         return "one document, no interval"
+    if value.n == 1:
+        return "exact"
     low, high = (number(bound, column.decimals, column.signed) for bound in (value.low, value.high))
     return f"{low} to {high}"
 
@@ -103,7 +105,7 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
         candidates = [c for c in role.name.upper() if c.isalpha()] + list(string.ascii_uppercase + string.digits)
         letter = next((c for c in candidates if c not in taken), "?")
         taken.add(letter)
-        badges[role.name] = Badge(role.name, letter, place % SHAPES)
+        badges[role.name] = Badge(role.name, letter, place % KINDS)
     return badges
 
 

@@ -1,0 +1,184 @@
+"""A survey as plain data, as comma-separated values, as a small HTML table for notebooks, and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.intervals import Interval
+from headwise.records import HeadProfile, HeadSurvey, Role
+from headwise.view.markup import escaped, number, plural
+from headwise.view.survey_data import Shares, check_survey, shares_of
+from headwise.view.survey_words import badges_of, columns_of, short, value_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOTEBOOK_ROWS = 200
+DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
+
+# The picture, in cells of a mosaic: a thumbnail, and around it room for its name and roles.
+SIDE, GAP, LABEL = 32, 4, 15
+INCHES = 0.95  # of a thumbnail with its gap
+LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
+DPI = 120
+COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
+
+
+def survey_json(survey: HeadSurvey) -> dict[str, Any]:
+    """Everything in the survey as dicts, lists, strings and numbers; None for what is not finite."""
+    plain: dict[str, Any] = _plain(vars(survey))
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _plain((value.astype(np.float64).round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _plain(vars(value)) if hasattr(value, "__dataclass_fields__") else value
+
+
+def survey_csv(survey: HeadSurvey) -> str:
+    """One line a head; empty for what was not measured or is not finite.
+
+    Columns: name, part, layer, head, roles (joined by `;`); of each statistic its mean, low, high and uniform, the last
+    being that of even attention; importance; ablation, low and high.
+    """
+    columns = ["name", "part", "layer", "head", "roles"]
+    for key in survey.statistics:
+        columns += [key, f"{key}_low", f"{key}_high", f"{key}_uniform"]
+    columns += ["importance", "ablation", "ablation_low", "ablation_high"]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    for profile in survey.profiles:
+        row: list[object] = [profile.name, profile.part, profile.layer, profile.head, "; ".join(profile.roles)]
+        for key in survey.statistics:
+            row += [*_three(profile.scores.get(key)), _digits(profile.uniform.get(key))]
+        writer.writerow([*row, _digits(profile.importance), *_three(profile.ablation)])
+    return file.getvalue()
+
+
+def _three(value: Interval | None) -> list[str]:
+    return ["", "", ""] if value is None else [_digits(value.mean), _digits(value.low), _digits(value.high)]
+
+
+def _digits(value: float | None) -> str:
+    return f"{value:.7g}" if value is not None and math.isfinite(value) else ""
+
+
+def survey_html_fragment(survey: HeadSurvey) -> str:
+    """A table of the heads with roles and main numbers, without script or style sheet; the first 200 heads."""
+    columns = [column for column in columns_of(survey) if column.main]
+    heading = "".join(f'<th title="{escaped(column.meaning)}">{escaped(column.label)}</th>' for column in columns)
+    rows = []
+    for profile in survey.profiles[:NOTEBOOK_ROWS]:
+        values = ((value_of(profile, column.key), column) for column in columns)
+        cells = "".join(f"<td>{number(v.mean if v else None, c.decimals, c.signed)}</td>" for v, c in values)
+        roles = escaped(", ".join(map(short, profile.roles)))
+        rows.append(f"<tr><th>{escaped(profile.name)}</th><td>{roles}</td>{cells}</tr>")
+    left = len(survey.profiles) - len(rows)
+    more = f"<p>and {plural(left, 'more head')}</p>" if left else ""
+    documents = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
+    return (
+        f"<div><p><b>{escaped(survey.model)}</b>: {plural(len(survey.profiles), 'head')}, {documents}</p>"
+        f"<table><thead><tr><th>head</th><th>roles</th>{heading}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        f"{more}</div>"
+    )
+
+
+def survey_png(path: str | Path, survey: HeadSurvey) -> None:
+    """Write a picture of every head, a row of pictures a layer, with names and the letters of its roles.
+
+    Raises HeadwiseError where matplotlib is missing or there is no head to draw; a file is written whole or not at all.
+    """
+    check_survey(survey)
+    figure_class, colours = _matplotlib()
+    mosaic, places = _mosaic(survey)
+    tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
+    shrink = min(1.0, LONGEST / max(tall, wide))
+    legend = 0.8 + 0.2 * len(_earned(survey))
+    figure = figure_class(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
+    height = tall * shrink / (tall * shrink + legend)
+    axes = figure.add_axes((0.02, 0.0, 0.96, height))
+    axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_anchor("NW")
+    _write_names(axes, survey, places, 6.5 * shrink)
+    _write_legend(figure, survey)
+    picture = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
+        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
+    write_whole(path, picture.getvalue())
+
+
+def _matplotlib() -> tuple[type[Figure], Any]:
+    try:
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
+    return Figure, LinearSegmentedColormap.from_list("weights", COLOURS)
+
+
+def _mosaic(survey: HeadSurvey) -> tuple[NDArray[np.float64], dict[str, tuple[int, int]]]:
+    """All thumbnails in one array, nan between them, and the top left corner of each."""
+    pictures = shares_of(survey)
+    layers = sorted({(_part_order(survey, p), p.layer) for p in survey.profiles})
+    across = 1 + max(profile.head for profile in survey.profiles)
+    mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
+    places = {}
+    for profile in survey.profiles:
+        row = layers.index((_part_order(survey, profile), profile.layer)) * (SIDE + LABEL)
+        column = profile.head * (SIDE + GAP)
+        mosaic[row : row + SIDE, column : column + SIDE] = _square(pictures[profile.name][0])
+        places[profile.name] = row, column
+    return mosaic, places
+
+
+def _part_order(survey: HeadSurvey, profile: HeadProfile) -> int:
+    return next(place for place, one in enumerate(survey.profiles) if one.part == profile.part)
+
+
+def _square(shares: Shares) -> Shares:
+    """Any size as SIDE x SIDE, each cell repeated."""
+    rows, columns = (np.arange(SIDE) * size // SIDE for size in shares.shape)
+    return np.asarray(shares[rows][:, columns])
+
+
+def _write_names(axes: Axes, survey: HeadSurvey, places: dict[str, tuple[int, int]], size: float) -> None:
+    badges = badges_of(survey.roles)
+    for profile in survey.profiles:
+        row, column = places[profile.name]
+        letters = " ".join(badges[role].letter for role in profile.roles)
+        axes.text(column, row + SIDE + 1, profile.name, fontsize=size, va="top", parse_math=False)
+        axes.text(column, row + SIDE + 7, letters, fontsize=size, va="top", weight="bold", color="#2f5590")
+
+
+def _earned(survey: HeadSurvey) -> list[Role]:
+    return [role for role in survey.roles if any(role.name in profile.roles for profile in survey.profiles)]
+
+
+def _write_legend(figure: Figure, survey: HeadSurvey) -> None:
+    """The model, and what the letters stand for, above the pictures."""
+    inch, badges = 1 / figure.get_figheight(), badges_of(survey.roles)
+    figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
+    for place, role in enumerate(_earned(survey)):
+        line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
+        figure.text(0.02, 1 - (0.5 + 0.2 * place) * inch, line, fontsize=7.5, va="top", parse_math=False)

@@ -1,0 +1,176 @@
+"""A survey in the terminal: who has which role, and one line a head."""
+
+from __future__ import annotations
+
+import difflib
+import math
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headwise.errors import HeadwiseError
+from headwise.records import HeadProfile, HeadSurvey
+from headwise.view.markup import listed, plural
+from headwise.view.survey_data import check_survey
+from headwise.view.survey_words import (
+    Column,
+    columns_of,
+    differences_in_setting,
+    label,
+    only_here,
+    short,
+    value_of,
+)
+
+SHOWN = ("entropy", "distance", "confidence", "first", "offset_1", "importance", "ablation")
+HEADINGS = {"confidence": "conf.", "importance": "import.", "offset_1": "prev."}  # for 80 columns
+NAMED = 6  # heads that are named behind a role
+LEAST_FIRST = ("confidence", "distance", "importance", "first", "offset_1", "entropy")  # left out where it is narrow
+ROLES_WIDTH = 10
+EFFECTS = ("importance", "ablation")
+
+
+def print_survey(
+    console: Console, survey: HeadSurvey, sort_by: str = "name", against: HeadSurvey | None = None
+) -> None:
+    """The roles with their heads, then a table with a line for each head.
+
+    sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
+             has none last; a statistic that the table does not show gets a column
+    against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
+             those that only one of the two has, with + and -
+
+    Raises HeadwiseError for a survey without heads and for an order that is not known.
+    """
+    check_survey(survey)
+    key = check_order(survey, sort_by)
+    columns = _shown(columns_of(survey, against), key)
+    _say(console, _facts(survey))
+    for note in (*survey.notes, *([] if against is None else differences_in_setting(survey, against))):
+        _say(console, note)
+    _print_roles(console, survey)
+    if against is not None:
+        _say(console, f"\n{survey.model} minus {against.model}; a role with + is only in the first, with - the second")
+    console.print(_table(console, survey, columns, key, against))
+    if against is not None:
+        _print_missing(console, survey, against)
+
+
+def check_order(survey: HeadSurvey, sort_by: str) -> str:
+    """The key that `sort_by` names: a statistic, also by its label, an effect or "name". Raises HeadwiseError."""
+    keys = {"name": "name", **{key: key for key in (*EFFECTS, *survey.statistics)}}
+    keys.update({label(key): key for key in survey.statistics if label(key) not in keys})
+    if sort_by in keys:
+        return keys[sort_by]
+    near = difflib.get_close_matches(sort_by, keys, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(keys)}"
+    raise HeadwiseError(f"cannot sort by {sort_by!r}; {hint}")
+
+
+def _facts(survey: HeadSurvey) -> str:
+    heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
+    text = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
+    loss = f", {survey.loss:.3f} nats a token" if survey.loss is not None and math.isfinite(survey.loss) else ""
+    return f"{survey.model}: {plural(heads, 'head')} in {plural(layers, 'layer')}; {text}{loss}"
+
+
+def _print_roles(console: Console, survey: HeadSurvey) -> None:
+    """A line for each role that heads have: how many, and which; then the others."""
+    named = {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
+    _say(console, "")
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    for role, names in named.items():
+        if names:
+            grid.add_row(Text(role), str(len(names)), Text(listed(names, NAMED)))
+    if grid.row_count:
+        console.print(grid)
+    missing = [role for role, names in named.items() if not names]
+    if missing:
+        _say(console, f"no head: {', '.join(missing)}")
+
+
+def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
+    """The columns of the table, and that by which it is sorted."""
+    known = {column.key: column for column in columns}
+    wanted = [name for name in SHOWN if name in known]
+    if key in known and key not in wanted:
+        wanted.insert(0, key)
+    return [known[name] for name in wanted]
+
+
+def _table(console: Console, survey: HeadSurvey, columns: list[Column], key: str, against: HeadSurvey | None) -> Table:
+    compared = against is not None
+    others = {} if against is None else {profile.name: profile for profile in against.profiles}
+    pairs = [(p, others.get(p.name)) for p in survey.profiles if not compared or p.name in others]
+    if key != "name":
+        pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key, compared)))
+    roles = [_roles(profile, other) for profile, other in pairs]
+    filled = [(c, [_shown_number(_number(p, o, c.key, compared), c, compared) for p, o in pairs]) for c in columns]
+    names = max((len(profile.name) for profile, _ in pairs), default=0)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("head", no_wrap=True)
+    table.add_column("roles", min_width=ROLES_WIDTH if any(roles) else None)
+    filled = _that_fit(filled, key, console.width - names - ROLES_WIDTH - 4)
+    for column, _ in filled:
+        table.add_column(_heading(column), justify="right", no_wrap=True)
+    for place, (profile, _) in enumerate(pairs):
+        table.add_row(profile.name, Text(roles[place]), *(cells[place] for _, cells in filled))
+    return table
+
+
+def _heading(column: Column) -> str:
+    return HEADINGS.get(column.key, column.label)
+
+
+def _that_fit(filled: list[tuple[Column, list[str]]], key: str, width: int) -> list[tuple[Column, list[str]]]:
+    """The columns with their cells that fit into a width; the least telling go first, that of the order stays."""
+    widths = {column.key: 1 + max(map(len, [_heading(column), *cells])) for column, cells in filled}
+    for name in LEAST_FIRST:
+        if sum(widths.values()) > width and name != key:
+            widths.pop(name, None)
+    return [(column, cells) for column, cells in filled if column.key in widths]
+
+
+def _number(profile: HeadProfile, other: HeadProfile | None, key: str, compared: bool) -> float:
+    """A number of a head, or the difference of two; nan for what is not there."""
+    value = value_of(profile, key)
+    mean = math.nan if value is None else value.mean
+    if not compared:
+        return mean
+    theirs = None if other is None else value_of(other, key)
+    return mean - (math.nan if theirs is None else theirs.mean)
+
+
+def _order(number: float) -> tuple[bool, float]:
+    return (math.isnan(number), -number)
+
+
+def _shown_number(number: float, column: Column, compared: bool) -> str:
+    if not math.isfinite(number):
+        return "-"
+    rounded = round(number, column.decimals) or 0.0
+    sign = "+" if (compared or column.signed) and rounded else ""
+    return f"{rounded:{sign}.{column.decimals}f}"
+
+
+def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
+    if other is None:
+        return ", ".join(map(short, profile.roles))
+    gained = [f"+{short(role)}" for role in profile.roles if role not in other.roles]
+    return ", ".join(gained + [f"-{short(role)}" for role in other.roles if role not in profile.roles])
+
+
+def _print_missing(console: Console, survey: HeadSurvey, against: HeadSurvey) -> None:
+    for one, other in ((survey, against), (against, survey)):
+        names = only_here(one, other)
+        if names:
+            _say(console, f"only in {one.model}: {', '.join(names)}")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(Text(line), highlight=False, markup=False)

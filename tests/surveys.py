@@ -1,0 +1,233 @@
+"""Surveys made up for the tests of the views: any number of heads, and everything that a record may hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from headwise.intervals import Interval
+from headwise.records import HeadMaps, HeadProfile, HeadSurvey, Role
+
+STATISTICS = {
+    "entropy": "nats; 0 looks at one key, log n at n keys alike",
+    "confidence": "mean of the largest weight of a row",
+    "distance": "tokens back, the mean over the attention",
+    "spread": "tokens, the standard deviation around that distance",
+    "self": "mass on the token itself",
+    "offset_1": "mass on the token right before",
+    "first": "mass on the first token",
+    "same_token": "mass on earlier copies of the token",
+    "induction": "mass on what came right after those copies",
+    "delimiter": "mass on separators and punctuation",
+    "rare": "mass on the rarest tenth of the document's tokens",
+    "rare_top": "share of rows that look hardest at one of those",
+    "positional": "share of rows that look hardest at one fixed offset",
+    "duplicate": "mass on the earlier copy, in random tokens repeated",
+    "prefix": "mass on what came after that copy, in random tokens repeated",
+    "copying": "does it raise the logits of what it looks at? -1 to 1",
+    "norm": "length of what the head adds to the residual stream",
+}
+ROLES = (
+    Role("previous token", "offset_1", 0.4, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
+    Role("self", "self", 0.4, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
+    Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),
+    Role("delimiter", "delimiter", 0.4, "looks at separators and punctuation", "Clark et al. 2019, 1906.04341"),
+    Role("duplicate token", "duplicate", 0.4, "looks at an earlier copy of the token", "Wang et al. 2022, 2211.00593"),
+    Role("induction", "prefix", 0.4, "looks at what came after an earlier copy", "Olsson et al. 2022, 2209.11895"),
+    Role("positional", "positional", 0.9, "looks hardest at one fixed offset", "Voita et al. 2019, 1905.09418"),
+    Role("copying", "copying", 0.8, "raises the logits of what it looks at", "Elhage et al. 2021"),
+    Role("rare token", "rare_top", 0.4, "looks hardest at the rarest tokens", "Voita et al. 2019, 1905.09418"),
+)
+LARGE = {"entropy": 4.0, "distance": 300.0, "spread": 200.0, "norm": 12.0}  # the others lie between 0 and 1
+BLOCKS = 32
+
+
+def survey_of(
+    layers: int = 2,
+    heads: int = 3,
+    tokens: tuple[str, ...] | int = 41,
+    passage: int | None = None,
+    parts: tuple[str, ...] = ("",),
+    k: int = 5,
+    documents: int = 7,
+    seed: int = 0,
+    **changes: object,
+) -> HeadSurvey:
+    """A survey in which every third head has a role; what `cross` looks at is a text of another length.
+
+    Its texts are causal, its thumbnails exact means of maps that are drawn here and then forgotten.
+    """
+    random = np.random.default_rng(seed)
+    words = tuple(f"t{i}" for i in range(tokens)) if isinstance(tokens, int) else tokens
+    n = min(len(words), 128) if passage is None else passage
+    profiles = [
+        _profile(random, part, layer, head, len(words), n, k, documents)
+        for part in parts
+        for layer in range(layers)
+        for head in range(heads)
+    ]
+    made = HeadSurvey(
+        model="toy",
+        family="gpt2",
+        texts=("book.txt",),
+        n_documents=documents,
+        n_tokens=documents * len(words),
+        longest=len(words),
+        statistics=STATISTICS,
+        roles=ROLES,
+        untrained={name: 0.09 for name in STATISTICS if name not in LARGE},
+        loss=3.21,
+        ablated="zero",
+        tokens=words[:1024],
+        passage=n,
+        profiles=tuple(profiles),
+        notes=(),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def _profile(
+    random: np.random.Generator, part: str, layer: int, head: int, length: int, n: int, k: int, documents: int
+) -> HeadProfile:
+    role = ROLES[(layer + head) % len(ROLES)] if (layer * 5 + head) % 3 == 0 else None
+    scores = {name: _interval(random, LARGE.get(name, 0.3), documents) for name in STATISTICS}
+    if role is not None:
+        scores[role.score] = Interval(0.95, 0.94, 0.96, documents)
+    keys = length if part != "cross" else 2 * length + 3
+    shrunk = max(1, length // 128)  # a long text is drawn short: means over blocks are then that many times too large
+    sizes = length // shrunk, keys // shrunk
+    thumbnail, first = thumbnail_of(pattern(random, *sizes, role.name if role else "", part in ("", "decoder")))
+    top = np.sort(random.dirichlet(np.ones(k), n).astype(np.float32) * 0.9)[:, ::-1]
+    before = np.arange(n)[:, None] - np.arange(k)
+    name = f"{part}.L{layer}.H{head}".removeprefix(".")
+    return HeadProfile(
+        name=name,
+        part=part,
+        layer=layer,
+        head=head,
+        scores=scores,
+        uniform={name: 0.02 + 0.001 * head for name in STATISTICS if name != "copying"},
+        roles=() if role is None else (role.name,),
+        importance=float(random.exponential(0.01)),
+        ablation=_interval(random, 0.02, documents, low=-0.01),
+        thumbnail=thumbnail / shrunk,
+        first_key=first / shrunk,
+        received=random.dirichlet(np.ones(n)).astype(np.float32) if n else np.zeros(0, np.float32),
+        top_keys=np.maximum(before, 0),
+        top_weights=np.where(before >= 0, top, 0).astype(np.float32),
+    )
+
+
+def _interval(random: np.random.Generator, largest: float, documents: int, low: float = 0.0) -> Interval:
+    mean = float(random.uniform(low, largest))
+    if documents == 1:
+        return Interval(mean, -math.inf, math.inf, 1)
+    reach = 0.05 * largest
+    return Interval(mean, mean - reach, mean + reach, documents)
+
+
+def pattern(random: np.random.Generator, rows: int, keys: int, role: str, causal: bool) -> np.ndarray:
+    """Weights (rows, keys) of a head with that role, or of none in particular."""
+    i, j = np.arange(rows)[:, None], np.arange(keys)
+    scores = random.normal(0, 1.0, (rows, keys)) - 0.02 * abs(i - j)
+    scores += {"previous token": 9 * (j == i - 1), "self": 9 * (j == i), "first token": 6 * (j == 0)}.get(
+        role, 7 * (j % 11 == 3) if role else 3 * (j == 0)
+    )
+    if causal:
+        scores = np.where(j <= i, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def thumbnail_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Exact means over at most 32 x 32 blocks, and the share of the first key in the first column."""
+    blocks = [np.arange(size) * min(BLOCKS, size) // size for size in weights.shape]
+    rows, keys = (np.eye(block[-1] + 1)[block].T for block in blocks)  # (b, T), (b, S)
+    area = rows.sum(1)[:, None] * keys.sum(1)
+    first = rows @ weights[:, 0] / area[:, 0]
+    return (rows @ weights @ keys.T / area).astype(np.float32), first.astype(np.float32)
+
+
+def survey_of_maps(maps: HeadMaps, **changes: object) -> HeadSurvey:
+    """The survey of one document whose exact maps are known; its pictures, lists and first scores are those maps'."""
+    made = survey_of(tokens=maps.tokens, documents=1, model=maps.model)
+    profiles = []
+    for head in maps.maps:
+        weights = head.weights.astype(np.float64)
+        k = min(8, weights.shape[1])
+        keys = np.argsort(-weights, axis=1, kind="stable")[:, :k]
+        thumbnail, first = thumbnail_of(weights)
+        profiles.append(
+            replace(
+                made.profiles[0],
+                name=head.name,
+                layer=head.layer,
+                head=head.head,
+                scores={"first": Interval(float(weights[:, 0].mean()), -math.inf, math.inf, 1)},
+                uniform={"first": 0.1},
+                roles=(),
+                thumbnail=thumbnail,
+                first_key=first,
+                received=weights.mean(0).astype(np.float32),
+                top_keys=keys,
+                top_weights=np.take_along_axis(weights, keys, 1).astype(np.float32),
+            )
+        )
+    shared = {"statistics": {"first": STATISTICS["first"]}, "profiles": tuple(profiles), "passage": len(maps.tokens)}
+    return replace(made, **{**shared, **changes})  # type: ignore[arg-type]
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</script><script>alert(3)</script>",
+    "\n",
+    "\r\n",
+    "-->",
+    "<!--",
+    "&amp;",
+    "'\"",
+    "\u2028",
+    "עברית",
+    "مرحبا",
+    "👩\u200d👧",
+    "🙂",
+    "$model ${data}",
+    "",
+    "\ud800",
+    "\u202egnp.exe",
+)
+
+
+def broken_survey() -> HeadSurvey:
+    """All that a survey may lack or bring: NaN, no interval, no effect, odd shapes, empty lists, hostile text."""
+    made = survey_of(2, 3, HOSTILE, parts=("encoder", "decoder", "cross"), documents=1, k=3)
+    nan = Interval(math.nan, math.nan, math.nan, 0)
+    first, second, *rest = made.profiles
+    first = replace(
+        first, scores={**first.scores, "distance": nan, "self": Interval(0.5, -math.inf, math.inf, 1)}, ablation=None
+    )
+    second = replace(
+        second,
+        scores={"entropy": Interval(0.0, 0.0, 0.0, 3)},
+        uniform={"entropy": math.nan},
+        importance=None,
+        thumbnail=np.full((5, 7), 0.1, np.float32),
+        first_key=np.full(5, 0.02, np.float32),
+        received=np.zeros(0, np.float32),
+        top_keys=np.zeros((0, 3), np.int64),
+        top_weights=np.zeros((0, 3), np.float32),
+        roles=(),
+    )
+    return replace(
+        made,
+        model="</title><script>alert(4)</script>",
+        texts=("<b>file</b>",),
+        notes=("A note <img src=x onerror=alert(5)> & more.",),
+        untrained=None,
+        loss=None,
+        ablated=None,
+        profiles=(first, second, *rest),
+    )

@@ -1,0 +1,410 @@
+"""A survey in a real Chromium: filter, sort, switches, the large view with its text, comparison, and hostile input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browsing import LUMINANCE, Opener, classes, drawn, open_head, picture, pixel, ramp, readout, title
+from playwright.sync_api import Browser, Page
+from surveys import STATISTICS, broken_survey, survey_of, survey_of_maps
+
+from headwise.records import HeadMap, HeadMaps, HeadSurvey
+from headwise.view.report import write_report
+
+pytestmark = pytest.mark.browser
+
+LAYERS, HEADS, LENGTH, PASSAGE = 3, 5, 211, 37
+
+
+def surveyed() -> HeadSurvey:
+    """L0.H1 has weights of its own: token 7 looks at 3, then at 5, then beyond the passage at 100, which has a name."""
+    words = tuple(f"w{i}" for i in range(LENGTH))
+    survey = survey_of(LAYERS, HEADS, words, passage=PASSAGE, k=3)
+    head = survey.profiles[1]
+    keys, weights = np.zeros((PASSAGE, 3), np.int64), np.zeros((PASSAGE, 3), np.float32)
+    keys[7], weights[7] = (3, 5, 100), (0.5, 0.25, 0.125)
+    received = np.full(PASSAGE, 0.01, np.float32)
+    received[11] = 0.4
+    changed = replace(head, top_keys=keys, top_weights=weights, received=received)
+    return replace(survey, profiles=(survey.profiles[0], changed, *survey.profiles[2:]))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("survey") / "report.html"
+    write_report(path, surveyed())
+    return path
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Against a model whose L0.H0 is another, whose L0.H1 has another size, and that lacks the last head."""
+    survey = surveyed()
+    flat = np.full((32, 32), 1 / LENGTH, np.float32)
+    first = replace(survey.profiles[0], thumbnail=flat, first_key=flat[0] / 7, roles=("self",))
+    second = replace(survey.profiles[1], thumbnail=flat[:9, :9], first_key=flat[0, :9])
+    other = replace(survey, model="other", profiles=(first, second, *survey.profiles[2:-1]))
+    path = tmp_path_factory.mktemp("compared") / "report.html"
+    write_report(path, survey, against=other)
+    return path
+
+
+def rows(page: Page) -> list[str]:
+    """Names of the heads in the table, as shown, from top to bottom."""
+    return page.evaluate(  # type: ignore[no-any-return]
+        "[...document.querySelectorAll('#table tbody tr')].filter((r) => !r.hidden).map((r) => r.cells[0].textContent)"
+    )
+
+
+def column(page: Page, number: int) -> list[float]:
+    texts = page.evaluate(
+        "(n) => [...document.querySelectorAll('#table tbody tr')].map((r) => r.cells[n].firstChild.textContent)", number
+    )
+    return [float(text.replace("\u2212", "-")) for text in texts]
+
+
+def heading(page: Page, name: str, place: int = 0) -> str:
+    """Sorts by a column; the state it is in then."""
+    button = page.locator("#table th[data-sort] button").get_by_text(name, exact=True).nth(place)
+    button.click()
+    return button.evaluate("e => e.closest('th').getAttribute('aria-sort')")  # type: ignore[no-any-return]
+
+
+def test_the_table_sorts_by_any_column_both_ways(open_report: Opener) -> None:
+    page = open_report()
+    order = [profile.name for profile in surveyed().profiles]
+    assert rows(page) == order
+    for name, place in (("entropy", 2), ("ablation", 3 + len(STATISTICS))):
+        assert heading(page, name) == "descending"
+        assert column(page, place) == sorted(column(page, place), reverse=True)
+        assert heading(page, name) == "ascending"
+        assert column(page, place) == sorted(column(page, place))
+    assert page.locator("th[aria-sort='ascending'], th[aria-sort='descending']").count() == 1
+    assert heading(page, "head") == "ascending" and rows(page) == order
+    assert heading(page, "head") == "descending" and rows(page) == order[::-1]
+    heading(page, "roles")
+    assert page.locator("#table tbody tr").first.locator(".badge").count() == 1
+    page.locator("#table th button").first.focus()
+    page.keyboard.press("Enter")
+    assert rows(page) == order
+
+
+def test_what_is_missing_is_sorted_last(open_report: Opener, tmp_path: Path) -> None:
+    write_report(tmp_path / "broken.html", broken_survey())
+    page = open_report(path=tmp_path / "broken.html")
+    for _ in range(2):
+        heading(page, "distance")
+        assert set(rows(page)[-2:]) == {"encoder.L0.H0", "encoder.L0.H1"}
+
+
+def test_a_role_filters_the_table_and_fades_the_pictures(open_report: Opener) -> None:
+    page = open_report()
+    with_role = [profile.name for profile in surveyed().profiles if "previous token" in profile.roles]
+    assert with_role == ["L0.H0"]
+    button = page.get_by_role("button", name="previous token")
+    button.first.click()
+    assert button.first.get_attribute("aria-pressed") == "true"
+    assert rows(page) == with_role and page.locator(".head.faded").count() == LAYERS * HEADS - 1
+    assert page.locator(".matches").first.inner_text() == f"1 of {LAYERS * HEADS} heads"
+    page.get_by_role("button", name="delimiter").first.click()
+    assert rows(page) == ["L0.H0", "L0.H3"]  # either role
+    page.get_by_role("button", name="Show all heads").click()
+    assert len(rows(page)) == LAYERS * HEADS and page.locator(".head.faded").count() == 0
+    assert page.evaluate("document.activeElement.id") == "find"
+
+
+def test_text_filters_by_name_and_role(open_report: Opener) -> None:
+    page = open_report()
+    page.fill("#find", "L1.")
+    assert rows(page) == [f"L1.H{head}" for head in range(HEADS)]
+    page.fill("#find", "delim l0")
+    assert rows(page) == ["L0.H3"]
+    page.fill("#find", "nothing like it")
+    assert rows(page) == [] and page.locator(".matches").first.inner_text().startswith("0 of")
+    page.fill("#find", "")
+    assert len(rows(page)) == LAYERS * HEADS and page.locator(".matches").first.inner_text() == ""
+
+
+def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
+    page = open_report()
+    page.locator("#table tbody th").first.focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
+        page.keyboard.press(key)
+    assert page.evaluate("document.activeElement.parentElement.cells[0].textContent") == "L0.H0"
+    assert page.evaluate("document.activeElement.cellIndex") == 2
+    tip = page.inner_text("#tip").splitlines()
+    scores = surveyed().profiles[0].scores["entropy"]
+    assert tip[0] == "L0.H0, entropy" and "even attention: 0.020" in tip
+    assert f"{scores.high:.3f} over 7 documents" in tip[1]
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#tip")
+    page.keyboard.press("Enter")
+    assert title(page) == "L0.H0"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog:not([open])", state="attached")
+    assert page.evaluate("document.activeElement.cellIndex") == 2
+    page.keyboard.press("End")
+    assert page.evaluate("document.activeElement.cellIndex") > 10
+    stops = page.locator("#table tbody [tabindex='0']").count()
+    assert stops == 1
+
+
+def test_a_hovered_cell_tells_its_controls(open_report: Opener) -> None:
+    page = open_report()
+    page.locator("#table tbody td:nth-child(4)").first.hover()
+    assert "best untrained head: 0.090" in page.inner_text("#tip")
+    box = page.locator("#tip").bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 1280
+    page.locator("h1").hover()
+    assert page.is_hidden("#tip")
+
+
+def test_all_statistics_on_demand(open_report: Opener) -> None:
+    page = open_report()
+    shown = page.locator("#table thead th:visible").count()
+    page.check("#all-columns")
+    assert page.locator("#table thead th:visible").count() > shown
+    assert heading(page, "norm") == "descending"
+
+
+def test_switches_change_the_pixels(open_report: Opener) -> None:
+    page = open_report()
+    plain = [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)]
+    page.check("main .log-scale")
+    drawn(page)
+    log = [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)]
+    assert log != plain and sum(map(sum, log)) < sum(map(sum, plain))  # lower weights are darker now
+    assert page.inner_text(".tools .ramp-low") == "0.001"
+    page.check("main .hide-first")
+    drawn(page)
+    hidden = [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)]
+    assert hidden != log
+    page.uncheck("main .hide-first")
+    page.uncheck("main .log-scale")
+    drawn(page)
+    assert [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)] == plain
+
+
+def test_the_enlarged_picture_reads_blocks(open_report: Opener) -> None:
+    page = open_report()
+    open_head(page, "L0.H1")
+    cell = page.evaluate("view.cell")
+    page.hover("#map", position={"x": 0.5 * cell, "y": 31.5 * cell})
+    survey = surveyed()
+    assert readout(page).startswith("tokens 205 to 210 look at tokens 0 to 6: ")
+    share = float(readout(page).rsplit(" ", 1)[1])
+    thumbnail = survey.profiles[1].thumbnail
+    assert share == pytest.approx(float(thumbnail[31, 0]) * 7, abs=6e-4)
+
+
+def test_a_token_marks_what_it_looks_at(open_report: Opener) -> None:
+    page = open_report()
+    open_head(page, "L0.H1")
+    words = page.locator("#row-text .word")
+    assert words.count() == PASSAGE and page.inner_text("#row-title") == "What each token receives"
+    shade = "e => getComputedStyle(e).backgroundColor"
+    received = [words.nth(at).evaluate(shade) for at in (10, 11, 12)]
+    assert received[0] == received[2] != received[1]
+    assert "\u2018\u2068w11\u2069\u2019 0.400" in page.inner_text("#row-most")
+
+    words.nth(7).click()
+    assert "w7" in page.inner_text("#row-title")
+    assert classes(page, 7) == {"looking"} and words.nth(7).get_attribute("aria-pressed") == "true"
+    assert [at for at in range(PASSAGE) if "marked" in classes(page, at)] == [3, 5]
+    most = page.inner_text("#row-most").replace("\u2068", "").replace("\u2069", "")
+    assert (
+        most
+        == "Most to \u2018w3\u2019 0.500, \u2018w5\u2019 0.250. Outside the passage: token 100 \u2018w100\u2019 0.125."
+    )
+    assert words.nth(3).evaluate("e => getComputedStyle(e.firstChild).textDecorationLine") == "underline"
+
+    words.nth(7).click()
+    assert page.inner_text("#row-title") == "What each token receives"
+
+
+def test_the_large_view_by_keyboard_alone(open_report: Opener) -> None:
+    page = open_report()
+    page.locator("#grid .head").nth(1).focus()
+    page.keyboard.press("Enter")
+    assert title(page) == "L0.H1"
+    page.locator("#row-text .word").first.focus()
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+    assert title(page) == "L0.H1"  # inside the text the arrows belong to the tokens
+    page.keyboard.press("Enter")
+    assert [at for at in range(PASSAGE) if "marked" in classes(page, at)] == [3, 5]
+    assert page.evaluate("document.activeElement.textContent") == "w7"
+    page.focus("#close")
+    page.keyboard.press("ArrowRight")
+    assert title(page) == "L0.H2" and "w7" in page.inner_text("#row-title")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog:not([open])", state="attached")
+    assert page.evaluate("document.activeElement.dataset.number") == "1"
+
+
+def test_the_large_view_steps_through_what_the_filter_leaves(open_report: Opener) -> None:
+    page = open_report()
+    page.fill("#find", "H3")
+    open_head(page, "L0.H3")
+    page.keyboard.press("ArrowRight")
+    assert title(page) == "L1.H3"
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert title(page) == "L2.H3"
+
+
+def test_the_large_view_has_every_number_beside_its_controls(open_report: Opener) -> None:
+    page = open_report()
+    open_head(page, "L0.H0")
+    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in page.inner_text("#numbers").splitlines()}
+    assert lines[""] == ["value", "95 % interval", "even", "untrained"]
+    assert lines["previous"] == ["0.950", "0.940 to 0.960", "0.020", "0.090"]
+    assert lines["copying"][2] == "\u2013" and lines["entropy"][3] == "\u2013"
+    assert len(lines) == 1 + len(surveyed().statistics) + 2
+    assert "previous token" in page.inner_text("#large-roles")
+
+
+def test_a_short_text_and_the_survey_stand_side_by_side(open_report: Opener, tmp_path: Path) -> None:
+    weights = np.tril(np.ones((5, 5), np.float32)) / np.arange(1, 6, dtype=np.float32)[:, None]
+    maps = HeadMaps("toy", tuple("abcde"), (HeadMap(0, 1, weights),))
+    write_report(tmp_path / "both.html", surveyed(), maps)
+    page = open_report(path=tmp_path / "both.html")
+    assert page.locator(".source").count() == 2
+    open_head(page, "L0.H1")
+    assert page.locator("#row-text .word").count() == 5 and "looks at token 0 'a': 0.200" in readout(page)
+    page.locator("#row-text .word").nth(1).click()
+    assert "token 1 'b' looks at token 0 'a': 0.500" in readout(page)
+    page.uncheck("#exact")
+    assert page.locator("#row-text .word").count() == PASSAGE and readout(page).startswith("tokens 205 to 210")
+    page.check("#exact")
+    assert "looks at token 0 'a': 0.200" in readout(page)
+    page.keyboard.press("Escape")
+    open_head(page, "L0.H2")  # which has no exact map
+    assert page.locator("#row-text .word").count() == PASSAGE and page.is_hidden("#exact-switch")
+
+
+def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> None:
+    page = open_report(path=compared)
+    plain = pixel(page, 0, 9, 9)
+    page.get_by_label("difference").check()
+    drawn(page)
+    neutral = ramp(page, 0)
+    assert pixel(page, 0, 9, 9) != plain
+    assert pixel(page, 2, 9, 9) == neutral == pixel(page, 2, 9, 0)  # the same head in both
+    blue, orange = pixel(page, 0, 9, 9), pixel(page, 0, 9, 25)  # more than even attention, and less
+    assert blue[2] > blue[0] and orange[0] > orange[2]
+    assert page.inner_text(".tools .ramp-low").startswith("\u2212")
+    assert page.locator(".head").nth(1).locator(".largest").inner_text() == "other size"
+    assert page.locator(".head").last.locator(".largest").inner_text() == "not there"
+    open_head(page, "L0.H0")
+    assert "difference +" in readout(page) or "difference \u2212" in readout(page)
+    assert "in the other model: self" in page.inner_text("#large-roles")
+    assert page.locator("#numbers tr").first.inner_text().split("\t")[1:4] == ["value", "other", "difference"]
+    page.keyboard.press("Escape")
+    open_head(page, "L2.H4")
+    assert "is not there in the other model" in readout(page) and page.is_hidden("#frame")
+    page.keyboard.press("Escape")
+    page.get_by_label("other", exact=True).check()
+    drawn(page)
+    even = [pixel(page, 0, *place) for place in ((9, 9), (20, 25))]  # blocks of 6 or 7 tokens
+    assert max(abs(a - b) for a, b in zip(*even, strict=True)) <= 3
+    assert heading(page, "diff.") == "descending"
+    assert page.inner_text("#only") == "Only in toy: L2.H4."
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("comparing", [False, True])
+def test_text_is_readable_in_light_and_dark(
+    open_report: Opener, compared: Path, report: Path, scheme: str, comparing: bool
+) -> None:
+    page = open_report(path=compared if comparing else report, color_scheme=scheme)
+    assert page.evaluate(f"(() => {{ {LUMINANCE} }})()") == []
+    if comparing:
+        page.get_by_label("difference").check()
+        drawn(page)
+    open_head(page, "L0.H1")
+    page.locator("#row-text .word").nth(7).click()
+    assert page.evaluate(f"(() => {{ {LUMINANCE} }})()") == []
+
+
+def test_a_phone_has_no_sideways_scroll(open_report: Opener, compared: Path) -> None:
+    page = open_report(390, 800, path=compared, has_touch=True, is_mobile=True)
+    overflow = "document.scrollingElement.scrollWidth - window.innerWidth"
+    page.check("#all-columns")
+    page.click("text=What the columns mean")
+    assert page.evaluate(overflow) <= 0 and page.evaluate("window.innerWidth") == 390
+    page.locator("#table tbody td:nth-child(3)").nth(2).tap()
+    assert title(page) == "L0.H2"
+    assert page.evaluate("document.getElementById('large').scrollWidth") <= 390
+    page.locator("#row-text .word").nth(3).tap()
+    assert "w3" in page.inner_text("#row-title")
+    assert page.evaluate(overflow) <= 0
+
+
+def test_everything_hostile_is_shown_as_text(open_report: Opener, tmp_path: Path) -> None:
+    other = replace(broken_survey(), model="<img src=x onerror=alert(7)>")
+    write_report(tmp_path / "hostile.html", broken_survey(), against=other)
+    page = open_report(path=tmp_path / "hostile.html")
+    assert page.inner_text("h1").startswith("</title><script>alert(4)</script>")
+    assert "A note <img src=x onerror=alert(5)> & more." in page.inner_text(".notes")
+    assert page.get_by_label(other.model).count() == 1
+    for name in ("encoder.L0.H0", "encoder.L0.H1", "cross.L0.H0"):
+        open_head(page, name)
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        assert title(page) == name
+        page.keyboard.press("Escape")
+    assert page.locator("script").count() == 2 and page.locator("img").count() == 0
+
+
+def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Path) -> None:
+    survey = survey_of(1, 2, tokens=13, parts=("decoder", "cross"), k=2)
+    write_report(tmp_path / "cross.html", survey)
+    page = open_report(path=tmp_path / "cross.html")
+    assert page.locator("#grid h3").all_inner_texts() == ["Decoder", "Cross"]
+    open_head(page, "cross.L0.H1")
+    assert "of the other text" in readout(page)
+    page.locator("#row-text .word").nth(5).click()
+    assert page.inner_text("#row-most").startswith("In the other text: key 5 ")
+    assert not any("marked" in classes(page, at) for at in range(13))
+    page.keyboard.press("Escape")
+    page.locator("#grid .head").nth(1).focus()
+    page.keyboard.press("ArrowDown")
+    assert "cross" in (page.evaluate("document.activeElement.getAttribute('aria-label')"))
+
+
+def test_pictures_are_drawn_where_one_looks_first(browser: Browser, tmp_path: Path) -> None:
+    write_report(tmp_path / "large.html", survey_of(32, 32, tokens=1024, passage=128, k=8))
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((tmp_path / "large.html").as_uri())
+    page.wait_for_selector("main[data-drawn='1024']")
+    took = page.evaluate(
+        """() => { const t = performance.now(); setTimeout(() => {}, 0);
+          document.querySelector('main .log-scale').click(); return performance.now() - t; }"""
+    )
+    assert took < 1000
+    page.wait_for_selector("main[data-drawn='1024']")
+    seconds = page.evaluate(
+        """() => { const t = performance.now(); document.querySelectorAll('#table .sort')[3].click();
+          document.getElementById('table').getBoundingClientRect(); return (performance.now() - t) / 1000; }"""
+    )
+    assert seconds < 3
+    assert page.evaluate("inSight.size") < 1024
+    page.close()
+
+
+def test_the_first_token_alone_is_taken_out_of_its_block(open_report: Opener, tmp_path: Path) -> None:
+    weights = np.zeros((64, 64), np.float32)
+    weights[:, 0] = 0.6
+    weights[:, 1] = 0.4
+    maps = HeadMaps("toy", tuple(f"t{i}" for i in range(64)), (HeadMap(0, 0, weights),))
+    write_report(tmp_path / "block.html", survey_of_maps(maps))
+    page = open_report(path=tmp_path / "block.html")
+    assert pixel(page, 0, 9, 0) == ramp(page, 3)
+    page.check("main .hide-first")
+    drawn(page)
+    assert page.locator(picture(0)).evaluate("e => e.width") == 32
+    assert page.locator(".head .largest").inner_text() == "max 0.400"

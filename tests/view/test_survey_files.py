@@ -1,0 +1,163 @@
+"""The survey as JSON, CSV, a notebook's table and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from surveys import STATISTICS, broken_survey, survey_of
+
+from headwise.errors import HeadwiseError
+from headwise.view.survey_data import shares_of
+from headwise.view.survey_files import survey_csv, survey_html_fragment, survey_json, survey_png
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def plain(survey: Any) -> dict[str, Any]:
+    return json.loads(json.dumps(survey_json(survey), allow_nan=False))  # type: ignore[no-any-return]
+
+
+def test_json_holds_everything() -> None:
+    survey = survey_of(2, 3, k=5)
+    document = plain(survey)
+    assert document["model"] == "toy" and document["tokens"] == list(survey.tokens)
+    assert document["roles"][0]["name"] == survey.roles[0].name and document["untrained"] == survey.untrained
+    for profile, stored in zip(survey.profiles, document["profiles"], strict=True):
+        assert stored["name"] == profile.name and stored["roles"] == list(profile.roles)
+        assert stored["scores"]["entropy"] == vars(profile.scores["entropy"])
+        assert stored["importance"] == profile.importance
+        assert np.abs(np.array(stored["thumbnail"]) - profile.thumbnail).max() <= 5e-7
+        assert stored["top_keys"] == profile.top_keys.tolist()
+
+
+def test_json_has_null_for_what_is_no_number() -> None:
+    first, second, *_ = plain(broken_survey())["profiles"]
+    assert first["scores"]["distance"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert first["scores"]["self"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    assert first["ablation"] is None and second["importance"] is None and second["uniform"] == {"entropy": None}
+
+
+def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
+    survey = survey_of(2, 3)
+    lines = list(csv.DictReader(io.StringIO(survey_csv(survey))))
+    assert [line["name"] for line in lines] == [profile.name for profile in survey.profiles]
+    for line, profile in zip(lines, survey.profiles, strict=True):
+        assert (line["layer"], line["head"]) == (str(profile.layer), str(profile.head))
+        for key in STATISTICS:
+            given = [float(line[name]) for name in (key, f"{key}_low", f"{key}_high")]
+            assert given == pytest.approx([profile.scores[key].mean, profile.scores[key].low, profile.scores[key].high])
+        assert profile.ablation is not None and float(line["ablation_low"]) == pytest.approx(profile.ablation.low, 1e-6)
+    assert lines[0]["roles"] == "previous token" and lines[0]["copying_uniform"] == ""
+    assert float(lines[1]["entropy_uniform"]) == pytest.approx(0.021)
+
+
+def test_csv_leaves_out_what_is_no_number() -> None:
+    first, second, *rest = csv.DictReader(io.StringIO(survey_csv(broken_survey())))
+    assert first["distance"] == "" and (first["self"], first["self_low"], first["self_high"]) == ("0.5", "", "")
+    assert first["ablation"] == "" and second["importance"] == "" and second["distance"] == ""
+    assert rest[-1]["part"] == "cross" and "nan" not in survey_csv(broken_survey())
+
+
+class Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_notebook_gets_a_small_table_without_a_script() -> None:
+    page = Tags(survey_html_fragment(survey_of(2, 3)))
+    assert set(page.tags) == {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert page.tags.count("tr") == 7 and "previous" in page.text and "287 tokens in 7 documents" in page.text
+
+
+def test_the_notebook_escapes_and_stops_somewhere() -> None:
+    hostile = Tags(survey_html_fragment(broken_survey()))
+    assert set(hostile.tags) == {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td"}
+    assert "</title><script>alert(4)</script>" in hostile.text and "nan" not in hostile.text
+    long = Tags(survey_html_fragment(survey_of(11, 19, tokens=7)))
+    assert long.tags.count("tr") == 201 and "and 9 more heads" in long.text
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(PNG)
+    return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+
+
+@pytest.mark.parametrize("case", ["plain", "broken", "no role", "one head"])
+def test_a_picture_of_every_kind_of_survey(case: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    survey = {
+        "plain": survey_of(2, 3),
+        "broken": broken_survey(),
+        "no role": survey_of(2, 3, roles=(), profiles=tuple(replace(p, roles=()) for p in survey_of(2, 3).profiles)),
+        "one head": survey_of(1, 1, tokens=("a",), model="日本 $x$"),
+    }[case]
+    survey_png(tmp_path / "heads.png", survey)
+    assert min(size_of(tmp_path / "heads.png")) > 200
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.png"]
+
+
+def test_the_picture_grows_with_the_model_up_to_a_limit(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sizes = []
+    for layers, heads in ((2, 7), (5, 13), (97, 3)):
+        survey_png(tmp_path / "heads.png", survey_of(layers, heads, tokens=5))
+        sizes.append(size_of(tmp_path / "heads.png"))
+    assert sizes[0][0] < sizes[1][0] and sizes[0][1] < sizes[1][1] < sizes[2][1] < 8000
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, sys.argv[1])\n"
+        "from surveys import survey_of\nfrom headwise.errors import HeadwiseError\n"
+        "from headwise.view.survey_files import survey_png\n"
+        "try:\n    survey_png(sys.argv[2], survey_of())\nexcept HeadwiseError as error:\n    print(error)"
+    )
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tests), str(tmp_path / "x.png")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "a PNG needs matplotlib: pip install 'headwise[all]'", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_survey_without_heads_gives_no_picture(tmp_path: Path) -> None:
+    with pytest.raises(HeadwiseError, match="0 heads"):
+        survey_png(tmp_path / "x.png", replace(survey_of(), profiles=()))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 31, 32, 41, 101, 1024])
+@pytest.mark.parametrize("documents", [1, 7])
+def test_shares_of_a_row_add_up_to_one(tokens: int, documents: int) -> None:
+    survey = survey_of(1, 3, tokens=tokens, parts=("decoder", "cross"), documents=documents)
+    for profile in survey.profiles:
+        shares, first = shares_of(survey)[profile.name]
+        assert shares.shape == profile.thumbnail.shape
+        # Where the length is not known, blocks count as even; they differ by one token in length / 32 at most.
+        known = profile.part == "decoder" and (documents == 1 or tokens < 1024)
+        slack = 1e-5 if known or tokens < 16 else 0.5
+        assert np.abs(shares.sum(1) - 1).max() <= slack
+        assert (first <= shares[:, 0] + 1e-6).all()
+        if tokens <= 32 and profile.part == "decoder":
+            np.testing.assert_allclose(shares, profile.thumbnail, rtol=1e-6)
+            np.testing.assert_allclose(first, shares[:, 0], atol=1e-6)

@@ -1,0 +1,152 @@
+"""The survey in the terminal: right order, right numbers, nothing in a name taken for markup, and 80 columns."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from surveys import broken_survey, survey_of
+
+from headwise.errors import HeadwiseError
+from headwise.intervals import Interval
+from headwise.records import HeadSurvey
+from headwise.view.survey_table import check_order, print_survey
+
+
+def printed(survey: HeadSurvey, sort_by: str = "name", against: HeadSurvey | None = None, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_survey(console, survey, sort_by, against)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The lines of the table, as words."""
+    table = text.split("─\n")[-1] if "─\n" in text else text.split("─ \n")[-1]
+    return [line.split() for line in table.splitlines() if re.match(r" ?([a-z]+\.)?L\d+\.H\d+ ", line)]
+
+
+def names(text: str) -> list[str]:
+    return [row[0] for row in rows(text)]
+
+
+def test_every_head_has_a_line_with_its_numbers_in_the_order_of_the_model() -> None:
+    survey = survey_of(3, 5)
+    text = printed(survey)
+    assert names(text) == [profile.name for profile in survey.profiles]
+    line, scores = rows(text)[1], survey.profiles[1].scores
+    assert line[1:3] == [f"{scores['entropy'].mean:.3f}", f"{scores['distance'].mean:.1f}"]
+    assert rows(text)[0][1] == "previous" and float(rows(text)[0][6]) == 0.95
+    header = next(line for line in text.splitlines() if "entropy" in line)
+    assert " ".join(header.split()) == "head roles entropy distance conf. first prev. import. ablation"
+
+
+def test_roles_are_listed_with_their_heads() -> None:
+    text = printed(survey_of(3, 5))
+    assert re.search(r"^previous token +1  L0\.H0$", text, re.MULTILINE)
+    assert re.search(r"^no head: .*copying", text, re.MULTILINE)
+    many = printed(
+        replace(survey_of(2, 9), profiles=tuple(replace(p, roles=("self",)) for p in survey_of(2, 9).profiles))
+    )
+    assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)
+
+
+@pytest.mark.parametrize("key", ["importance", "ablation", "offset_1", "previous", "norm", "rare_top"])
+def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
+    survey = survey_of(3, 5)
+
+    def number(name: str) -> float:
+        profile = next(p for p in survey.profiles if p.name == name)
+        if key == "importance":
+            return profile.importance or 0
+        value = profile.ablation if key == "ablation" else profile.scores[{"previous": "offset_1"}.get(key, key)]
+        assert value is not None
+        return value.mean
+
+    found = [number(name) for name in names(printed(survey, key))]
+    assert found == sorted(found, reverse=True) and len(found) == 15
+
+
+def test_a_statistic_that_is_not_shown_gets_a_column() -> None:
+    assert "norm" not in printed(survey_of()) and "norm" in printed(survey_of(), "norm")
+
+
+def test_what_has_no_number_comes_last_with_a_dash() -> None:
+    text = printed(broken_survey(), "distance", width=120)
+    assert set(names(text)[-2:]) == {"encoder.L0.H0", "encoder.L0.H1"}
+    assert "nan" not in text and "inf" not in text.replace("inference", "")
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("entropi", r"cannot sort by 'entropi'; did you mean entropy\?"),
+        ("ablate", "did you mean ablation"),
+        ("qqq", "one of name, importance, ablation, entropy, .*norm"),
+    ],
+)
+def test_an_unknown_order_is_refused_with_the_nearest(order: str, said: str) -> None:
+    with pytest.raises(HeadwiseError, match=said):
+        check_order(survey_of(), order)
+    with pytest.raises(HeadwiseError, match=said):
+        printed(survey_of(), order)
+
+
+def test_a_survey_without_heads_is_refused() -> None:
+    with pytest.raises(HeadwiseError, match="toy has 0 heads"):
+        printed(replace(survey_of(), profiles=()))
+
+
+def test_differences_from_another_model() -> None:
+    survey = survey_of(2, 3)
+    first = survey.profiles[0]
+    changed = replace(
+        first,
+        roles=("self",),
+        scores={**first.scores, "entropy": Interval(first.scores["entropy"].mean - 0.5, 0, 1, 7)},
+    )
+    other = replace(survey, model="other", profiles=(changed, *survey.profiles[1:5]))
+    text = printed(survey, "entropy", other)
+    assert "toy minus other" in text
+    assert rows(text)[0][:2] == ["L0.H0", "+previous,"] and "+0.500" in rows(text)[0]
+    assert "-self" in text
+    assert all("0.000" in row for row in rows(text)[1:]) and len(rows(text)) == 5
+    assert text.rstrip().endswith("only in toy: L1.H2")
+
+
+def test_a_difference_of_settings_is_said() -> None:
+    other = replace(survey_of(), model="other", n_tokens=5, ablated="mean", statistics={"entropy": "nats"})
+    text = " ".join(printed(survey_of(), against=other).split())
+    assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
+    assert "silenced by zero, those of other by mean" in text
+    assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
+
+
+def test_columns_without_a_number_are_left_out() -> None:
+    survey = survey_of()
+    bare = replace(survey, profiles=tuple(replace(p, importance=None, ablation=None) for p in survey.profiles))
+    text = printed(bare)
+    assert "import." not in text and "ablation" not in text and "entropy" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("parts", [("",), ("encoder", "cross")])
+def test_no_line_is_wider_than_the_console_and_no_number_is_cut(width: int, parts: tuple[str, ...]) -> None:
+    text = printed(survey_of(2, 11, parts=parts), "norm", width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text and "norm" in text and len(rows(text)) == 22 * len(parts)
+
+
+def test_a_pipe_gets_plain_text_and_markup_is_text() -> None:
+    survey = survey_of(model="[red]m[/red] :smile:", notes=("A [bold]note[/bold].",))
+    text = printed(survey)
+    assert "\x1b" not in text and "[red]m[/red] :smile:" in text and "A [bold]note[/bold]." in text
+
+
+def test_ascii_consoles_get_ascii() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print_survey(Console(file=file, width=80), survey_of(), against=replace(survey_of(seed=3), model="other"))
+    file.flush()
+    assert b"L1.H2" in file.buffer.getvalue()  # type: ignore[attr-defined]
