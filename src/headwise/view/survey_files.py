@@ -1,4 +1,4 @@
-"""A survey as plain data, as comma-separated values, as a small HTML table for notebooks, and as a picture."""
+"""A survey as plain data, as comma-separated values, and as a picture."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.intervals import Interval
 from headwise.records import HeadProfile, HeadSurvey, Role
-from headwise.view.markup import escaped, number, plural
 from headwise.view.survey_data import Shares, check_survey, shares_of
-from headwise.view.survey_words import badges_of, columns_of, short, value_of
+from headwise.view.survey_words import badges_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOTEBOOK_ROWS = 200
 DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 
 # The picture, in cells of a mosaic: a thumbnail, and around it room for its name and roles.
@@ -80,26 +78,6 @@ def _three(value: Interval | None) -> list[str]:
 
 def _digits(value: float | None) -> str:
     return f"{value:.7g}" if value is not None and math.isfinite(value) else ""
-
-
-def survey_html_fragment(survey: HeadSurvey) -> str:
-    """A table of the heads with roles and main numbers, without script or style sheet; the first 200 heads."""
-    columns = [column for column in columns_of(survey) if column.main]
-    heading = "".join(f'<th title="{escaped(column.meaning)}">{escaped(column.label)}</th>' for column in columns)
-    rows = []
-    for profile in survey.profiles[:NOTEBOOK_ROWS]:
-        values = ((value_of(profile, column.key), column) for column in columns)
-        cells = "".join(f"<td>{number(v.mean if v else None, c.decimals, c.signed)}</td>" for v, c in values)
-        roles = escaped(", ".join(map(short, profile.roles)))
-        rows.append(f"<tr><th>{escaped(profile.name)}</th><td>{roles}</td>{cells}</tr>")
-    left = len(survey.profiles) - len(rows)
-    more = f"<p>and {plural(left, 'more head')}</p>" if left else ""
-    documents = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
-    return (
-        f"<div><p><b>{escaped(survey.model)}</b>: {plural(len(survey.profiles), 'head')}, {documents}</p>"
-        f"<table><thead><tr><th>head</th><th>roles</th>{heading}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-        f"{more}</div>"
-    )
 
 
 def survey_png(path: str | Path, survey: HeadSurvey) -> None:
