@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.heads.maps import LONGEST, attention_layers, head_maps, observe
+from headwise.heads.maps import LONGEST, head_maps
+from headwise.heads.sites import attention_layers, observe
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.presets import PRESETS
 

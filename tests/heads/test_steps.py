@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import headwise as hw
-from headwise.heads.maps import attention_layers, head_maps
+from headwise.heads.maps import head_maps
+from headwise.heads.sites import attention_layers
 from headwise.heads.steps import EXAMPLE_NAMES, example_model, head_steps
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.layer import MultiHeadAttention

@@ -9,8 +9,6 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.sites import Site
-from headwise.heads.sites import attention_layers as attention_layers
-from headwise.heads.sites import observe as observe
 from headwise.heads.statistics import Document
 from headwise.heads.watch import evaluating, listening, run
 from headwise.model.gpt import GPT

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.heads.maps import attention_layers, head_maps
+from headwise.heads.maps import head_maps
+from headwise.heads.sites import attention_layers
 from headwise.model import verbs
 from headwise.model.data import Corpus
 from headwise.model.gpt import GPT
