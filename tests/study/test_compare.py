@@ -15,7 +15,7 @@ from comparisons import ACCURACY, LOSS
 
 import headwise as hw
 from headwise.errors import HeadwiseError
-from headwise.heads.maps import attention_layers, observe
+from headwise.heads.sites import attention_layers, observe
 from headwise.intervals import Interval, interval_of
 from headwise.model.data import IGNORED, Corpus
 from headwise.model.gpt import GPT, GPTConfig
