@@ -115,7 +115,7 @@ def test_a_run_that_is_not_finished(run_folder: Path) -> None:
     (run_folder / "config.json").unlink()
     (run_folder / "run.json").write_text("{}")
     assert is_own(run_folder)
-    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors"):
+    with pytest.raises(hw.HeadwiseError, match=r"run\.json is damaged"):
         open_folder(run_folder)
 
 
