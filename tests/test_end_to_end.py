@@ -86,7 +86,7 @@ def test_the_same_command_gives_the_same_bytes(verbs: tuple[Path, str]) -> None:
 
 
 def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
-    printed = headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT)
+    printed = headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
     assert all(f"L{layer}.H{head}" in printed for layer in range(2) for head in range(3))
     labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
     assert "".join(labels[: len(SCRIPT)]) == SCRIPT
@@ -102,7 +102,7 @@ def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_pa
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: no report was opened")
     if chromium is None:
         pytest.skip("no Chromium: no report was opened")
-    headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT)
+    headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
     reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs" / NAME / "report.html", 2 * 3))
     troubles: list[str] = []
 

@@ -168,8 +168,7 @@ SURE = Interval(0.7, 0.6, 0.8, 5)
         (SURE, 0.65, 0.1, False),  # the interval reaches down to even attention
         (SURE, 0.1, 0.65, False),  # or to an untrained head
         (SURE, 0.1, None, True),  # no such control
-        (Interval(0.7, -math.inf, math.inf, 1), 0.1, 0.1, True),  # one document: the score itself
-        (Interval(0.7, -math.inf, math.inf, 1), 0.75, 0.1, False),
+        (Interval(0.7, -math.inf, math.inf, 1), 0.1, 0.1, False),  # one document says nothing sure
         (Interval(math.nan, math.nan, math.nan, 0), 0.1, 0.1, False),
     ],
 )

@@ -89,7 +89,7 @@ def test_what_has_no_number_comes_last_with_a_dash() -> None:
 )
 def test_an_unknown_order_is_refused_with_the_nearest(order: str, said: str) -> None:
     with pytest.raises(HeadwiseError, match=said):
-        check_order(survey_of(), order)
+        check_order(survey_of().statistics, order)
     with pytest.raises(HeadwiseError, match=said):
         printed(survey_of(), order)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,10 @@ HELD_OUT = 4096  # tokens of what a run held out, where no text is given
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 MAP_CELLS = 2**20  # numbers of exact maps that go into a report
 REPORT = "report.html"
+WHOLE_LINES = (
+    "Losses here count every token of these lines. The held-out loss of the run is that of the Spanish half alone, "
+    "which the English half determines, and so lower."
+)
 
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
@@ -66,7 +71,10 @@ def heads(
     controls: Annotated[bool, typer.Option(help="Measure the same model with untrained weights, too.")] = True,
     sort: Annotated[str, typer.Option(help="Order of the table: name, importance, ablation or a statistic.")] = "name",
     against: Annotated[Path | None, typer.Option(metavar="OTHER", help="Compare with another model.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report here. Default: report.html in a run.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write the report here. Default: report.html in a run, on what the run held out."),
+    ] = None,
     png: Annotated[Path | None, typer.Option(help="Write a picture of all heads here.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
     seed: Annotated[int, typer.Option(help="For the untrained control and the repeated tokens.")] = 0,
@@ -78,13 +86,20 @@ def heads(
         _check_target(option, path)
     choices = _Choices(tuple(text or ()), ids, tokens, documents, ablate, controls, seed)
     _check_choices(choices)
-    survey, maps = look(model, choices)
-    other = None if against is None else look(against, choices, on=model)[0]
-    report = html or (model / REPORT if other is None and (model / "run.json").exists() else None)
+    for folder in (model, against):
+        if folder is not None and not folder.is_dir():
+            raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
     from headwise.view.survey_files import survey_csv, survey_json, survey_png
     from headwise.view.survey_table import check_order, print_survey
 
-    check_order(survey, sort)
+    with needs_torch():
+        from headwise.heads.survey import STATISTICS
+    check_order(STATISTICS, sort)
+    survey, maps = look(model, choices)
+    other = None if against is None else look(against, choices, on=model)[0]
+    # The report in a run tells of the run: a look at another text goes where --html says.
+    own = (model / "run.json").exists() and not choices.text and ids is None and controls and other is None
+    report = html or (model / REPORT if own else None)
     if report is not None:
         _write_report(model, report, survey, maps, other)
     if csv is not None:
@@ -134,6 +149,8 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
             seed=choices.seed,
             progress=progress,
         )
+    if not choices.text and choices.ids is None and found.loss is not None and _on_verbs(on or model):
+        found = replace(found, notes=(*found.notes, WHOLE_LINES))
     first = text.documents[0]
     plain = all(profile.part == "" for profile in found.profiles)
     if not plain or len(text.documents) > 1 or len(first) > LONGEST:
@@ -161,6 +178,13 @@ def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
     return Text(found, tokens.shown, tokens.specials, tokens.frame, ("what the run held out",))
 
 
+def _on_verbs(run: Path) -> bool:
+    """Was the run trained on the built-in corpus?"""
+    from headwise.model.run import read_run
+
+    return (read_run(run) or {"settings": {"text": ""}})["settings"]["text"] is None
+
+
 def _check_choices(choices: _Choices) -> None:
     if choices.text and choices.ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
@@ -181,6 +205,10 @@ def _check_target(option: str, path: Path | None) -> None:
         raise HeadwiseError(f"{option} {path} is a folder; pass a file name")
     if not path.parent.is_dir():
         raise HeadwiseError(f"{option} {path}: the folder {path.parent} does not exist")
+    if option == "--png" and path.suffix.lower() != ".png":
+        raise HeadwiseError(f"--png {path} must end in .png: that is what is written")
+    if option == "--png" and find_spec("matplotlib") is None:
+        raise HeadwiseError("--png needs matplotlib: pip install 'headwise[all]'")
 
 
 def _write_report(

@@ -2,7 +2,7 @@
 
 A head earns a role when its score reaches the threshold and the lower bound of its interval over documents lies above
 both controls: attention spread evenly over what the mask allows, and the largest score that any head of the same model
-reaches with untrained weights. With a single document there is no interval, and the score itself is compared.
+reaches with untrained weights. A single document gives no interval, so no role that a text decides.
 """
 
 from __future__ import annotations
@@ -42,5 +42,4 @@ def _earns(
 ) -> bool:
     score = scores[role.score]
     controls = [control[role.score] for control in (uniform, untrained or {}) if role.score in control]
-    bound = score.low if score.n > 1 else score.mean
-    return score.mean >= role.threshold and all(bound > control for control in controls)
+    return score.mean >= role.threshold and all(score.low > control for control in controls)

@@ -36,7 +36,7 @@ STATISTICS = {
     "distance": "tokens back, the mean over the attention",
     "spread": "tokens, the standard deviation around that distance",
     "self": "mass on the token itself",
-    "offset_1": "mass on the token right before",
+    "offset_1": "mass on the token right before; the first row, which has none, counts as 0",
     "next": "mass on the token right after",
     "first": "mass on the first token",
     "same_token": "mass on earlier copies of the token",
@@ -122,6 +122,9 @@ def survey(
     if not probes:
         notes.append("The text has too few different tokens for a sequence of them to be repeated, so duplicate-token "
                      "and induction heads were not looked for.")  # fmt: skip
+    if len(text.documents) == 1:
+        notes.append("One document gives no interval, so no role that a text decides is awarded; pass more text, or "
+                     "cut it into documents with --tokens.")  # fmt: skip
     if controls:
         untrained = _untrained(model, text, probes, seed, progress)
     effects = _effects(model, text, ablate, progress, notes)

@@ -416,6 +416,10 @@ class Seen(Mapping[str, SeenHead]):
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401  # this is that method
 
+    def __repr__(self) -> str:
+        rows = max((len(documents[0][0].places) for documents in self._found.values()), default=0)
+        return f"Seen({len(self)} of {len(self._known)} heads, the first document of {rows} rows)"
+
     def _repr_html_(self) -> str:
         """A table for notebooks: a head a line, each statistic's mean over the rows."""
         heads = [self[name] for name in self] if self._found else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Console
@@ -45,7 +46,9 @@ def print_survey(
     Raises HeadwiseError for a survey without heads and for an order that is not known.
     """
     check_survey(survey)
-    key = check_order(survey, sort_by)
+    key = check_order(survey.statistics, sort_by)
+    if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
+        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
     columns = _shown(columns_of(survey, against), key)
     _say(console, _facts(survey))
     for note in (*survey.notes, *([] if against is None else differences_in_setting(survey, against))):
@@ -58,10 +61,11 @@ def print_survey(
         _print_missing(console, survey, against)
 
 
-def check_order(survey: HeadSurvey, sort_by: str) -> str:
+def check_order(statistics: Iterable[str], sort_by: str) -> str:
     """The key that `sort_by` names: a statistic, also by its label, an effect or "name". Raises HeadwiseError."""
-    keys = {"name": "name", **{key: key for key in (*EFFECTS, *survey.statistics)}}
-    keys.update({label(key): key for key in survey.statistics if label(key) not in keys})
+    known = list(statistics)
+    keys = {"name": "name", **{key: key for key in (*EFFECTS, *known)}}
+    keys.update({label(key): key for key in known if label(key) not in keys})
     if sort_by in keys:
         return keys[sort_by]
     near = difflib.get_close_matches(sort_by, keys, n=2)

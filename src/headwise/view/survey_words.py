@@ -13,6 +13,18 @@ from headwise.view.markup import number
 
 LABELS = {"offset_1": "previous", "same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "offset_1", "self", "delimiter", "duplicate", "prefix")
+KNOWN = (
+    "previous token",
+    "first token",
+    "delimiter",
+    "duplicate token",
+    "induction",
+    "self",
+    "rare token",
+    "copying",
+    "positional",
+    "next token",
+)
 FEW = 10  # so many statistics are all shown at once
 KINDS = 10  # kinds of badges in the style sheet
 
@@ -98,15 +110,16 @@ def bounds(value: Interval | None, column: Column) -> str:
 
 
 def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
-    """A badge for each role; the letter is the first of its name that no role before has taken."""
+    """A badge for each role, the same in every report; the letter is the first of its name that is not taken yet."""
+    names = [role.name for role in roles]
     badges: dict[str, Badge] = {}
     taken: set[str] = set()
-    for place, role in enumerate(roles):
-        candidates = [c for c in role.name.upper() if c.isalpha()] + list(string.ascii_uppercase + string.digits)
+    for place, name in enumerate([*KNOWN, *(name for name in names if name not in KNOWN)]):
+        candidates = [c for c in name.upper() if c.isalpha()] + list(string.ascii_uppercase + string.digits)
         letter = next((c for c in candidates if c not in taken), "?")
         taken.add(letter)
-        badges[role.name] = Badge(role.name, letter, place % KINDS)
-    return badges
+        badges[name] = Badge(name, letter, place % KINDS)
+    return {name: badges[name] for name in names}
 
 
 def short(role: str) -> str:
