@@ -7,6 +7,10 @@ from headwise.cli import generate  # isort: split
 
 from headwise.cli import heads  # isort: split
 
+from headwise.cli import share  # isort: split
+
+from headwise.cli import prune  # isort: split
+
 from headwise.cli import cost  # isort: split
 
 from headwise.cli import trace  # isort: split
@@ -17,4 +21,4 @@ from headwise.cli import compare  # isort: split
 
 from headwise.cli.app import main
 
-__all__ = ["compare", "cost", "generate", "heads", "ladder", "main", "trace", "train"]
+__all__ = ["compare", "cost", "generate", "heads", "ladder", "main", "prune", "share", "trace", "train"]

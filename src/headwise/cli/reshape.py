@@ -27,8 +27,11 @@ Out = Annotated[
 ]
 Tokens = Annotated[int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")]
 Batch = Annotated[int, typer.Option(help="Documents in a step of healing.")]
-Rate = Annotated[float, typer.Option(help="Peak learning rate of healing.")]
+Rate = Annotated[float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")]
 Hidden = Annotated[float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")]
+Refit = Annotated[
+    int, typer.Option(help="Tokens on which W_O is fitted before healing, in closed form; with --heal 0 that alone.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of the order of documents in healing.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")]
@@ -45,6 +48,7 @@ class Options(NamedTuple):
     batch: int
     lr: float
     hidden: float
+    refit: int
     seed: int
     force: bool
     resume: bool
@@ -60,7 +64,12 @@ def reshape(change: Change, options: Options) -> None:
     recipe = None
     if options.heal is not None:
         recipe = HealRecipe(
-            steps=options.heal, batch=options.batch, lr=options.lr, hidden=options.hidden, seed=options.seed
+            steps=options.heal,
+            batch=options.batch,
+            lr=options.lr,
+            hidden=options.hidden,
+            refit=options.refit,
+            seed=options.seed,
         )
     job = Job(
         source=options.model,

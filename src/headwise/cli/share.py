@@ -16,6 +16,7 @@ from headwise.cli.reshape import (
     Options,
     Out,
     Rate,
+    Refit,
     Resume,
     Seed,
     Text,
@@ -41,8 +42,9 @@ def share(
     out_folder: Out = None,
     tokens: Tokens = None,
     batch: Batch = 4,
-    lr: Rate = 1e-3,
-    hidden: Hidden = 10.0,
+    lr: Rate = 0.02,
+    hidden: Hidden = 30.0,
+    refit: Refit = 0,
     seed: Seed = 0,
     force: Force = False,
     resume: Resume = False,
@@ -57,5 +59,5 @@ def share(
     """
     with needs_torch():
         from headwise.reshape.changes import sharing
-    options = Options(model, text, out_folder, tokens, heal, batch, lr, hidden, seed, force, resume, as_json)
+    options = Options(model, text, out_folder, tokens, heal, batch, lr, hidden, refit, seed, force, resume, as_json)
     reshape(sharing(kv_heads, method, group), options)

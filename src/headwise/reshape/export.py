@@ -22,10 +22,10 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.model.checkpoint import save_model, write_tensors
 from headwise.model.folder import Folder
-from headwise.model.forms import hf_form
 from headwise.model.gpt import GPT
 from headwise.model.tokens import Tokens
 from headwise.reshape.distance import answers
+from headwise.reshape.weights import stock_form
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 TOLERANCE = 1e-4  # largest difference of a logit in float32; coarser formats are allowed their own rounding
@@ -147,7 +147,7 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
     wanted = answers(model.eval(), ids)
     probe = folder.parent / "probe.safetensors"
     write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})
-    stock = not isinstance(model, GPT) or hf_form(model.config) is not None
+    stock = not isinstance(model, GPT) or stock_form(model.config) is not None
     command = [sys.executable, "-m", "headwise.reshape.verify", str(folder), str(probe), "stock" if stock else "own"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,16 +1,17 @@
 """Healing: the child learns to answer as its parent does, on the user's text.
 
-First each W_O is fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
-predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a pure function of the weights, the moments and (seed, step), as in training:
-what a stopped healing needs is one file, which is replaced in one move, and a healing killed at any moment and resumed
-ends with the same bytes as one left alone.
+First each W_O may be fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
+predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a
+pure function of the weights, the moments and (seed, step), as in training: what a stopped healing needs is one file,
+which is replaced in one move, and a healing killed at any moment and resumed ends with the same bytes as one left
+alone.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,21 +25,24 @@ from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.state import interrupts, restore_state, save_state
 from headwise.reshape.text import batches, spread
-from headwise.reshape.weights import blocks
+from headwise.reshape.weights import attentions
 
 STATE = "heal.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealRecipe:
-    """How a child is healed. Both learning rates are peaks of one schedule: a short warm-up, then a cosine to 0."""
+    """How a child is healed: its attention learns, all else stays the parent's.
+
+    Both learning rates are peaks of one schedule: a short warm-up, then a cosine to 0.
+    """
 
     steps: int
     batch: int = 8  # documents a step
-    lr: float = 1e-3  # AdamW
-    muon_lr: float | None = None  # Muon on the matrices of the layers; None = AdamW on all
-    hidden: float = 10.0  # weight of the hidden states' error beside the divergence
-    refit: int = 20_000  # tokens on which W_O is fitted first, in closed form; 0 leaves that out
+    lr: float = 0.02  # Muon, on matrices (Jordan et al. 2024)
+    vector_lr: float = 1e-3  # AdamW, on biases and gains
+    hidden: float = 30.0  # weight of the hidden states' error beside the divergence
+    refit: int = 0  # tokens on which W_O is fitted first, in closed form; 0 leaves that out
     warmup: float = 0.05  # share of the steps
     evaluations: int = 10
     patience: int = 5  # evaluations without a better one before it stops
@@ -46,16 +50,17 @@ class HealRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "evaluations", "patience"):
+        if self.steps < 0 or (self.steps == 0 and not self.refit):
+            raise HeadwiseError(f"heal steps={self.steps} must be at least 1, or 0 with a refit of W_O alone")
+        for name in ("batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
                 raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
         if self.refit < 0:
             raise HeadwiseError(f"heal refit={self.refit} is negative; 0 leaves the fit of W_O out")
-        if not self.lr > 0 or (self.muon_lr is not None and not self.muon_lr > 0) or not self.hidden >= 0:
-            raise HeadwiseError(
-                f"heal lr={self.lr}, muon_lr={self.muon_lr}, hidden={self.hidden}: rates must be positive, "
-                f"and the weight of the hidden states not negative"
-            )
+        if not self.lr > 0 or not self.vector_lr > 0:
+            raise HeadwiseError(f"heal lr={self.lr}, vector_lr={self.vector_lr}: rates must be positive")
+        if not self.hidden >= 0:
+            raise HeadwiseError(f"heal hidden={self.hidden} is negative; 0 leaves the hidden states out")
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def heal(
 
     Dropout is off. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number.
     """
-    work = _Work(parent.eval(), child.eval(), train, held_out, recipe, fixed)
+    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, fixed)
     start = work.restore(folder)
     saved = time.monotonic()
     with interrupts() as interrupted:
@@ -104,17 +109,18 @@ def heal(
             done = step + 1
             if done % work.every == 0 or done == recipe.steps:
                 report(work.evaluate(done), recipe.steps)
-            if folder is not None and (interrupted() or time.monotonic() - saved > save_seconds):
+            stopping = interrupted()  # asked once: what is said to be saved must have been
+            if folder is not None and (stopping or time.monotonic() - saved > save_seconds):
                 work.save(folder, done)
                 saved = time.monotonic()
-            if interrupted():
+            if stopping:
                 raise Stopped(done)
     if folder is not None:
         work.save(folder, work.curve[-1].step)
     return work.result()
 
 
-class _Work:
+class Healing:
     """All that changes while a child heals."""
 
     def __init__(
@@ -124,12 +130,16 @@ class _Work:
         train: Sequence[Tensor],
         held_out: Sequence[Tensor],
         recipe: HealRecipe,
-        fixed: Callable[[nn.Module], None],
+        fixed: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:
         self.parent, self.child, self.train, self.held_out = parent, child, train, held_out
         self.recipe, self.fixed = recipe, fixed
-        self.optimizers = make_optimizers(child, recipe)
-        self.every = max(1, recipe.steps // recipe.evaluations)
+        learning = {id(p) for module in attentions(child) for p in module.parameters()}
+        for parameter in child.parameters():
+            parameter.requires_grad_(id(parameter) in learning)
+        self.weights = {name: p for name, p in child.named_parameters() if p.requires_grad}
+        self.optimizers = make_optimizers(self.weights.values(), recipe)
+        self.every = max(1, -(-recipe.steps // recipe.evaluations))
         self.curve: list[HealPoint] = []
         self.best: dict[str, Tensor] = {}
         self.epoch: tuple[int, list[Tensor]] = (-1, [])
@@ -144,7 +154,7 @@ class _Work:
 
     def step(self, step: int) -> None:
         """One update of the child."""
-        ids = self._batch(step)
+        ids = self.batch(step)
         with hidden_states(self.parent) as theirs, torch.no_grad():
             wanted = answers(self.parent, ids)
         with hidden_states(self.child) as ours:
@@ -154,7 +164,7 @@ class _Work:
             errors = [relative_error(a, b) for a, b in zip(theirs, ours, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.child.parameters(), self.recipe.clip)
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.clip)
         for name, number in (("loss", loss.item()), ("gradient", norm.item())):
             if not math.isfinite(number):
                 raise HeadwiseError(f"healing diverged: {name} is {number} at step {step + 1}; lower --lr")
@@ -167,8 +177,8 @@ class _Work:
             self.fixed(self.child)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + loss.item(), self.count + 1
 
-    def _batch(self, step: int) -> Tensor:
-        """The documents of a step: an order drawn anew for each pass over the text, from the seed alone."""
+    def batch(self, step: int) -> Tensor:
+        """The documents of a step, ids (B,T): an order drawn anew for each pass over the text, from the seed alone."""
         per_pass = len(batches(self.train, self.recipe.batch)) if not self.epoch[1] else len(self.epoch[1])
         number, place = divmod(step, per_pass)
         if self.epoch[0] != number:
@@ -182,10 +192,10 @@ class _Work:
     def evaluate(self, step: int) -> HealPoint:
         """A point of the curve; its weights are kept where it is the best."""
         _, loss, far = compared(self.parent, self.child, self.held_out)
-        mean = self.total / self.count if self.count else math.nan
+        mean = self.total / self.count if self.count else None
         point = HealPoint(step, self.tokens, mean, loss, far)
         if not self.curve or far < min(p.distance for p in self.curve):
-            self.best = {name: p.detach().clone() for name, p in self.child.named_parameters()}
+            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.curve.append(point)
         self.total, self.count = 0.0, 0
         return point
@@ -199,7 +209,7 @@ class _Work:
 
     def result(self) -> Healed:
         with torch.no_grad():
-            for name, parameter in self.child.named_parameters():
+            for name, parameter in self.weights.items():
                 parameter.copy_(self.best[name])
         return Healed(self.child.eval(), tuple(self.curve), self.curve[-1].step, self.best_step())
 
@@ -208,34 +218,34 @@ class _Work:
         kept = {f"best.{name}": tensor for name, tensor in self.best.items()}
         kept["curve"] = torch.tensor(rows, dtype=torch.float64)
         kept["sums"] = torch.tensor([self.tokens, self.total, self.count], dtype=torch.float64)
-        save_state(folder / STATE, self.child, self.optimizers, step, kept)
+        save_state(folder / STATE, self.weights, self.optimizers, step, kept)
 
     def restore(self, folder: Path | None) -> int:
-        step, kept = (0, {}) if folder is None else restore_state(folder / STATE, self.child, self.optimizers)
+        done, kept = (0, {}) if folder is None else restore_state(folder / STATE, self.weights, self.optimizers)
         if kept:
             rows = kept["curve"].tolist()
             self.curve = [
-                HealPoint(int(a), int(b), mean, None if math.isnan(loss) else loss, far)
-                for a, b, mean, loss, far in rows
+                HealPoint(int(step), int(tokens), _number(mean), _number(loss), far)
+                for step, tokens, mean, loss, far in rows
             ]
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
             self.best = {name.removeprefix("best."): x for name, x in kept.items() if name.startswith("best.")}
-        return step
+        return done
 
 
-def make_optimizers(model: nn.Module, recipe: HealRecipe) -> list[torch.optim.Optimizer]:
-    """AdamW, with Muon on the matrices of the layers if the recipe has a rate for it. Nothing decays."""
-    inside = {id(p) for block in blocks(model) for p in block.parameters() if p.ndim == 2}
-    parameters = list(model.parameters())
-    matrices = [p for p in parameters if id(p) in inside] if recipe.muon_lr else []
-    chosen = {id(p) for p in matrices}
-    others = [p for p in parameters if id(p) not in chosen]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    ]
-    if recipe.muon_lr:
-        optimizers.append(torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.0))
+def _number(saved: float) -> float | None:
+    """A tensor has no place for None: NaN stands for it."""
+    return None if math.isnan(saved) else saved
+
+
+def make_optimizers(weights: Iterable[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
+    """Muon on matrices, AdamW on the rest. Nothing decays."""
+    chosen = list(weights)
+    matrices, others = [p for p in chosen if p.ndim == 2], [p for p in chosen if p.ndim != 2]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

@@ -126,7 +126,7 @@ def _heal(
     """In float32, whatever the number format of the weights; back in it afterwards."""
     dtype = next(changed.model.parameters()).dtype
     listener.say(f"healing for {recipe.steps} steps; the state goes to {workplace.path}")
-    child = changed.model.float().requires_grad_(True)
+    child = changed.model.float()
     healed = heal(
         folder.model,
         child,

@@ -11,7 +11,7 @@ class HealPoint:
 
     step: int
     tokens: int  # of the text, read so far
-    train_loss: float  # what is minimised, the mean since the evaluation before; NaN before the first step
+    train_loss: float | None  # what is minimised, the mean since the evaluation before; None before the first step
     held_out_loss: float | None  # nats per token; None where the model predicts no next token
     distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
 

@@ -17,10 +17,14 @@ from headwise.model.checkpoint import read_metadata, read_tensors, write_tensors
 
 
 def save_state(
-    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], step: int, kept: Mapping[str, Tensor]
+    path: Path,
+    weights: Mapping[str, nn.Parameter],
+    optimizers: Sequence[torch.optim.Optimizer],
+    step: int,
+    kept: Mapping[str, Tensor],
 ) -> None:
     """Weights, moments, step and `kept`, whatever else must survive."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
     for n, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{n}.{index}.{name}": value for name, value in state.items()}
@@ -29,19 +33,18 @@ def save_state(
 
 
 def restore_state(
-    path: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+    path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[int, dict[str, Tensor]]:
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
     if not path.exists():
         return 0, {}
     tensors = read_tensors(path)
-    weights = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
     saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
-    if saved != {name: parameter.shape for name, parameter in weights.items()}:
+    if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
         for name, parameter in weights.items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(tensors[f"model.{name}"])
     for n, optimizer in enumerate(optimizers):
         states: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():

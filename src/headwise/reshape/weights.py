@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.model.gpt import GPT
+from headwise.model.forms import hf_form
+from headwise.model.gpt import GPT, GPTConfig
 
 LINEAR = ("llama", "mistral", "qwen2", "qwen3")  # families of transformers with q_proj, k_proj, v_proj, o_proj
 KNOWN = ("headwise", *LINEAR, "gpt2", "bert")
@@ -193,12 +194,17 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
             f"{family}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query heads "
             f"cannot be written; share a Llama-type model, or a run of headwise"
         )
-    if family == "llama" and config.hidden_size % n_heads:
-        return (
-            f"llama's config wants num_attention_heads to divide hidden_size={config.hidden_size}, "
-            f"and {n_heads} does not"
-        )
+    llama = family == "llama" or (isinstance(model, GPT) and stock_form(model.config) == "llama")
+    width = config.d_model if family == "headwise" else config.hidden_size
+    if llama and width % n_heads:
+        return f"llama's config wants num_attention_heads to divide hidden_size={width}, and {n_heads} does not"
     return None
+
+
+def stock_form(config: GPTConfig) -> str | None:
+    """The architecture of transformers that reads a run of ours with this config; None where none does."""
+    form = hf_form(config)
+    return None if form == "llama" and config.d_model % config.n_heads else form
 
 
 def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:

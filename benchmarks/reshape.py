@@ -1,0 +1,183 @@
+"""Sharing and pruning heads of a small RoPE model: what is lost before any training, and what healing brings back.
+
+Parents: RMSNorm, RoPE, SwiGLU, 3 layers of 8 heads, trained on the characters of tinyshakespeare with Muon, one for
+each seed; kept in build/reshape, where an interrupted run goes on. Losses are on 100,000 held-out characters, in nats
+above the parent's. Statistics for alignment and importance: 50,000 characters of the training part. Healing: KL and
+hidden states, attention alone, 5 % of the tokens that the parent was trained on. Precision float32.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.heads.effect import importance
+from headwise.model.checkpoint import load_model, save_model
+from headwise.model.data import Corpus, text_corpus
+from headwise.model.folder import open_folder
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.model.presets import Recipe
+from headwise.model.train import evaluate, train
+from headwise.reshape.damage import cache_bytes, decode_speeds
+from headwise.reshape.heal import HealRecipe, heal
+from headwise.reshape.moments import moments
+from headwise.reshape.prune import prune, weakest
+from headwise.reshape.share import share
+from headwise.reshape.text import Calibration, read_calibration
+
+TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
+PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
+SHAPE = {"context": 128, "n_layers": 3, "n_heads": 8, "head_dim": 32, "d_model": 168, "d_ff": 384}
+RECIPE = Recipe(steps=2000, batch=16, lr=5e-3, muon_lr=0.015, weight_decay=0.1, warmup=50, final_lr=0.02)
+HEALING = HealRecipe(steps=400, batch=4, lr=0.015, evaluations=4)  # 5 % of the tokens above
+UNTRAINED = (  # method, grouping
+    ("mean", "adjacent"),
+    ("mean", "best"),
+    ("aligned", "adjacent"),
+    ("aligned+norm", "adjacent"),
+    ("aligned+norm", "best"),
+    ("principal", "adjacent"),
+    ("principal", "best"),
+)
+HEALED = (("mean", "adjacent"), ("aligned+norm", "best"), ("principal", "best"))
+LONG = 4096  # tokens in the cache while decoding is timed
+
+
+def run(runs: int) -> dict[str, Any]:
+    if not TEXT.exists():
+        return {"table": f"not run: {TEXT} is absent (the complete tinyshakespeare, 1,115,394 characters)"}
+    rows = []
+    for seed in range(runs):
+        rows.append(one(seed))
+        print(f"reshape seed {seed}: {rows[-1]}", file=sys.stderr)
+    return {"seeds": rows, "table": _table(rows)}
+
+
+def one(seed: int) -> dict[str, Any]:
+    """All figures of one parent."""
+    corpus, parent = _parent(seed)
+    folder = open_folder(PARENTS / f"seed{seed}")
+    calibration = read_calibration(TEXT, folder)
+    for parameter in parent.parameters():
+        parameter.requires_grad_(False)
+    loss = evaluate(parent, corpus.data)
+    roots = moments(parent, calibration.statistics)
+    bench = _Bench(parent, corpus, calibration, roots, loss, seed)
+    row: dict[str, Any] = {"seed": seed, "parent": loss, "parameters": parent.n_parameters}
+    row["zero training"] = {
+        f"{n}:1 {method}, {grouping}": bench.damage(share(parent, 8 // n, method, grouping, roots).model)
+        for n in (2, 4)
+        for method, grouping in UNTRAINED
+    }
+    row["healed"] = {
+        f"4:1 {method}, {grouping}": bench.healed(share(parent, 2, method, grouping, roots).model)
+        for method, grouping in HEALED
+    }
+    row |= bench.pruning()
+    row["decode"] = bench.decode(share(parent, 2, "principal", "adjacent", roots).model)
+    return row
+
+
+def _parent(seed: int) -> tuple[Corpus, GPT]:
+    """The trained parent of a seed: from build/, or trained now."""
+    corpus = text_corpus(TEXT, False, SHAPE["context"], seed)
+    folder = PARENTS / f"seed{seed}"
+    if not (folder / "model.safetensors").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        config = GPTConfig(vocab_size=len(corpus.tokens), **SHAPE)  # type: ignore[arg-type]
+        began = time.perf_counter()
+        model, _ = train(folder, config, RECIPE, corpus.data, seed, lambda progress: None)
+        save_model(folder, model, corpus.tokens)
+        print(f"reshape: trained parent {seed} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    return corpus, load_model(folder)[0]
+
+
+class _Bench:
+    """One parent, and what is measured against it."""
+
+    def __init__(
+        self,
+        parent: GPT,
+        corpus: Corpus,
+        calibration: Calibration,
+        roots: Sequence[Tensor],
+        loss: float,
+        seed: int,
+    ) -> None:
+        self.parent, self.corpus, self.calibration, self.roots = parent, corpus, calibration, roots
+        self.loss, self.recipe = loss, replace(HEALING, seed=seed)
+
+    def damage(self, child: nn.Module) -> float:
+        """Nats above the parent on held-out text."""
+        assert isinstance(child, GPT)
+        return evaluate(child, self.corpus.data) - self.loss
+
+    def healed(self, child: nn.Module) -> dict[str, float]:
+        before = self.damage(child)
+        began = time.perf_counter()
+        found = heal(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe)
+        after = self.damage(found.model)
+        tokens = found.curve[-1].tokens
+        budget = tokens / (RECIPE.steps * RECIPE.batch * SHAPE["context"])
+        seconds = time.perf_counter() - began
+        return {"before": before, "after": after, "percent": 100 * after / self.loss, "budget": budget, "s": seconds}
+
+    def pruning(self) -> dict[str, Any]:
+        """A quarter of the heads, as many from each layer: the least important ones, and random ones."""
+        found = importance(self.parent, self.calibration.statistics)
+        drawn = torch.rand(len(found), generator=torch.Generator().manual_seed(self.recipe.seed)).tolist()
+        sides = {"importance": found, "random": dict(zip(found, drawn, strict=True))}
+        return {
+            f"pruned by {name}": self.healed(prune(self.parent, weakest(self.parent, scores, 0.75, True), True).model)
+            for name, scores in sides.items()
+        }
+
+    def decode(self, child: nn.Module) -> dict[str, float]:
+        """Tokens a second with a long cache: RoPE has no length of its own, so the weights serve a longer context."""
+        assert isinstance(child, GPT)
+        long = []
+        for model in (self.parent, child):
+            longer = GPT(replace(model.config, context=2 * LONG)).eval()
+            longer.load_state_dict(model.state_dict())
+            long.append(longer)
+        before, after = decode_speeds(long, self.calibration.held_out[0][None], LONG)
+        cache = cache_bytes(child) / cache_bytes(self.parent)
+        return {"parent": before, "child": after, "ratio": after / before, "cache": cache}
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Means over the seeds, the worst of them, and the bars."""
+    parents = ", ".join(f"{row['parent']:.4f}" for row in rows)
+    lines = [f"parents: held-out loss {parents}"]
+    lines.append("zero training, nats above the parent (mean over seeds; share of plain mean's, the worst seed)")
+    for name in rows[0]["zero training"]:
+        baseline = f"{name[:3]} mean, adjacent"
+        shares = [row["zero training"][name] / row["zero training"][baseline] for row in rows]
+        mean = statistics.fmean(row["zero training"][name] for row in rows)
+        lines.append(f"  {name:28} {mean:7.3f}   {statistics.fmean(shares):5.2f} (worst {max(shares):.2f})")
+    lines.append("  bars for aligned+norm, best: 0.33 at 2:1, 0.50 at 4:1")
+    lines.append("healed, percent above the parent's loss, each seed (bar: 1)")
+    for name, each in [(name, [row["healed"][name] for row in rows]) for name in rows[0]["healed"]]:
+        lines.append(_healed_line(name, each))
+    names = ("pruned by importance", "pruned by random")
+    lines += [_healed_line(f"25 % {name}", [row[name] for row in rows]) for name in names]
+    decode = [row["decode"] for row in rows]
+    ratios = ", ".join(f"{x['ratio']:.2f}" for x in decode)
+    lines.append(
+        f"decoding at 4:1 with {LONG:,} cached: {ratios} times the parent's tokens/s; cache {decode[0]['cache']}"
+    )
+    return "\n".join(lines)
+
+
+def _healed_line(name: str, each: Sequence[dict[str, float]]) -> str:
+    after = ", ".join(f"{x['percent']:.2f}" for x in each)
+    before = statistics.fmean(x["before"] for x in each)
+    return f"  {name:28} {after}   (from {before:.3f} nats, {100 * each[0]['budget']:.1f} % of the tokens)"

@@ -1,0 +1,179 @@
+"""What leaves a function as it is: turns of heads, their order; and what must not be turned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from reshape_models import BUILD, build, texts
+from torch import Tensor, nn
+
+from headwise.reshape.align import fold, key_maps, key_rule, orthogonal_maps, turns
+from headwise.reshape.distance import answers
+from headwise.reshape.moments import activations, moments
+from headwise.reshape.pool import aligned
+from headwise.reshape.weights import AttentionWeights, read_layers, with_layers
+
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@torch.no_grad()
+def far(model: nn.Module, other: nn.Module) -> float:
+    """The largest difference of an answer, relative to the largest answer where that exceeds 1."""
+    ids = texts(1)
+    wanted = answers(model, ids)
+    return float((answers(other, ids) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+
+
+def changed(model: nn.Module, change: dict[int, AttentionWeights]) -> nn.Module:
+    layers = read_layers(model)
+    return with_layers(model, [change.get(n, weights) for n, weights in enumerate(layers)])
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("name", BUILD)
+def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype=dtype)
+    roots = moments(model, [texts()])
+    layers = [weights.double() for weights in read_layers(model)]
+    turned = [
+        aligned(weights, root, 1 if weights.n_kv_heads == 3 else 2) for weights, root in zip(layers, roots, strict=True)
+    ]
+    assert far(model, with_layers(model, turned)) < CLOSE[dtype]
+    for before, after in zip(layers, turned, strict=True):
+        assert (before.wv - after.wv).abs().max() > 0.1  # it did turn something
+        if before.k_gain is None:
+            assert (before.wk - after.wk).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_the_order_of_heads_is_free(name: str) -> None:
+    model = build(name)
+    weights = read_layers(model)[1]
+    order = torch.randperm(weights.n_kv_heads, generator=torch.Generator().manual_seed(3)).tolist()
+    assert order != sorted(order)
+    assert far(model, changed(model, {1: weights.permuted(order)})) < 1e-10
+
+
+def turn_of(D: int, plane: tuple[int, ...], angle: float) -> Tensor:
+    matrix = torch.eye(D, dtype=torch.float64)
+    a, b = plane
+    c, s = torch.cos(torch.tensor(angle, dtype=torch.float64)), torch.sin(torch.tensor(angle, dtype=torch.float64))
+    matrix[a, a], matrix[a, b], matrix[b, a], matrix[b, b] = c, -s, s, c
+    return matrix
+
+
+@pytest.mark.parametrize("name", ["rope", "llama", "qwen3"])
+def test_only_turns_within_a_plane_are_free(name: str) -> None:
+    """Features of two planes, and under a qk-norm even those of one plane with unequal gains, must not be mixed."""
+    model = build(name)
+    weights = read_layers(model)[0].double()
+    G, D = weights.wk.shape[:2]
+    (a, b), (c, _) = weights.pairs[1:3]
+    within = fold(weights, turn_of(D, (a, b), 0.7).repeat(G, 1, 1), None)
+    across = fold(weights, turn_of(D, (a, c), 0.7).repeat(G, 1, 1), None)
+    half = fold(weights, turn_of(D, (a, b), torch.pi).repeat(G, 1, 1), None)
+    assert (far(model, changed(model, {0: within})) < 1e-10) == (name != "qwen3")
+    assert far(model, changed(model, {0: across})) > 1e-5
+    assert far(model, changed(model, {0: half})) < 1e-10
+
+
+def test_equal_gains_let_a_plane_turn() -> None:
+    model = build("qk-norm")
+    with torch.no_grad():
+        for block in model.blocks:  # type: ignore[union-attr]
+            for norm in (block.attention.q_norm, block.attention.k_norm):
+                norm.weight[7] = norm.weight[2]
+    weights = read_layers(model)[0].double()
+    rule = key_rule(weights)
+    assert rule.planes == ((2, 7),)
+    assert len(rule.signs) == 4
+    turned = fold(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1), None)
+    assert far(model, changed(model, {0: turned})) < 1e-10
+
+
+def test_values_may_take_any_basis() -> None:
+    model = build("llama")
+    weights = read_layers(model)[0].double()
+    maps = torch.randn(6, 10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert far(model, changed(model, {0: fold(weights, None, maps)})) < 1e-10
+
+
+def test_without_rope_keys_may_take_any_basis() -> None:
+    model = build("gpt2")
+    weights = read_layers(model)[0].double()
+    maps = torch.randn(3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert far(model, changed(model, {0: fold(weights, maps, None)})) < 1e-10
+
+
+def test_the_rule_names_every_feature_once() -> None:
+    for name in BUILD:
+        weights = read_layers(build(name))[0]
+        rule = key_rule(weights)
+        named = [d for features in (*rule.planes, *rule.signs, rule.free) for d in features]
+        assert sorted(named) == list(range(weights.wk.shape[1])), name
+
+
+def heads_of_one(seed: int, n: int = 3, complex_: bool = False) -> tuple[Tensor, Tensor]:
+    """Heads that are one head in n bases, and that head."""
+    generator = torch.Generator().manual_seed(seed)
+    if complex_:
+        one = torch.randn(5, 7, dtype=torch.complex128, generator=generator)
+        angles = torch.rand(n, 5, dtype=torch.float64, generator=generator) * 6
+        return torch.polar(torch.ones_like(angles), angles)[..., None] * one, one
+    one = torch.randn(5, 7, dtype=torch.float64, generator=generator)
+    bases = torch.linalg.qr(torch.randn(n, 5, 5, dtype=torch.float64, generator=generator))[0]
+    return bases @ one, one
+
+
+def test_procrustes_finds_the_bases_of_one_head() -> None:
+    heads, _ = heads_of_one(0)
+    turned = orthogonal_maps(heads) @ heads
+    torch.testing.assert_close(turned, turned[:1].expand_as(turned))
+    planes, _ = heads_of_one(1, complex_=True)
+    units = turns(planes)
+    assert units.abs().sub(1).abs().max() < 1e-12
+    torch.testing.assert_close(units[..., None] * planes, (units[..., None] * planes)[:1].expand_as(planes))
+
+
+def test_alignment_brings_heads_closer_in_activations() -> None:
+    """Closeness counts on the text, not in the weights: directions that no token takes do not matter."""
+    model = build("rope")
+    root = moments(model, [texts()])[0]
+    weights = read_layers(model)[0].double()
+
+    def spread(w: AttentionWeights) -> tuple[float, float]:
+        k, v = activations(w.wk, w.bk, root), activations(w.wv, w.bv, root)
+        return tuple(float((x - x.mean(0)).square().sum()) for x in (k, v))  # type: ignore[return-value]
+
+    before, after = spread(weights), spread(aligned(weights, root, 1))
+    assert all(b > 1.05 * a for a, b in zip(after, before, strict=True))
+
+
+def test_moments_are_those_of_what_the_attention_reads() -> None:
+    model = build("llama")
+    seen: list[Tensor] = []
+    hook = model.model.layers[1].self_attn.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda module, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True
+    )
+    batches = [texts(0), texts(1)[:, :5]]
+    roots = moments(model, batches)
+    hook.remove()
+    x = torch.cat([x.flatten(0, 1) for x in seen])
+    weights = read_layers(model)[1].double()
+    k, v = (x @ w.flatten(0, 1).T + b.flatten() for w, b in ((weights.wk, weights.bk), (weights.wv, weights.bv)))  # type: ignore[union-attr]
+    by_moments = activations(weights.wk, weights.bk, roots[1]).flatten(0, 1)
+    others = activations(weights.wv, weights.bv, roots[1]).flatten(0, 1)
+    torch.testing.assert_close(by_moments @ others.T, k.T @ v / len(x))
+
+
+def test_a_half_of_the_turns_in_signs_is_still_exact() -> None:
+    """The rule for keys under a qk-norm gives maps that are diagonal with entries 1 and -1."""
+    model = build("qwen3")
+    root = moments(model, [texts()])[0]
+    weights = read_layers(model)[0].double()
+    maps = key_maps(activations(weights.wk, weights.bk, root), key_rule(weights))
+    assert (maps.abs() == torch.eye(10)).all()
+    assert (maps < 0).any()
+    assert far(model, changed(model, {0: dataclasses.replace(fold(weights, maps, None))})) < 1e-10

@@ -1,0 +1,242 @@
+"""Healing: it brings the child nearer, keeps zeroed heads zero, and loses nothing when it is stopped or killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from reshape_models import build
+from torch import Tensor, nn
+
+from headwise import HeadwiseError
+from headwise.model.checkpoint import read_metadata
+from headwise.model.train import Stopped
+from headwise.reshape.distance import answers, compared, divergence, relative_error
+from headwise.reshape.heal import STATE, Healing, HealRecipe, heal
+from headwise.reshape.moments import moments
+from headwise.reshape.prune import prune, zero
+from headwise.reshape.refit import refit
+from headwise.reshape.report import HealPoint
+from headwise.reshape.share import share
+
+RECIPE = HealRecipe(steps=12, batch=2, lr=0.05, hidden=0.0, evaluations=4)
+
+
+def documents(n: int, seed: int, lengths: tuple[int, ...] = (13, 11)) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(31, (lengths[i % len(lengths)],), generator=generator) for i in range(n)]
+
+
+TRAIN, HELD_OUT = documents(37, 0), [torch.stack(documents(5, 1, (13,)))]
+
+
+def pair(name: str = "rope", dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:
+    """A parent and its child with half of the key/value heads, or without one head where they cannot be shared."""
+    parent = build(name, dtype=dtype)
+    if name in ("gpt2", "bert"):
+        return parent, prune(parent, ((1,), (2,))).model
+    roots = moments(parent, [torch.stack(TRAIN[::2])])
+    return parent, share(parent, 3, "mean", "adjacent", roots).model
+
+
+@pytest.mark.parametrize("name", ["rope", "qk-norm", "llama", "gpt2", "bert"])
+@pytest.mark.parametrize("hidden", [0.0, 3.0])
+def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
+    parent, child = pair(name)
+    kept = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
+    seen = [torch.stack(TRAIN[::2])]  # of random tokens there is nothing to learn about others
+    healed = heal(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden))
+    first, last = healed.curve[0].distance, compared(parent, healed.model, seen)[2]
+    assert last < 0.9 * first
+    assert last == pytest.approx(min(point.distance for point in healed.curve), rel=1e-5)
+    assert all(torch.equal(kept[key], tensor) for key, tensor in parent.state_dict().items())
+
+
+def test_the_curve_counts_steps_and_tokens() -> None:
+    heard: list[tuple[HealPoint, int]] = []
+    parent, child = pair()
+    healed = heal(parent, child, TRAIN, HELD_OUT, RECIPE, report=lambda point, steps: heard.append((point, steps)))
+    assert [point.step for point in healed.curve] == [0, 3, 6, 9, 12]
+    assert tuple(point for point, _ in heard) == healed.curve and {steps for _, steps in heard} == {12}
+    assert healed.curve[0].train_loss is None and healed.curve[0].tokens == 0
+    assert all(point.train_loss is not None for point in healed.curve[1:])
+    assert 12 * 2 * 11 <= healed.curve[-1].tokens <= 12 * 2 * 13
+    assert all(point.held_out_loss is not None for point in healed.curve)
+
+
+def test_a_model_without_a_next_token_has_no_loss_but_a_distance() -> None:
+    parent, child = pair("bert")
+    healed = heal(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1))
+    assert all(point.held_out_loss is None and point.distance > 0 for point in healed.curve)
+
+
+def test_zeroed_heads_stay_zero() -> None:
+    parent = build("gpt2", dtype=torch.float32)
+    pruned = prune(parent, ((1,), (0, 2)))
+    healed = heal(parent, pruned.model, TRAIN, HELD_OUT, RECIPE, fixed=lambda model: zero(model, pruned.heads))
+    again = prune(healed.model, pruned.heads).model
+    assert all(torch.equal(a, b) for a, b in zip(healed.model.parameters(), again.parameters(), strict=True))
+    free = heal(parent, prune(parent, pruned.heads).model, TRAIN, HELD_OUT, RECIPE)
+    zeroed = prune(free.model, pruned.heads).model
+    assert any(not torch.equal(a, b) for a, b in zip(free.model.parameters(), zeroed.parameters(), strict=True))
+
+
+def test_it_stops_early_and_hands_out_the_best() -> None:
+    parent, child = pair()
+    recipe = replace(RECIPE, steps=40, lr=3.0, evaluations=20, patience=3, clip=100.0)
+    healed = heal(parent, child, TRAIN, HELD_OUT, recipe)
+    assert healed.steps == healed.best_step + 3 * 2 < 40
+    best = min(point.distance for point in healed.curve)
+    assert compared(parent, healed.model, HELD_OUT)[2] == pytest.approx(best, rel=1e-5)
+
+
+def test_each_document_is_read_once_before_any_comes_again() -> None:
+    parent, child = pair()
+    work = Healing(parent, child, TRAIN, HELD_OUT, RECIPE)
+
+    def heal_batch(step: int) -> list[tuple[int, ...]]:
+        return [tuple(ids.tolist()) for ids in work.batch(step)]
+
+    batches = [heal_batch(step) for step in range(38)]  # 19 and 18 documents of two lengths, two at a time: 19 batches
+    first, second = (sorted(ids for batch in some for ids in batch) for some in (batches[:19], batches[19:]))
+    assert first == second == sorted(tuple(ids.tolist()) for ids in TRAIN)
+    assert batches[:19] != batches[19:]
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, child = pair("qk-norm")
+    recipe = replace(RECIPE, hidden=2.0, refit=100)
+    whole = heal(parent, child, TRAIN, HELD_OUT, recipe)
+    calls = iter(range(1000))
+
+    @contextmanager
+    def interrupted_later() -> Iterator[Callable[[], bool]]:
+        yield lambda: next(calls) == 6  # asked once a step: in the seventh, and never again
+
+    monkeypatch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
+    with pytest.raises(Stopped) as stop:
+        heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)
+    assert stop.value.step == 7
+    monkeypatch.undo()
+    resumed = heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)
+    assert resumed.curve == whole.curve
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
+    done = heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)  # nothing is left to do
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(done.model), strict=True))
+
+
+KILLED = """
+import os, signal, sys, torch
+from pathlib import Path
+from test_heal import TRAIN, HELD_OUT, RECIPE, pair
+from headwise.reshape.heal import heal
+
+def die(point, steps):
+    if point.step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+heal(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die, save_seconds=0)
+"""
+
+
+def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL in the sixth step: the state is that of the fifth."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False, timeout=100)
+    assert done.returncode == -signal.SIGKILL
+    assert read_metadata(tmp_path / STATE) == {"step": "5"}
+    whole, resumed = (heal(*pair(), TRAIN, HELD_OUT, RECIPE, folder) for folder in (None, tmp_path))
+    assert resumed.curve == whole.curve
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
+
+
+def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    parent, child = pair()
+    heal(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, evaluations=1), tmp_path)
+    other = build("llama", dtype=torch.float32)
+    with pytest.raises(HeadwiseError, match=r"is the state of another model; resume with the settings it began with"):
+        heal(other, build("llama", dtype=torch.float32), TRAIN, HELD_OUT, RECIPE, tmp_path)
+
+
+def test_a_loss_that_is_no_number_is_said_and_not_saved(tmp_path: Path) -> None:
+    parent, child = pair()
+    with torch.no_grad():
+        next(child.parameters())[0] = math.inf
+    with pytest.raises(HeadwiseError, match=r"healing diverged: loss is nan at step 1; lower --lr"):
+        heal(parent, child, TRAIN, HELD_OUT, RECIPE, tmp_path)
+    assert not (tmp_path / STATE).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": 0}, "heal steps=0 must be at least 1, or 0 with a refit"),
+        ({"steps": -1, "refit": 9}, "heal steps=-1"),
+        ({"batch": 0}, "heal batch=0 must be at least 1"),
+        ({"lr": 0.0}, "heal lr=0.0"),
+        ({"hidden": -1.0}, "heal hidden=-1.0 is negative"),
+        ({"vector_lr": 0.0}, "vector_lr=0.0: rates must be positive"),
+        ({"refit": -1}, "heal refit=-1 is negative"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(change: dict[str, float], said: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        replace(RECIPE, **change)  # type: ignore[arg-type]
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["rope", "no RoPE", "llama", "gpt2", "bert"])
+def test_a_refit_brings_the_child_nearer_and_the_parent_nowhere(name: str) -> None:
+    parent, child = pair(name, torch.float64)
+    batches = [torch.stack(TRAIN[::2]), torch.stack(TRAIN[1::2])]
+    before = compared(parent, child, batches)[2]
+    refit(parent, child, batches)
+    assert compared(parent, child, batches)[2] < 0.8 * before
+    same = build(name)
+    kept = [tensor.clone() for tensor in weights(same)]
+    refit(parent, same, batches)
+    for a, b in zip(kept, weights(same), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_refit_leaves_zeroed_heads_alone() -> None:
+    parent = build("gpt2")
+    pruned = prune(parent, ((1,), (0, 2)))
+    refit(parent, pruned.model, [torch.stack(TRAIN[::2])])
+    again = prune(pruned.model, pruned.heads).model
+    assert all(torch.equal(a, b) for a, b in zip(weights(pruned.model), weights(again), strict=True))
+
+
+def test_divergence_is_that_of_the_formula() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(2, 3, 5, generator=generator) for _ in range(2))
+    a, b = torch.softmax(p, -1), torch.softmax(q, -1)
+    wanted = (a * (a / b).log()).sum(-1).mean()
+    torch.testing.assert_close(divergence(p, q), wanted)
+    assert divergence(p, p) < 1e-6
+    torch.testing.assert_close(relative_error(p, 2 * p), torch.tensor(1.0))
+
+
+def test_compared_counts_tokens_whatever_the_batches() -> None:
+    parent, child = pair(dtype=torch.float64)
+    ids = torch.stack(TRAIN[:10:2])
+    whole = compared(parent, child, [ids])
+    split = compared(parent, child, [ids[:1], ids[1:]])
+    assert whole == pytest.approx(split)
+    with torch.no_grad():
+        logits = answers(parent, ids)[:, :-1]
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+    assert whole[0] == pytest.approx(wanted.item())

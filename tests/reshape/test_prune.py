@@ -1,0 +1,203 @@
+"""Pruning: the function of a gate of 0, in every way a format can carry it; what the cache does; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from reshape_models import BUILD, build, texts
+from torch import nn
+
+import headwise as hw
+from headwise import HeadwiseError
+from headwise.heads.effect import ablate
+from headwise.model.gpt import GPT, GPTConfig
+from headwise.reshape.damage import cache_bytes
+from headwise.reshape.distance import answers
+from headwise.reshape.prune import Heads, cache_note, named_heads, prune, weakest, zero
+from headwise.reshape.weights import head_counts, read_layers
+
+EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
+UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))
+
+
+@torch.no_grad()
+def gated(model: nn.Module, heads: Iterable[str]) -> torch.Tensor:
+    """What the model answers with a gate of 0 on some heads."""
+    with ablate(model, list(heads)):
+        return answers(model, texts(1))
+
+
+@torch.no_grad()
+def difference(model: nn.Module, child: nn.Module, heads: Iterable[str]) -> float:
+    return float((answers(child, texts(1)) - gated(model, heads)).abs().max())
+
+
+@pytest.mark.parametrize("names", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize("name", BUILD)
+def test_pruning_is_a_gate_of_zero(name: str, names: tuple[str, Heads]) -> None:
+    model = build(name)
+    heads = named_heads(model, names[0])
+    assert heads == names[1]
+    pruned = prune(model, heads)
+    assert pruned.names == names[0].split(",")
+    assert difference(model, pruned.model, pruned.names) < (1e-5 if name == "qwen3" else 1e-9)
+    out = names is EVEN and name not in ("gpt2", "bert", "rope, GQA", "llama", "llama, tied")
+    assert (pruned.reason is None) == out
+    assert head_counts(pruned.model)[0] == head_counts(model)[0] - out
+    if not out:
+        weights = read_layers(pruned.model)[1]
+        assert (weights.wq[2] == 0).all() and (weights.wo[:, 2] == 0).all() and (weights.wk[2] != 0).any()
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_a_gate_of_zero_changes_something(name: str) -> None:
+    model = build(name)
+    with torch.no_grad():
+        assert (gated(model, ["L0.H1"]) - answers(model, texts(1))).abs().max() > 1e-3
+
+
+def test_a_whole_group_takes_its_keys_and_values_along() -> None:
+    model = build("rope, GQA")  # 12 query heads on 6
+    pruned = prune(model, named_heads(model, "L0.H2,L0.H3,L1.H10,L1.H11"))
+    assert pruned.reason is None
+    assert head_counts(pruned.model) == (10, 5, 10)
+    assert cache_bytes(pruned.model) * 6 == cache_bytes(model) * 5
+    assert difference(model, pruned.model, pruned.names) < 1e-9
+    assert "shrinks from 6 to 5" in cache_note(model, pruned)
+
+
+def test_one_query_head_of_each_group_leaves_the_weights_but_not_the_cache() -> None:
+    model = build("rope, GQA")
+    heads = tuple(tuple(range(layer, 12, 2)) for layer in (0, 1))
+    pruned = prune(model, heads)
+    assert pruned.reason is None
+    assert head_counts(pruned.model) == (6, 6, 10)
+    assert difference(model, pruned.model, pruned.names) < 1e-9
+    assert cache_bytes(pruned.model) == cache_bytes(model)
+    note = cache_note(model, pruned)
+    assert "does not shrink: each key/value head is read by 2 query heads, and all 2 must go" in note
+    assert "headwise share" in note
+
+
+REASONS = [
+    ("rope", "L0.H1,L1.H0,L1.H2", "the layers would lose 1 to 2 heads and the config has one number of heads for all"),
+    ("rope, GQA", "L0.H1,L1.H2", "in layer 0 some key/value heads would be read by 1 query heads and some by 2"),
+    ("rope, GQA", "L0.H0,L0.H1,L1.H0,L1.H2", "in layer 1 some key/value heads would be read by 1"),
+    ("llama", "L0.H1,L1.H2", "llama's config wants num_attention_heads to divide hidden_size=24, and 5 does not"),
+    ("gpt2", "L0.H1,L1.H2", "gpt2's config has no head_dim: its n_embd=33 must be 3 heads of 11, and 2 make 22"),
+    ("bert", "L0.H1,L1.H2", "bert's config has no head_dim: its hidden_size=33 must be 3 heads of 11, and 2 make 22"),
+]
+
+
+@pytest.mark.parametrize(("name", "heads", "said"), REASONS)
+def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str, said: str) -> None:
+    model = build(name)
+    chosen = named_heads(model, heads)
+    pruned = prune(model, chosen)
+    assert said in str(pruned.reason)
+    assert head_counts(pruned.model) == head_counts(model)
+    assert "zeroed heads keep their keys and values" in cache_note(model, pruned)
+    with pytest.raises(HeadwiseError, match=r"leave out --uniform to have the heads zeroed"):
+        prune(model, chosen, uniform=True)
+
+
+def test_a_run_that_transformers_reads_stays_one() -> None:
+    """Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone."""
+    config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
+    pruned = prune(GPT(config), ((1,),))
+    assert "num_attention_heads to divide hidden_size=24, and 5 does not" in str(pruned.reason)
+    assert prune(GPT(config), ((1, 4),)).reason is None
+
+
+def test_zeroed_heads_stay_zero_when_put_back() -> None:
+    model = build("gpt2")
+    heads: Heads = ((1,), (0, 2))
+    pruned = prune(model, heads)
+    wanted = {name: tensor.clone() for name, tensor in pruned.model.state_dict().items()}
+    weights = read_layers(pruned.model)
+    with torch.no_grad():
+        weights[1].wo[:, 2] = 3.0
+        weights[1].wq[0] = 3.0
+        assert weights[1].bq is not None
+        weights[1].bq[0] = 3.0
+    zero(pruned.model, heads)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in pruned.model.state_dict().items())
+
+
+def scores(model: nn.Module) -> dict[str, float]:
+    """A score for each head: those of a later layer are larger, and within a layer those of head 4."""
+    n_layers, n_heads = len(read_layers(model)), head_counts(model)[0]
+    return {f"L{n}.H{h}": 100.0 * n + (h - 4) ** 2 for n in range(n_layers) for h in range(n_heads)}
+
+
+def test_the_weakest_heads_go_wherever_they_are() -> None:
+    model = build("rope")
+    assert weakest(model, scores(model), 0.75, uniform=False) == ((3, 4, 5), ())
+    assert weakest(model, scores(model), 0.75, uniform=True) == ((3, 4), (3, 4))
+
+
+def test_a_layer_keeps_one_head() -> None:
+    model = build("rope")
+    assert weakest(model, scores(model), 0.5, uniform=False) == ((1, 2, 3, 4, 5), (4,))
+
+
+def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
+    model = build("rope, GQA")  # groups (0,1) (2,3) (4,5) ...; the weakest are (4,5), then (2,3)
+    assert weakest(model, scores(model), 0.83, uniform=True) == ((4, 5), (4, 5))
+    assert weakest(model, scores(model), 0.6, uniform=True) == ((2, 3, 4, 5), (2, 3, 4, 5))
+    grouped = build("rope, GQA")
+    with pytest.raises(HeadwiseError, match=r"keep=0.95 with --uniform removes no head: a layer has 6 groups of 2"):
+        weakest(grouped, scores(grouped), 0.95, uniform=True)
+
+
+def test_uniform_takes_from_each_group_where_a_group_is_too_much() -> None:
+    model = hw_mqa()
+    assert weakest(model, scores(model), 0.75, uniform=True) == ((3, 4), (3, 4))
+    assert prune(model, ((3, 4), (3, 4)), uniform=True).reason is None
+
+
+def hw_mqa() -> nn.Module:
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=31, context=17, n_layers=2, n_heads=8, n_kv_heads=1, head_dim=6, d_model=24, d_ff=29)
+    return GPT(config).double().eval()
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        ("", "no head is named"),
+        ("L0H1", "'L0H1' is no head; write L3.H5 for layer 3, head 5"),
+        ("L2.H0", "the model has no head L2.H0: 2 layers of 6 heads, L0.H0 to L1.H5"),
+        ("L0.H6", "the model has no head L0.H6"),
+        (",".join(f"L1.H{h}" for h in range(6)), "all 6 heads of layer 1 are to go; a layer needs one"),
+    ],
+)
+def test_names_that_are_no_heads_are_refused(heads: str, said: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        named_heads(build("rope"), heads)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0, 1.5, -0.1, float("nan")])
+def test_a_share_lies_between_none_and_all(keep: float) -> None:
+    model = build("rope")
+    with pytest.raises(HeadwiseError, match=r"must lie between 0 and 1; 0.75 removes a quarter"):
+        weakest(model, scores(model), keep, uniform=False)
+
+
+def test_a_share_that_removes_nothing_says_so() -> None:
+    model = build("rope")
+    with pytest.raises(HeadwiseError, match=r"keep=0.99 of 12 heads removes none"):
+        weakest(model, scores(model), 0.99, uniform=False)
+
+
+def test_the_layer_s_own_pruning_agrees() -> None:
+    """`MultiHeadAttention.without` is the same operation on one layer."""
+    model = build("rope, GQA")
+    layer = model.blocks[0].attention  # type: ignore[index, union-attr]
+    assert isinstance(layer, hw.MultiHeadAttention)
+    smaller = layer.without([2, 3])
+    pruned = prune(model, ((2, 3), (2, 3))).model.blocks[0].attention  # type: ignore[index, union-attr]
+    assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), pruned.parameters(), strict=True))

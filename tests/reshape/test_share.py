@@ -1,0 +1,292 @@
+"""Sharing key/value heads: what must be kept, what must be lost by some ways and not by others, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+import torch
+from reshape_models import BUILD, SHAREABLE, build, texts
+from torch import Tensor, nn
+
+from headwise import HeadwiseError
+from headwise.reshape import group
+from headwise.reshape.align import fold, key_rule
+from headwise.reshape.distance import answers
+from headwise.reshape.group import adjacent, cheapest, pooling_error
+from headwise.reshape.moments import moments
+from headwise.reshape.pool import ALIGNING, POOLS
+from headwise.reshape.share import share
+from headwise.reshape.weights import AttentionWeights, entrance, head_counts, read_layers, with_layers
+
+
+@torch.no_grad()
+def far(model: nn.Module, other: nn.Module) -> float:
+    ids = texts(1)
+    wanted = answers(model, ids)
+    return float((answers(other, ids) - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+
+
+def roots_of(model: nn.Module) -> list[Tensor]:
+    return moments(model, [texts(0), texts(2)])
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "grouping"),
+    [(name, "aligned+norm", "best") for name in BUILD] + [("rope", method, "adjacent") for method in POOLS],
+)
+def test_as_many_heads_as_before_is_the_identity(name: str, method: str, grouping: str) -> None:
+    model = build(name)
+    child = share(model, head_counts(model)[1], method, grouping, roots_of(model)).model
+    before, after = model.state_dict(), child.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert child is not model
+
+
+def alike(weights: AttentionWeights, of: list[int]) -> AttentionWeights:
+    """The layer with key/value head g replaced by head of[g]."""
+    return dataclasses.replace(
+        weights.selected(range(weights.n_heads), of), wq=weights.wq, wo=weights.wo, bq=weights.bq
+    )
+
+
+def disguised(weights: AttentionWeights, seed: int) -> AttentionWeights:
+    """The same function in other bases: a turn for each plane of RoPE or set of features, any turn for the values."""
+    generator = torch.Generator().manual_seed(seed)
+    G, D, _ = weights.wk.shape
+    rule = key_rule(weights)
+    k_maps = torch.eye(D, dtype=torch.float64).repeat(G, 1, 1)
+    for a, b in rule.planes:
+        angle = torch.rand(G, generator=generator, dtype=torch.float64) * 6
+        k_maps[:, a, a] = k_maps[:, b, b] = angle.cos()
+        k_maps[:, a, b], k_maps[:, b, a] = -angle.sin(), angle.sin()
+    for features in rule.signs:
+        signs = torch.randint(2, (G, 1), generator=generator) * 2.0 - 1
+        k_maps[:, list(features), list(features)] = signs.double()
+    if rule.free:
+        turns = torch.linalg.qr(torch.randn(G, D, D, generator=generator, dtype=torch.float64))[0]
+        free = torch.tensor(rule.free)
+        k_maps[:, free[:, None], free] = turns
+    v_maps = torch.linalg.qr(torch.randn(*weights.wv.shape[:2], weights.wv.shape[1], generator=generator).double())[0]
+    return fold(weights, k_maps, v_maps)
+
+
+@pytest.mark.parametrize("method", POOLS)
+@pytest.mark.parametrize("name", SHAREABLE)
+def test_heads_that_are_alike_lose_nothing(name: str, method: str) -> None:
+    model = build(name)
+    twins = [0, 0, 0, 3, 3, 3]
+    model = with_layers(model, [alike(weights.double(), twins) for weights in read_layers(model)])
+    child = share(model, 2, method, "adjacent", roots_of(model)).model
+    assert head_counts(child)[1] == 2
+    assert far(model, child) < (1e-6 if name == "qwen3" else 1e-10)  # its norm works in float32
+
+
+@pytest.mark.parametrize("name", SHAREABLE)
+def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name: str) -> None:
+    model = build(name)
+    twins = [0, 1, 2, 0, 1, 2]
+    layers = [alike(weights.double(), twins) for weights in read_layers(model)]
+    model = with_layers(model, [disguised(weights, n) for n, weights in enumerate(layers)])
+    roots = roots_of(model)
+    for method in POOLS:
+        child = share(model, 3, method, "best", roots)
+        if method in ALIGNING:
+            assert child.groups == (((0, 3), (1, 4), (2, 5)),) * 2, method
+            assert far(model, child.model) < (1e-6 if name == "qwen3" else 1e-9), method
+        else:
+            assert far(model, child.model) > 1e-4, method
+
+
+@pytest.mark.parametrize("name", SHAREABLE)
+def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
+    """Heads that differ by a factor alone: the pool gives each its own size back."""
+    model = build(name)
+    layers = [alike(weights.double(), [0, 0, 2, 2, 4, 4]) for weights in read_layers(model)]
+    factors = torch.tensor([1.0, 0.4, 1.0, 3.0, 1.0, 0.7], dtype=torch.float64)
+
+    def scaled(w: AttentionWeights) -> AttentionWeights:
+        return dataclasses.replace(
+            w,
+            wk=w.wk * (factors if w.k_gain is None else factors**0)[:, None, None],
+            bk=None if w.bk is None else w.bk * (factors if w.k_gain is None else factors**0)[:, None],
+            wv=w.wv * factors[:, None, None],
+            bv=None if w.bv is None else w.bv * factors[:, None],
+        )
+
+    model = with_layers(model, [scaled(w) for w in layers])
+    roots = roots_of(model)
+    assert far(model, share(model, 3, "aligned+norm", "adjacent", roots).model) < (1e-6 if name == "qwen3" else 1e-10)
+    assert far(model, share(model, 3, "aligned", "adjacent", roots).model) > 1e-4
+
+
+def test_pools_are_what_they_are_called() -> None:
+    model = build("llama")
+    roots = roots_of(model)
+    before = read_layers(model)[0]
+    for method, pooled in {
+        "first": before.wk[[0, 3]],
+        "mean": torch.stack([before.wk[:3].mean(0), before.wk[3:].mean(0)]),
+    }.items():
+        after = read_layers(share(model, 2, method, "adjacent", roots).model)[0]
+        torch.testing.assert_close(after.wk, pooled)
+        assert torch.equal(after.wq, before.wq) and torch.equal(after.wo, before.wo)
+    medoid = read_layers(share(model, 2, "medoid", "adjacent", roots).model)[0]
+    assert all(any(torch.equal(k, old) for old in before.wk[g * 3 : g * 3 + 3]) for g, k in enumerate(medoid.wk))
+
+
+def test_the_medoid_is_the_head_most_like_the_others() -> None:
+    model = build("rope")
+    layers = [alike(weights.double(), [0, 1, 1, 3, 4, 4]) for weights in read_layers(model)]
+    model = with_layers(model, layers)
+    after = read_layers(share(model, 2, "medoid", "adjacent", roots_of(model)).model)[0]
+    torch.testing.assert_close(after.wk, layers[0].wk[[1, 4]])
+    torch.testing.assert_close(after.wv, layers[0].wv[[1, 4]])
+
+
+def test_the_best_groups_are_found() -> None:
+    """Against all 105 ways to pair eight heads, and all 35 to make two groups of four."""
+    table = torch.rand(8, 8, generator=torch.Generator().manual_seed(0))
+
+    def price(group: Sequence[int]) -> float:
+        return sum(float(table[i, j]) for i, j in combinations(group, 2))
+
+    def all_ways(items: list[int], size: int) -> list[list[tuple[int, ...]]]:
+        if not items:
+            return [[]]
+        first, rest = items[0], items[1:]
+        return [
+            [(first, *some), *others]
+            for some in combinations(rest, size - 1)
+            for others in all_ways([i for i in rest if i not in some], size)
+        ]
+
+    for n_groups in (4, 2):
+        found = cheapest(8, n_groups, price)
+        ways = sorted(sum(map(price, way)) for way in all_ways(list(range(8)), 8 // n_groups))
+        assert sum(map(price, found)) <= ways[len(ways) // 20]  # the search is local: among the best twentieth
+        assert sum(map(price, found)) <= sum(map(price, adjacent(8, n_groups)))
+        assert sorted(h for group in found for h in group) == list(range(8))
+
+
+def test_many_heads_are_grouped_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many groups to price, a group costs what its pairs cost."""
+    model = build("rope")
+    model = with_layers(model, [alike(w.double(), [0, 1, 2, 0, 1, 2]) for w in read_layers(model)])
+    priced: list[tuple[int, ...]] = []
+    whole = group.pooling_error
+
+    def counted(w: AttentionWeights, root: Tensor, heads: tuple[int, ...], pool: group.Pool) -> float:
+        priced.append(heads)
+        return whole(w, root, heads, pool)
+
+    monkeypatch.setattr(group, "EXACT", 3)
+    monkeypatch.setattr(group, "pooling_error", counted)
+    found = group.best(read_layers(model)[0].double(), roots_of(model)[0], 2, POOLS["aligned"])
+    assert {len(heads) for heads in priced} == {2} and len(priced) == len(set(priced))
+    assert sorted(h for heads in found for h in heads) == list(range(6))
+
+
+@pytest.mark.parametrize("method", POOLS)
+@pytest.mark.parametrize("name", ["rope", "qk-norm", "no RoPE", "rope, GQA"])
+def test_heads_that_are_alike_cost_nothing(name: str, method: str) -> None:
+    model = build(name)
+    layers = [alike(weights.double(), [0, 1, 1, 3, 4, 5]) for weights in read_layers(model)]
+    if method in ALIGNING:
+        layers = [disguised(weights, 5) for weights in layers]
+    model = with_layers(model, layers)
+    weights, root = read_layers(model)[0].double(), roots_of(model)[0]
+    cost = {pair: pooling_error(weights, root, pair, POOLS[method]) for pair in combinations(range(6), 2)}
+    assert min(cost, key=lambda pair: cost[pair]) == (1, 2)
+    assert cost.pop((1, 2)) < 1e-9 * min(cost.values())
+
+
+@pytest.mark.parametrize("name", ["rope", "no RoPE"])
+def test_the_expected_error_is_that_of_all_pairs_of_tokens(name: str) -> None:
+    """Against sums over every query, every key and, for RoPE, every angle between them."""
+    model = build(name)
+    seen: list[Tensor] = []
+    hook = entrance(model, 0).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    root = roots_of(model)[0]
+    hook.remove()
+    x = torch.cat([x.flatten(0, 1) for x in seen])
+    before = read_layers(model)[0].double().selected([1, 4], [1, 4])
+    after = POOLS["aligned+norm"](before, root, 1)
+
+    def sides(w: AttentionWeights) -> tuple[Tensor, Tensor, Tensor]:
+        def of(matrix: Tensor, bias: Tensor | None) -> Tensor:
+            y = torch.einsum("hdc,nc->hnd", matrix, x)
+            return y if bias is None else y + bias[:, None]
+
+        v = torch.einsum("che,hne->hnc", w.wo, of(w.wv, w.bv).expand(2, -1, -1))
+        return of(w.wq, w.bq), of(w.wk, w.bk).expand(2, -1, -1), v
+
+    (q, k, v), (p, m, u) = sides(before), sides(after)
+    error = torch.zeros(2, dtype=torch.float64)
+    angles = torch.arange(8) * torch.pi / 4 if before.pairs else torch.zeros(1)
+    for h in range(2):
+        if not before.pairs:
+            error[h] = (q[h] @ k[h].T - p[h] @ m[h].T).square().mean()
+        for a, b in before.pairs:
+            turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[:, None, None]
+            old, new = (torch.complex(y[h][:, a], y[h][:, b]) for y in (q, p))
+            key, other = (torch.complex(y[h][:, a], y[h][:, b]) for y in (k, m))
+            far = (old.conj()[:, None] * key - new.conj()[:, None] * other) * turn
+            error[h] += far.real.square().mean()
+    torch.testing.assert_close(group._score_errors(before, after, root), error / 10)
+    added, far_ = group._outputs(before, after, root)
+    torch.testing.assert_close(added, v.square().sum(-1).mean(-1))
+    torch.testing.assert_close(far_, (v - u).square().sum(-1).mean(-1))
+
+
+def test_the_parent_is_left_alone() -> None:
+    model = build("llama")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for method in POOLS:
+        share(model, 2, method, "best", roots_of(model))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert head_counts(model) == (6, 6, 10)
+
+
+def test_a_grouped_model_can_be_shared_further() -> None:
+    model = build("rope, GQA")
+    shared = share(model, 2, "aligned+norm", "best", roots_of(model))
+    assert head_counts(shared.model) == (12, 2, 10)
+    weights = read_layers(shared.model)[0]
+    assert weights.wq.shape[0] == 12 and weights.group_size == 6
+
+
+REFUSED = [
+    ("rope", 4, "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3, 6"),
+    ("rope", 0, "kv_heads=0 is not positive"),
+    ("rope", 7, "kv_heads=7 exceeds the 6 query heads"),
+    ("rope, GQA", 12, "kv_heads=12: the model has 6 key/value heads for its 12 query heads already"),
+    ("gpt2", 1, "gpt2's config has no num_key_value_heads"),
+    ("bert", 1, "bert's config has no num_key_value_heads"),
+]
+
+
+@pytest.mark.parametrize(("name", "n_kv_heads", "said"), REFUSED)
+def test_what_cannot_be_shared_says_why(name: str, n_kv_heads: int, said: str) -> None:
+    model = build(name)
+    with pytest.raises(HeadwiseError) as refusal:
+        share(model, n_kv_heads, "mean", "adjacent", roots_of(model))
+    assert said in str(refusal.value)
+
+
+def test_unknown_ways_are_refused_with_those_that_exist() -> None:
+    model = build("rope")
+    with pytest.raises(HeadwiseError, match=r"method='average' is not known; one of first, mean, medoid, aligned"):
+        share(model, 2, "average", "adjacent", roots_of(model))
+    with pytest.raises(HeadwiseError, match=r"group='near' is not known; one of adjacent, best"):
+        share(model, 2, "mean", "near", roots_of(model))
+
+
+def test_other_families_are_refused_by_name() -> None:
+    with pytest.raises(
+        HeadwiseError, match=r"Linear is a family whose heads cannot be reshaped yet; there are headwise"
+    ):
+        share(nn.Linear(2, 2), 1, "mean", "adjacent", [])

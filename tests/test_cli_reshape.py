@@ -1,0 +1,482 @@
+"""`headwise share` and `headwise prune`: what they promise on good input, and one clear line, nothing lost, on bad."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from invoking import Invoke, Outcome
+
+from headwise import KVCache
+from headwise.cost import cache_bytes_per_token
+from headwise.model.checkpoint import load_model, read_metadata
+from headwise.model.folder import open_folder
+from headwise.model.forms import hf_config
+from headwise.model.run import Settings, run_training
+from headwise.reshape import export
+
+SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = random.Random(0)
+    words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(250)))
+    return path
+
+
+def trained(folder: Path, text: Path, preset: str, **shape: int) -> Path:
+    settings = Settings(preset=preset, text=str(text), steps=40, shape={**SHAPE, **shape})
+    run_training(folder, settings, lambda progress: None, resume=False, n_samples=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def original(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("run") / "words", text, "llama", n_kv_heads=6)
+
+
+@pytest.fixture
+def run(original: Path) -> Iterator[Path]:
+    """A trained run of 2 layers of 6 heads, whose files must be the same after the test."""
+    before = contents(original)
+    yield original
+    assert contents(original) == before
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the fresh process, for tests of something else: it takes seconds."""
+    monkeypatch.setattr(export, "verify", lambda model, folder, context: "not verified")
+
+
+def assert_refused(outcome: Outcome, said: str) -> None:
+    lines = outcome.err.splitlines()
+    assert (outcome.code, outcome.out) == (2, ""), outcome
+    assert [line for line in lines if line.startswith("headwise: ")] == lines[-1:], outcome.err
+    assert said in lines[-1]
+
+
+# Sharing
+
+
+def test_share_writes_a_folder_that_stock_transformers_reads(
+    run: Path, text: Path, tmp_path: Path, invoke: Invoke
+) -> None:
+    out = tmp_path / "shared"
+    code, printed, err = invoke(
+        "share", run, "--kv-heads", 2, "--text", text, "--group", "best", "--out", out, "--json"
+    )
+    assert code == 0, err
+    document = json.loads(printed)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "headwise.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert list(tmp_path.iterdir()) == [out]
+    assert document["verified"].startswith("stock transformers, in a fresh process, largest difference")
+    saved = json.loads((out / "headwise.json").read_text())
+    assert saved == document and saved["details"]["method"] == "aligned+norm"
+    assert json.loads((out / "config.json").read_text())["num_key_value_heads"] == 2
+
+    damage = document["damage"]
+    assert damage["cache_bytes"]["before"] == 3 * damage["cache_bytes"]["after"]
+    assert damage["kl"] > 0 and damage["loss"]["after"] > 0
+    assert len(damage["entropy"]) == 2 and damage["tokens_per_second"]["after"] > 0
+    model, tokens = load_model(out)
+    assert damage["parameters"]["after"] == model.n_parameters
+    assert (out / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
+    assert len(tokens) == model.config.vocab_size
+
+
+def test_cache_bytes_are_those_of_a_cache(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    outcome = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "a", "--json")
+    said = json.loads(outcome.out)["damage"]["cache_bytes"]
+    for folder, bytes_ in ((run, said["before"]), (tmp_path / "a", said["after"])):
+        model, _ = load_model(folder)
+        caches = [KVCache() for _ in model.blocks]
+        model(torch.zeros(1, 11, dtype=torch.long), caches)
+        assert sum(cache.nbytes for cache in caches) == 11 * bytes_
+        assert cache_bytes_per_token(hf_config(model.config, None), "float32") == bytes_
+        config = json.loads((folder / "config.json").read_text())
+        assert cache_bytes_per_token(config, "fp32") == bytes_
+
+
+def test_without_out_the_damage_is_shown_and_nothing_written(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    os.chdir(tmp_path)
+    code, printed, _ = invoke("share", run, "--kv-heads", 2, "--text", text, "--method", "mean")
+    assert code == 0
+    for words in (
+        "6 query heads share 2 key/value heads, 6 before",
+        "loss, nats a token",
+        "KL to the parent",
+        "entropy of layer 1",
+        "cache, bytes a token",
+        "x 0.33",
+        "parameters",
+        "decoding, tokens/s at 5 cached",
+        "nothing was written; pass --out",
+    ):
+        assert words in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_many_heads_as_before_says_that_nothing_changes(run: Path, text: Path, invoke: Invoke) -> None:
+    code, printed, _ = invoke("share", run, "--kv-heads", 6, "--text", text, "--json")
+    document = json.loads(printed)
+    assert code == 0
+    assert document["notes"] == ["the model has 6 key/value heads already: nothing changes"]
+    assert document["damage"]["kl"] < 1e-9
+    assert document["damage"]["loss"]["before"] == document["damage"]["loss"]["after"]
+
+
+def test_a_qk_norm_is_said(text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    run = trained(tmp_path / "fast", text, "fast")
+    outcome = invoke("share", run, "--kv-heads", 2, "--text", text)
+    assert "by sign alone, for their qk-norm gains differ" in outcome.out
+
+
+def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
+    text: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    run = trained(tmp_path / "microgpt", text, "microgpt")
+    code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
+    assert code == 0, err
+    assert json.loads(printed)["verified"].startswith("headwise, in a fresh process")
+    assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
+
+
+REFUSED = [
+    (("--kv-heads", 4), "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3, 6"),
+    (("--kv-heads", 12), "kv_heads=12 exceeds the 6 query heads"),
+    (("--kv-heads", 2, "--method", "average"), "method='average' is not known; one of first, mean, medoid"),
+    (("--kv-heads", 2, "--group", "near"), "group='near' is not known; one of adjacent, best"),
+    (("--kv-heads", 2, "--tokens", 18), "tokens=18 exceeds the model's context of 17"),
+    (("--kv-heads", 2, "--tokens", 1), "tokens=1 must be at least 2"),
+    (("--kv-heads", 2, "--heal", 5), "pass --out"),
+    (("--kv-heads", 2, "--resume", "--out", "OUT"), "--resume goes on with a healing; pass --heal"),
+    (("--kv-heads", 2, "--heal", 0, "--out", "OUT"), "heal steps=0 must be at least 1"),
+    (("--kv-heads", 2, "--heal", 2, "--seed", -1, "--out", "OUT"), "seed=-1"),
+    (("--kv-heads", 2, "--out", "RUN"), "is the source itself, which is never changed"),
+    (("--kv-heads", 2, "--out", "RUN/new"), "lies inside the source"),
+    (("--kv-heads", 2, "--out", "RUN/.."), "holds the source"),
+    (("--kv-heads", 2, "--out", "OUT/deeper/still"), "does not exist"),
+    (("--kv-heads", 2, "--out", "FULL"), "exists already; pass --force to replace it, or another folder"),
+    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json, so it was not written by share or prune"),
+    (("--kv-heads", 2, "--out", "FILE"), "is a file; pass a folder"),
+    (("--kv-heads", 2, "--text", "EMPTY"), "is empty, or holds nothing but white space"),
+    (("--kv-heads", 2, "--text", "NOWHERE"), "does not exist"),
+    (("--kv-heads", 2, "--text", "SHORT"), "each part needs one; pass a longer text"),
+    (("--kv-heads", 2, "--text", "FOREIGN"), "the model has not seen the characters 'ñ'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), REFUSED, ids=lambda value: None if isinstance(value, tuple) else value[:40]
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    arguments: tuple[object, ...], said: str, run: Path, text: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    for name, content in (
+        ("full/letter.txt", "dear"),
+        ("empty.txt", " \n"),
+        ("short.txt", "da"),
+        ("foreign.txt", "ñ" * 99),
+    ):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    places = {
+        "OUT": tmp_path / "out",
+        "FULL": full,
+        "FILE": tmp_path / "short.txt",
+        "EMPTY": tmp_path / "empty.txt",
+        "SHORT": tmp_path / "short.txt",
+        "FOREIGN": tmp_path / "foreign.txt",
+        "NOWHERE": tmp_path / "nowhere.txt",
+        "RUN": run,
+    }
+    before = contents(tmp_path)
+    given = [
+        re.sub(r"^[A-Z]+", lambda m: str(places[m.group()]), x) if isinstance(x, str) and x[0].isupper() else x
+        for x in arguments
+    ]
+    text_given = () if "--text" in given else ("--text", text)
+    assert_refused(invoke("share", run, *text_given, *given), said)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_is_no_model_is_refused(text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    assert_refused(invoke("share", tmp_path / "none", "--kv-heads", 2, "--text", text), "is no folder")
+
+
+def test_force_replaces_what_it_wrote(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
+    out = tmp_path / "out"
+    assert invoke("share", run, "--kv-heads", 2, "--text", text, "--out", out).code == 0
+    assert_refused(invoke("share", run, "--kv-heads", 3, "--text", text, "--out", out), "exists already")
+    assert load_model(out)[0].config.n_kv_heads == 2
+    assert invoke("share", run, "--kv-heads", 3, "--text", text, "--out", out, "--force").code == 0
+    assert load_model(out)[0].config.n_kv_heads == 3
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_that_fails_its_verification_is_not_left_behind(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = export._write
+
+    def wrong(model: Any, source: Any, fresh: Path) -> None:
+        original(model, source, fresh)
+        weights = model.blocks[0].attention.k_proj.weight
+        with torch.no_grad():  # the folder now differs from the model in memory
+            weights[0, 0] += 1
+
+    monkeypatch.setattr(export, "_write", wrong)
+    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
+    assert_refused(outcome, "differs from the one in memory")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("moment", ["_write", "verify", "_move"])
+def test_ctrl_c_while_writing_leaves_nothing(
+    moment: str,
+    run: Path,
+    text: Path,
+    invoke: Invoke,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unverified: None,
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, moment, interrupted)
+    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
+    assert (outcome.code, outcome.out) == (130, "")
+    assert outcome.err.splitlines()[-1] == "headwise: interrupted"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_after_healing_keeps_the_healing_alone(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "verify", interrupted)
+    given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 2, "--out", tmp_path / "out")
+    assert invoke(*given).code == 130
+    assert sorted(path.name for path in (tmp_path / "out.partial").iterdir()) == ["heal.json", "heal.safetensors"]
+    monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
+    assert invoke(*given, "--resume").code == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+# Healing
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """The command in a process of its own, in which Ctrl-C works."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "headwise.cli", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 60, "--batch", 2)
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    with start(*given, "--out", stopped) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith("step 6/60"):
+                break
+        child.send_signal(signal.SIGINT)
+        said = child.stderr.read().splitlines()[-1]
+    assert child.returncode == 130
+    assert re.fullmatch(r"headwise: stopped after step \d+, and saved; go on with --resume and the same --out", said)
+    state = tmp_path / "stopped.partial" / "heal.safetensors"
+    assert 6 <= int(read_metadata(state)["step"]) < 60
+    assert list(tmp_path.iterdir()) == [tmp_path / "stopped.partial"]
+
+    assert_refused(invoke(*given, "--out", stopped), "holds a healing that was stopped; pass --resume")
+    other = invoke(*given, "--lr", 0.1, "--out", stopped, "--resume")
+    assert_refused(other, "has other settings (heal); resume it with its own")
+    assert invoke(*given, "--out", stopped, "--resume").code == 0
+    outcome = invoke(*given, "--out", whole, "--json")
+    assert outcome.code == 0, outcome.err
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes()
+    assert sorted(tmp_path.iterdir()) == [stopped, whole]
+
+    document = json.loads(outcome.out)
+    assert document["healed"]["kl"] < 0.7 * document["damage"]["kl"]
+    assert [point["step"] for point in document["curve"]] == list(range(0, 61, 6))
+    assert document["details"]["healing"]["steps_made"] == 60
+    assert re.search(r"^step 60/60  held-out \d", outcome.err, re.MULTILINE)
+
+
+def test_the_curve_is_drawn(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
+    outcome = invoke("share", run, "--kv-heads", 1, "--text", text, "--heal", 10, "--out", tmp_path / "out")
+    assert "Healing: distance to the parent on held-out text" in outcome.out
+    assert "After healing" in outcome.out
+    rows = [line for line in outcome.out.splitlines() if re.match(r" +\d+ +[\d,]+ +\d\.\d{4} +\d\.\d{4}", line)]
+    assert len(rows) == 11
+    assert max(map(len, outcome.out.splitlines())) <= 80 or str(tmp_path) in outcome.out
+
+
+def test_a_folder_in_the_way_of_the_work_is_left_alone(run: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "letter.txt").write_text("dear")
+    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out")
+    assert_refused(outcome, "is in the way: the work goes on there")
+    assert (tmp_path / "out.partial" / "letter.txt").read_text() == "dear"
+
+
+def test_what_a_killed_export_left_is_cleared_away(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    (tmp_path / "out.partial" / "export").mkdir(parents=True)
+    (tmp_path / "out.partial" / "export" / "model.safetensors").write_text("half")
+    assert invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out").code == 0
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+# Pruning
+
+
+def test_prune_takes_heads_out_of_the_weights(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    out = tmp_path / "out"
+    outcome = invoke("prune", run, "--keep", 0.67, "--uniform", "--text", text, "--out", out, "--heal", 4, "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert not document["details"]["zeroed"] and len(document["details"]["heads"]) == 4
+    scores = document["details"]["scores"]
+    for layer in (0, 1):
+        ranked = sorted((name for name in scores if name.startswith(f"L{layer}")), key=lambda name: scores[name])
+        assert sorted(ranked[:2]) == [name for name in document["details"]["heads"] if name.startswith(f"L{layer}")]
+    assert load_model(out)[0].config.n_heads == 4
+    assert "the cache shrinks from 6 to 4 key/value heads a layer" in document["notes"]
+    assert document["damage"]["cache_bytes"]["after"] * 3 == document["damage"]["cache_bytes"]["before"] * 2
+    assert document["healed"]["kl"] < document["damage"]["kl"]
+
+
+def test_prune_zeroes_what_the_format_cannot_carry_and_says_why(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    out = tmp_path / "out"
+    code, printed, err = invoke("prune", run, "--heads", "L0.H1,L1.H2,L1.H3", "--text", text, "--out", out, "--heal", 3)
+    assert code == 0, err
+    assert "zeroed, not removed: the layers would lose 1 to 2 heads" in printed
+    assert "the cache does not shrink" in printed and "headwise share" in printed
+    layer = load_model(out)[0].blocks[1].attention
+    assert (layer.heads[2].wo == 0).all() and (layer.heads[3].wq == 0).all() and (layer.heads[1].wo != 0).any()
+
+
+@pytest.mark.parametrize("by", ["ablation", "role"])
+def test_heads_are_chosen_by_what_they_do(by: str, run: Path, text: Path, invoke: Invoke) -> None:
+    outcome = invoke("prune", run, "--keep", 0.75, "--by", by, "--text", text, "--json")
+    assert outcome.code == 0, outcome.err
+    details = json.loads(outcome.out)["details"]
+    weakest = sorted(details["scores"], key=lambda name: details["scores"][name])[:3]
+    assert sorted(details["heads"]) == sorted(weakest)
+
+
+PRUNE_REFUSED = [
+    ((), "say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two"),
+    (("--heads", "L0.H1", "--keep", 0.5), "one of the two"),
+    (("--heads", "L9.H1"), "the model has no head L9.H1: 2 layers of 6 heads"),
+    (("--heads", "3"), "'3' is no head; write L3.H5"),
+    (("--keep", 0), "keep=0.0 must lie between 0 and 1"),
+    (("--keep", 0.5, "--by", "luck"), "by='luck' is not known; one of importance, ablation, role"),
+    (("--keep", 0.95, "--uniform"), "removes no head: a layer has 6 groups of 1 query heads"),
+    (("--heads", "L0.H1", "--uniform"), "leave out --uniform to have the heads zeroed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), PRUNE_REFUSED, ids=lambda value: None if isinstance(value, tuple) else value[:40]
+)
+def test_bad_pruning_is_one_line(
+    arguments: tuple[object, ...], said: str, run: Path, text: Path, invoke: Invoke
+) -> None:
+    assert_refused(invoke("prune", run, "--text", text, *arguments), said)
+
+
+# Models of transformers
+
+
+@pytest.fixture(scope="module")
+def gpt2(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 folder with the tokenizer of the run, and no line of headwise in it."""
+    import transformers as tf
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("hf") / "gpt2"
+    _, tokens = load_model(original)
+    config = tf.GPT2Config(
+        vocab_size=len(tokens), n_embd=18, n_layer=2, n_head=3, n_positions=19, bos_token_id=0, eos_token_id=0
+    )
+    tf.GPT2LMHeadModel(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(original / name, folder / name)
+    return folder
+
+
+def test_gpt2_is_pruned_by_zeros_and_cannot_be_shared(gpt2: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    before, out = contents(gpt2), tmp_path / "out"
+    refused = invoke("share", gpt2, "--kv-heads", 1, "--text", text, "--out", out)
+    assert_refused(refused, "gpt2's config has no num_key_value_heads")
+    assert list(tmp_path.iterdir()) == []
+    outcome = invoke("prune", gpt2, "--heads", "L0.H1,L1.H2", "--text", text, "--out", out, "--json")
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["verified"].startswith("stock transformers")
+    assert "n_embd=18 must be 3 heads of 6" in document["notes"][0]
+    folder = open_folder(out)
+    assert folder.family == "gpt2" and folder.tokens is not None
+    attention = folder.model.transformer.h[1].attn  # type: ignore[union-attr, index]
+    assert (attention.c_proj.weight[12:] == 0).all() and (attention.c_attn.weight[:, 12:18] == 0).all()  # type: ignore[union-attr, index, operator]
+    assert contents(gpt2) == before
+
+
+def test_help_has_an_example_with_options_that_exist(invoke: Invoke) -> None:
+    for name in ("share", "prune"):
+        code, out, _ = invoke(name, "--help")
+        listed, _, example = out.partition("Example:")
+        words = example.split()
+        assert code == 0 and words[:2] == ["headwise", name]
+        assert all(re.search(rf"{word}\b", listed) for word in words if word.startswith("--"))
