@@ -598,8 +598,13 @@ def test_a_disk_that_fills_up_while_training(text: Path, run: Path, tmp_path: Pa
     assert outcome.code == 0, outcome.err
 
 
-def test_a_disk_that_fills_up_while_a_report_is_replaced(run: Path) -> None:
-    assert_refused(process("heads", run, "--text", "the", before=limited(2000)), "cannot write", "File too large")
+def test_a_disk_that_fills_up_while_a_report_is_replaced(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "pages" / "page.html"
+    page.parent.mkdir()
+    page.write_text("earlier")
+    outcome = process("heads", run, "--text", "the", "--html", page, before=limited(2000))
+    assert_refused(outcome, "cannot write", "File too large")
+    assert contents(page.parent) == {"page.html": b"earlier"}
 
 
 def test_a_small_disk(text: Path, run: Path, tmp_path: Path) -> None:

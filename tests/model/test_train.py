@@ -346,6 +346,8 @@ for delay in [*delays, None]:
     if state.exists():
         from headwise.model.checkpoint import read_metadata
         step = int(read_metadata(state)["step"])
+    if status and folder.exists() and (run.read_run(folder) or {}).get("status") == "finished":
+        status = 0  # killed on its way out, with all done
     print(json.dumps({"status": status, "step": step}), flush=True)
     if status == 0:
         break
