@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, heads, ladder, microgpt_baseline, onnx_peers, small, training
+from benchmarks import attention, heads, ladder, microgpt_baseline, onnx_peers, reshape, small, training
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -20,6 +20,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "heads": heads.run,
     "onnx": onnx_peers.run,
     "training": training.run,
+    "reshape": reshape.run,
 }
 
 

@@ -332,6 +332,10 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     assert_refused(invoke(*given, "--out", stopped), "holds a healing that was stopped; pass --resume")
     other = invoke(*given, "--lr", 0.1, "--out", stopped, "--resume")
     assert_refused(other, "has other settings (heal); resume it with its own")
+    longer = tmp_path.parent / "longer.txt"
+    longer.write_text(text.read_text() + "da.\n")
+    other = invoke(*(longer if x is text else x for x in given), "--out", stopped, "--resume")
+    assert_refused(other, "has other settings (text, digest); resume it with its own")
     assert invoke(*given, "--out", stopped, "--resume").code == 0
     outcome = invoke(*given, "--out", whole, "--json")
     assert outcome.code == 0, outcome.err
@@ -344,6 +348,16 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
     assert [point["step"] for point in document["curve"]] == list(range(0, 61, 6))
     assert document["details"]["healing"]["steps_made"] == 60
     assert re.search(r"^step 60/60  held-out \d", outcome.err, re.MULTILINE)
+
+
+def test_w_o_alone_can_be_fitted(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
+    given = ("--kv-heads", 1, "--text", text, "--heal", 0, "--refit", 3000, "--out", tmp_path / "out", "--json")
+    outcome = invoke("share", run, *given)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert [point["step"] for point in document["curve"]] == [0, 0]
+    assert document["curve"][1]["tokens"] > 2000
+    assert document["healed"]["kl"] < document["damage"]["kl"]
 
 
 def test_the_curve_is_drawn(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
@@ -480,3 +494,43 @@ def test_help_has_an_example_with_options_that_exist(invoke: Invoke) -> None:
         words = example.split()
         assert code == 0 and words[:2] == ["headwise", name]
         assert all(re.search(rf"{word}\b", listed) for word in words if word.startswith("--"))
+
+
+def test_a_half_precision_mistral_is_shared_healed_and_read_back(
+    original: Path, text: Path, invoke: Invoke, tmp_path: Path
+) -> None:
+    import transformers as tf
+
+    torch.manual_seed(0)
+    source, out = tmp_path / "mistral", tmp_path / "out"
+    _, tokens = load_model(original)
+    config = tf.MistralConfig(
+        vocab_size=len(tokens),
+        hidden_size=22,
+        intermediate_size=29,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=6,
+        max_position_embeddings=19,
+        sliding_window=7,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    tf.MistralForCausalLM(config).to(torch.bfloat16).save_pretrained(source)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(original / name, source / name)
+    before = contents(source)
+    given = ("--kv-heads", 2, "--text", text, "--method", "principal", "--heal", 3, "--out", out, "--json")
+    outcome = invoke("share", source, *given)
+    assert outcome.code == 0, outcome.err
+    document = json.loads(outcome.out)
+    assert document["verified"].startswith("stock transformers")
+    assert document["damage"]["cache_bytes"] == {"before": 2 * 2 * 4 * 6 * 2, "after": 2 * 2 * 2 * 6 * 2}
+    model: Any = open_folder(out).model
+    assert model.dtype == torch.bfloat16
+    assert (model.config.num_key_value_heads, model.config.sliding_window) == (2, 7)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert contents(source) == before

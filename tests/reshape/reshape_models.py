@@ -78,6 +78,7 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "no RoPE, qk-norm": lambda: GPT(GPTConfig(**OWN, position="learned", qk_norm=True)),
     "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, attention_bias=True)),
     "llama, tied": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, tie_word_embeddings=True)),
+    "llama, GQA": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**{**ROTARY, "num_attention_heads": 12})),
     "mistral": lambda: tf.MistralForCausalLM(tf.MistralConfig(**{**ROTARY, "hidden_size": 23}, sliding_window=7)),
     "qwen2": lambda: tf.Qwen2ForCausalLM(
         tf.Qwen2Config(**{name: x for name, x in ROTARY.items() if name != "head_dim"})

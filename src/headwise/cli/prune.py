@@ -30,7 +30,7 @@ from headwise.cli.reshape import (
 )
 def prune(
     model: Model,
-    text: Text,
+    text: Text = None,
     heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
     keep: Annotated[float | None, typer.Option(help="Share of the heads that stays; --by chooses which.")] = None,
     by: Annotated[
@@ -46,7 +46,7 @@ def prune(
     out_folder: Out = None,
     tokens: Tokens = None,
     batch: Batch = 4,
-    lr: Rate = 0.02,
+    lr: Rate = 0.015,
     hidden: Hidden = 30.0,
     refit: Refit = 0,
     seed: Seed = 0,

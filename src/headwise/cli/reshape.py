@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model in Hugging Face layout.")]
 Text = Annotated[
-    Path, typer.Option(help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on.")
+    Path | None,
+    typer.Option(
+        help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on; "
+        "default: what a run of headwise was trained on."
+    ),
 ]
 Heal = Annotated[int | None, typer.Option(help="Steps of healing: the child learns to answer as its parent.")]
 Out = Annotated[
@@ -41,7 +45,7 @@ class Options(NamedTuple):
     """What the user gave, for both commands."""
 
     model: Path
-    text: Path
+    text: Path | None
     out: Path | None
     tokens: int | None
     heal: int | None
@@ -101,19 +105,23 @@ def _progress(as_json: bool) -> Iterator[Listener]:
         TimeRemainingColumn(elapsed_when_finished=True),
         BarColumn(bar_width=24),
     )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
-        task = bar.add_task("healing", total=None, numbers="", visible=False)
+    bar = Progress(*columns, console=err, disable=not err.is_terminal)
+    task = bar.add_task("healing", total=None, numbers="")
 
-        def point(found: HealPoint, steps: int) -> None:
-            loss = "" if found.held_out_loss is None else f"held-out {found.held_out_loss:.3f}  "
-            numbers = f"{loss}distance {found.distance:.4f}"
-            bar.update(task, total=steps, completed=found.step, numbers=numbers, visible=True)
-            if bar.disable:
-                err.print(f"step {found.step}/{steps}  {numbers}")
+    def point(found: HealPoint, steps: int) -> None:
+        bar.start()  # only now: a bar that runs takes standard output to its own console
+        loss = "" if found.held_out_loss is None else f"held-out {found.held_out_loss:.3f}  "
+        numbers = f"{loss}distance {found.distance:.4f}"
+        bar.update(task, total=steps, completed=found.step, numbers=numbers)
+        if bar.disable:
+            err.print(f"step {found.step}/{steps}  {numbers}")
 
-        def damage(changed: Changed, found: Damage) -> None:
-            if not as_json:
-                print_changed(out, changed.what, changed.notes)
-                print_damage(out, "Before any training, on held-out text", found)
+    def damage(changed: Changed, found: Damage) -> None:
+        if not as_json:
+            print_changed(out, changed.what, changed.notes)
+            print_damage(out, "Before any training, on held-out text", found)
 
+    try:
         yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)
+    finally:
+        bar.stop()

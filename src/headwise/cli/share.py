@@ -31,7 +31,7 @@ from headwise.cli.reshape import (
 def share(
     model: Model,
     kv_heads: Annotated[int, typer.Option(help="Key/value heads of each layer; a divisor of today's.")],
-    text: Text,
+    text: Text = None,
     method: Annotated[
         str, typer.Option(help="first, mean, medoid, aligned, aligned+norm or principal.")
     ] = "aligned+norm",
@@ -42,7 +42,7 @@ def share(
     out_folder: Out = None,
     tokens: Tokens = None,
     batch: Batch = 4,
-    lr: Rate = 0.02,
+    lr: Rate = 0.015,
     hidden: Hidden = 30.0,
     refit: Refit = 0,
     seed: Seed = 0,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
@@ -13,13 +12,12 @@ from headwise.heads.survey import Text, survey
 from headwise.model.folder import Folder
 from headwise.reshape.job import Change, Changed
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import Heads, Pruned, cache_note, named_heads, prune, weakest, zero
+from headwise.reshape.prune import Pruned, cache_note, named_heads, prune, weakest
 from headwise.reshape.share import Shared, check_share, share
 from headwise.reshape.text import Calibration
 from headwise.reshape.weights import attentions, head_counts
 
 SCORES = ("importance", "ablation", "role")
-Scorer = Callable[[Folder, Calibration], Mapping[str, float]]  # the head with the lowest score goes first
 
 
 def sharing(n_kv_heads: int, method: str, grouping: str) -> Change:
@@ -56,7 +54,6 @@ def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Ch
         raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
     if by not in SCORES:
         raise HeadwiseError(f"by={by!r} is not known; one of {', '.join(SCORES)}")
-    scorer = partial(head_scores, by)
 
     def check(model: nn.Module) -> None:
         if heads is not None:
@@ -67,8 +64,11 @@ def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Ch
             weakest(model, ties, keep, uniform)
 
     def apply(folder: Folder, calibration: Calibration) -> Changed:
-        chosen, scores = choose(folder, calibration, scorer, heads, keep, uniform)
-        return _pruned(folder.model, prune(folder.model, chosen, uniform), scores)
+        if heads is not None:
+            return _pruned(folder.model, prune(folder.model, named_heads(folder.model, heads), uniform), {})
+        assert keep is not None
+        scores = head_scores(by, folder, calibration)
+        return _pruned(folder.model, prune(folder.model, weakest(folder.model, scores, keep, uniform), uniform), scores)
 
     settings: dict[str, object] = {
         "prune": heads,
@@ -77,17 +77,6 @@ def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Ch
         "uniform": uniform,
     }
     return Change(settings, check, apply)
-
-
-def choose(
-    folder: Folder, calibration: Calibration, scorer: Scorer, heads: str | None, keep: float | None, uniform: bool
-) -> tuple[Heads, Mapping[str, float]]:
-    """The heads that go, and the scores by which they were chosen; none where they were named."""
-    if heads is not None:
-        return named_heads(folder.model, heads), {}
-    assert keep is not None
-    scores = scorer(folder, calibration)
-    return weakest(folder.model, scores, keep, uniform), scores
 
 
 def head_scores(by: str, folder: Folder, calibration: Calibration) -> dict[str, float]:
@@ -115,19 +104,13 @@ def _pruned(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> C
     total = n_heads * len(kept)
     if pruned.reason is None:
         pairs = [[(old, new) for new, old in enumerate(heads)] for heads in kept]
-        what = f"{len(pruned.names)} of {total} heads are out of the weights"
-        notes: tuple[str, ...] = ()
-        fixed: Callable[[nn.Module], None] = _nothing
+        what, notes = f"{len(pruned.names)} of {total} heads are out of the weights", []
     else:
         pairs = [[(h, h) for h in heads] for heads in kept]
-        what = f"{len(pruned.names)} of {total} heads are zeroed"
-        notes = (f"zeroed, not removed: {pruned.reason}",)
-        fixed = partial(zero, heads=pruned.heads)
+        what, notes = f"{len(pruned.names)} of {total} heads are zeroed", [f"zeroed, not removed: {pruned.reason}"]
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)
-    return Changed(pruned.model, what, details, pairs, (*notes, cache_note(parent, pruned)), fixed)
-
-
-def _nothing(model: nn.Module) -> None:
-    pass
+    silent = pruned.heads if pruned.reason is not None else ()
+    notes.append(cache_note(parent, pruned))
+    return Changed(pruned.model, what, details, pairs, tuple(notes), silent)

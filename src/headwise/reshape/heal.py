@@ -38,8 +38,8 @@ class HealRecipe:
     """
 
     steps: int
-    batch: int = 8  # documents a step
-    lr: float = 0.02  # Muon, on matrices (Jordan et al. 2024)
+    batch: int = 4  # documents a step
+    lr: float = 0.015  # Muon, on matrices (Jordan et al. 2024)
     vector_lr: float = 1e-3  # AdamW, on biases and gains
     hidden: float = 30.0  # weight of the hidden states' error beside the divergence
     refit: int = 0  # tokens on which W_O is fitted first, in closed form; 0 leaves that out

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from headwise.model.presets import check_seed
 from headwise.reshape.damage import HeadPairs, measure
 from headwise.reshape.export import check_out, export, work_folder
 from headwise.reshape.heal import STATE, Healed, HealRecipe, heal
+from headwise.reshape.prune import Heads, zero
 from headwise.reshape.report import Damage, HealPoint, Reshaped
-from headwise.reshape.text import Calibration, document_length, read_calibration
+from headwise.reshape.text import Calibration, document_length, read_calibration, text_of_run
 
 JOB = "heal.json"  # in OUT.partial: the settings of the healing whose state lies there
 OURS = (JOB, STATE, "export", "replaced", "probe.safetensors")  # all that this module puts there
@@ -30,7 +32,7 @@ class Job:
     """What is asked for, besides the change itself."""
 
     source: Path
-    text: Path
+    text: Path | None = None  # None: what a run of headwise was trained on
     out: Path | None = None  # None: measure and write nothing
     tokens: int | None = None  # of a document; None takes the model's context, within bounds
     recipe: HealRecipe | None = None
@@ -47,7 +49,7 @@ class Changed:
     details: dict[str, object]
     pairs: HeadPairs
     notes: tuple[str, ...] = ()
-    fixed: Callable[[nn.Module], None] = field(default=lambda model: None)  # keeps healing from undoing the change
+    silent: Heads = ()  # heads that are zero and must stay so while the child heals
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
     for parameter in folder.model.parameters():
         parameter.requires_grad_(False)
     with _Workplace(job, change, folder) as workplace:
-        listener.say(f"reading {job.text.name} to calibrate")
+        if job.resume and not (workplace.path / STATE).exists():
+            listener.say(f"nothing to resume in {workplace.path}; beginning")
+        listener.say("reading the text to calibrate")
         changed = change.apply(folder, calibration)
         damage = _damage(folder, changed.model, changed, calibration, listener)
         listener.damage(changed, damage)
@@ -135,7 +139,7 @@ def _heal(
         recipe,
         workplace.path,
         listener.point,
-        changed.fixed,
+        lambda model: zero(model, changed.silent) if changed.silent else None,
     )
     healed.model.requires_grad_(False).to(dtype)
     return healed
@@ -153,11 +157,12 @@ class _Workplace:
     def __init__(self, job: Job, change: Change, folder: Folder) -> None:
         self.path = Path() if job.out is None else work_folder(job.out)
         self.job, self.done = job, False
-        length = document_length(folder, job.tokens)
+        length, text = document_length(folder, job.tokens), job.text or text_of_run(folder.path)
         self.settings: dict[str, Any] = {
             **change.settings,
             "source": str(job.source.resolve()),
-            "text": str(job.text.resolve()),
+            "text": None if text is None else str(text.resolve()),
+            "digest": None if text is None else hashlib.sha256(text.read_bytes()).hexdigest(),
             "tokens": length,
             "heal": None if job.recipe is None else asdict(job.recipe),
         }

@@ -63,7 +63,6 @@ def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWe
 
 def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> AttentionWeights:
     """The mean over each group; keys count by k_weights (G,), whose mean is 1 in each group."""
-
     return dataclasses.replace(
         weights,
         wk=grouped(weights.wk * k_weights[:, None, None], n_groups).mean(1),

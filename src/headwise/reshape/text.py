@@ -17,8 +17,10 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
+from headwise.model import verbs
 from headwise.model.data import HELD_OUT_SHARE
 from headwise.model.folder import Folder, TextTokens
+from headwise.model.run import Settings, read_run
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 AT_ONCE = 4096  # tokens of a batch that is only read
@@ -50,24 +52,29 @@ class Calibration:
         return batches(spread(self.held_out, EVALUATION))
 
 
-def read_calibration(path: Path, folder: Folder, tokens: int | None = None) -> Calibration:
-    """The documents of a text file. Raises HeadwiseError for a text that is empty or too short for both parts."""
-    text = read_text(path)
+def read_calibration(path: Path | None, folder: Folder, tokens: int | None = None) -> Calibration:
+    """The documents of a text file, or, without one, of what a run of headwise was trained on.
+
+    Raises HeadwiseError for a text that is empty or too short for both parts.
+    """
+    path = path or text_of_run(folder.path)
+    text = None if path is None else read_text(path)
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.path} has no tokenizer to read {path} with; put tokenizer.json beside the model")
     length = document_length(folder, tokens)
-    opening, closing = folder.tokens.frame
-    if folder.family == "headwise" and opening:
-        parts = _lines(text, folder.tokens, length)
+    if text is None:
+        corpus = verbs.corpus(_settings(folder.path).seed)
+        parts = [_lines(lines, folder.tokens, length) for lines in (corpus.train_lines, corpus.held_out_lines)]
+    elif folder.family == "headwise" and folder.tokens.frame[0]:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        cut = int(len(lines) * (1 - HELD_OUT_SHARE))
+        parts = [_lines(some, folder.tokens, length) for some in (lines[:cut], lines[cut:])]
     else:
-        ids = torch.tensor(folder.tokens.encode(text))
-        cut = int(len(ids) * (1 - HELD_OUT_SHARE))
-        body = length - len(opening) - len(closing)
-        if body < 1:
-            raise HeadwiseError(
-                f"tokens={length} leaves no room for a text beside the {len(opening) + len(closing)} of the frame"
-            )
-        parts = [[_framed(x, opening, closing) for x in torch.split(some, body)] for some in (ids[:cut], ids[cut:])]
+        parts = _stream(text, folder.tokens, length)
+    return _checked(parts, path, folder, length)
+
+
+def _checked(parts: list[list[Tensor]], path: Path | None, folder: Folder, length: int) -> Calibration:
     train, held_out = (tuple(x for x in part if len(x) > 1) for part in parts)
     if not train or not held_out:
         raise HeadwiseError(
@@ -92,13 +99,33 @@ def document_length(folder: Folder, tokens: int | None) -> int:
     return tokens or min(folder.context or LONGEST, LONGEST)
 
 
-def _lines(text: str, tokens: TextTokens, length: int) -> list[list[Tensor]]:
-    """A document a line, between boundaries; the last tenth of the lines apart."""
-    opening = tokens.frame[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    documents = [torch.tensor([*opening, *tokens.encode(line), *opening])[:length] for line in lines]
-    cut = int(len(documents) * (1 - HELD_OUT_SHARE))
-    return [documents[:cut], documents[cut:]]
+def text_of_run(folder: Path) -> Path | None:
+    """The text that a run of headwise was trained on; None for the built-in verb corpus."""
+    text = _settings(folder).text
+    return None if text is None else Path(text)
+
+
+def _settings(folder: Path) -> Settings:
+    run = read_run(folder)
+    if run is None:
+        raise HeadwiseError(f"{folder} does not say what it was trained on; pass a text with --text")
+    return Settings(**run["settings"])
+
+
+def _lines(lines: Sequence[str], tokens: TextTokens, length: int) -> list[Tensor]:
+    """A document a line, between boundaries."""
+    boundary = tokens.frame[0]
+    return [torch.tensor([*boundary, *tokens.encode(line), *boundary])[:length] for line in lines]
+
+
+def _stream(text: str, tokens: TextTokens, length: int) -> list[list[Tensor]]:
+    """Documents side by side, the last tenth of the text apart."""
+    opening, closing = tokens.frame
+    ids = torch.tensor(tokens.encode(text))
+    cut, body = int(len(ids) * (1 - HELD_OUT_SHARE)), length - len(opening) - len(closing)
+    if body < 1:
+        raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
+    return [[_framed(x, opening, closing) for x in torch.split(some, body)] for some in (ids[:cut], ids[cut:])]
 
 
 def _framed(ids: Tensor, opening: list[int], closing: list[int]) -> Tensor:

@@ -1,0 +1,111 @@
+"""What is measured: against a count, a cache, a dense map, a clock."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+from reshape_models import BERT, BUILD, build, texts
+
+from headwise import KVCache
+from headwise.heads.maps import head_maps
+from headwise.model.gpt import GPT
+from headwise.reshape.damage import cache_bytes, decode_speeds, entropies, measure
+from headwise.reshape.moments import moments
+from headwise.reshape.prune import prune
+from headwise.reshape.share import share
+from headwise.reshape.weights import head_counts, read_layers
+
+SAME = [[(h, h) for h in range(6)]] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [name for name in BUILD if name != "bert"])
+def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype=dtype)
+    models = (
+        [model] if name == "gpt2" else [model, share(model, 2, "mean", "adjacent", moments(model, [texts()])).model]
+    )
+    for one in models:
+        if isinstance(one, GPT):
+            caches = [KVCache() for _ in one.blocks]
+            one(texts(), caches)
+            held = sum(cache.nbytes for cache in caches)
+        else:
+            cache = one(input_ids=texts()[:, :5], use_cache=True).past_key_values
+            held = sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
+        n_tokens = texts().numel() if isinstance(one, GPT) else texts()[:, :5].numel()
+        assert held == cache_bytes(one) * n_tokens, head_counts(one)
+
+
+def test_an_encoder_keeps_no_cache_and_generates_nothing() -> None:
+    parent = build("bert", dtype=torch.float32)
+    child = prune(parent, ((1,), ())).model
+    damage = measure(parent, child, [texts()], [[(0, 0), (2, 2)], [(0, 0), (1, 1), (2, 2)]], 17)
+    assert damage.loss is None and damage.tokens_per_second is None
+    assert damage.cache_bytes.before == damage.cache_bytes.after == 0
+    assert damage.kl is not None and damage.kl > 0 and damage.error is None
+    assert damage.parameters.before == damage.parameters.after
+
+
+def test_a_model_without_a_head_is_compared_by_its_hidden_states() -> None:
+    torch.manual_seed(0)
+    parent = tf.BertModel(tf.BertConfig(**BERT)).eval()
+    damage = measure(parent, prune(parent, ((1,), ())).model, [texts()], [[(0, 0)], [(0, 0)]], 17)
+    assert damage.kl is None and damage.loss is None
+    assert damage.error is not None and 0 < damage.error < 1
+
+
+def test_entropies_are_those_of_the_maps() -> None:
+    model = build("rope", dtype=torch.float32)
+    assert isinstance(model, GPT)
+    ids = texts()[:1]
+    maps = head_maps(model, ids[0].tolist(), tuple("?" * 13), "")
+    rows = entropies(model, model, ids, [[(1, 1), (4, 4)], [(0, 0)]])
+    for layer, heads in enumerate(((1, 4), (0,))):
+        found = []
+        for one in maps.maps:
+            if one.layer == layer and one.head in heads:
+                p = torch.from_numpy(one.weights).double()
+                found.append(-(p * p.clamp(min=1e-30).log()).sum(1).mean().item())
+        assert rows[layer].before == pytest.approx(sum(found) / len(found), abs=1e-5)
+        assert rows[layer].after == rows[layer].before
+
+
+def test_entropies_follow_a_head_to_its_new_place() -> None:
+    model = build("rope", dtype=torch.float32)
+    pruned = prune(model, ((0, 1), (0, 1)))
+    moved = entropies(model, pruned.model, texts(), [[(h, h - 2) for h in range(2, 6)], [(2, 0)]])
+    assert moved[0].before == pytest.approx(moved[0].after, abs=1e-6)  # what comes before layer 0 did not change
+
+
+def test_nothing_changed_is_no_damage() -> None:
+    model = build("llama", dtype=torch.float32)
+    damage = measure(model, model, [texts()], SAME, 17)
+    assert damage.kl == pytest.approx(0, abs=1e-6)
+    assert damage.loss is not None and damage.loss.before == damage.loss.after
+    assert all(pair.before == pair.after for pair in damage.entropy)
+    assert damage.tokens_per_second is not None and damage.tokens_per_second.before > 0
+    assert damage.decode_context == 17 - 12
+
+
+@pytest.mark.parametrize("name", ["rope", "llama"])
+def test_speed_is_measured_with_a_full_cache(name: str) -> None:
+    model = build(name, dtype=torch.float32)
+    seen: list[int] = []
+    head = model.lm_head
+    assert isinstance(head, torch.nn.Module)
+    hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    speeds = decode_speeds([model], texts()[:1, :3], 5)
+    hook.remove()
+    assert len(speeds) == 1 and speeds[0] > 0
+    assert seen.count(1) >= 3 * 12  # one token at a time, three runs
+
+
+def test_parameters_are_counted_once() -> None:
+    model = build("llama, tied", dtype=torch.float32)
+    child = share(model, 3, "mean", "adjacent", moments(model, [texts()])).model
+    damage = measure(model, child, [texts()], SAME, None)
+    gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
+    assert damage.parameters.before - damage.parameters.after == gone
+    assert damage.parameters.before == sum(p.numel() for p in model.parameters())

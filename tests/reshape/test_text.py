@@ -1,0 +1,156 @@
+"""The user's text as documents: what is held out, what is framed, how much is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from headwise import HeadwiseError
+from headwise.model import verbs
+from headwise.model.data import Stream, verb_corpus
+from headwise.model.folder import Folder, open_folder
+from headwise.model.run import Settings, run_training
+from headwise.model.tokens import Tokens
+from headwise.reshape.text import AT_ONCE, batches, read_calibration, spread
+
+TEXT = "".join(f"line {n} of many\n" for n in range(60))
+
+
+class Framed:
+    """A tokenizer of characters that wants 7 before and 8, 9 after each document."""
+
+    frame = ([7], [8, 9])
+    specials = frozenset((7, 8, 9))
+
+    def __len__(self) -> int:
+        return 300
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) for c in text]
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(chr, ids))
+
+
+def folder(tokens: object, context: int | None = 16, family: str = "headwise", vocab_size: int | None = None) -> Folder:
+    return Folder(Path("here"), nn.Identity(), tokens, context, family, vocab_size)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path / "text.txt"
+
+
+def test_a_stream_is_cut_side_by_side_and_its_last_tenth_held_out(path: Path) -> None:
+    tokens = Tokens.characters(TEXT, boundary=False)
+    found = read_calibration(path, folder(tokens))
+    ids = torch.tensor(tokens.encode(TEXT))
+    cut = int(len(ids) * 0.9)
+    assert torch.equal(torch.cat(found.train), ids[:cut])
+    assert torch.equal(torch.cat(found.held_out)[: len(ids) - cut], ids[cut : cut + len(torch.cat(found.held_out))])
+    assert {len(x) for x in found.train[:-1]} == {16}
+    stream = Stream(tokens, TEXT, 16)  # what a run of headwise held out of its own text stays held out
+    assert torch.equal(stream.train, ids[:cut])
+
+
+def test_a_model_of_lines_gets_a_document_a_line(path: Path) -> None:
+    tokens = Tokens.characters(TEXT.replace("\n", ""), boundary=True)
+    found = read_calibration(path, folder(tokens, context=64))
+    assert len(found.train) == 54 and len(found.held_out) == 6
+    assert found.train[3].tolist() == tokens.document("line 3 of many")
+    assert found.held_out[0].tolist() == tokens.document("line 54 of many")
+    short = read_calibration(path, folder(tokens, context=9))
+    assert short.train[3].tolist() == tokens.document("line 3 of many")[:9]
+
+
+def test_documents_are_framed_as_the_model_expects(path: Path) -> None:
+    found = read_calibration(path, folder(Framed(), family="bert"), tokens=11)
+    for document in (*found.train, *found.held_out):
+        assert document[0] == 7 and document[-2:].tolist() == [8, 9] and len(document) <= 11
+    assert "".join(map(chr, torch.cat([x[1:-2] for x in found.train]).tolist())) == TEXT[: int(len(TEXT) * 0.9)]
+
+
+def test_a_model_without_a_bound_gets_documents_of_a_thousand(path: Path) -> None:
+    path.write_text(TEXT * 20)
+    found = read_calibration(path, folder(Framed(), context=None, family="t5"))
+    assert max(map(len, found.train)) == 1024
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (1, "tokens=1 must be at least 2"),
+        (17, "tokens=17 exceeds the model's context of 16"),
+        (3, "tokens=3 leaves no room for a text beside the 3 of the frame"),
+    ],
+)
+def test_lengths_that_make_no_sense_are_refused(path: Path, tokens: int, said: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        read_calibration(path, folder(Framed(), family="bert"), tokens)
+    assert said in str(refusal.value)
+
+
+def test_texts_that_are_too_short_are_refused(path: Path) -> None:
+    path.write_text("abc")
+    with pytest.raises(
+        HeadwiseError, match=r"makes 1 documents of up to 16 tokens to calibrate on and 0 to measure on"
+    ):
+        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
+    path.write_text(" \n ")
+    with pytest.raises(HeadwiseError, match=r"is empty, or holds nothing but white space"):
+        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
+
+
+def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
+    shape = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 16}
+    run_training(
+        tmp_path / "own", Settings("llama", str(path), steps=1, shape={**shape, "n_kv_heads": 2}), quiet, False
+    )
+    own = read_calibration(None, open_folder(tmp_path / "own"))
+    given = read_calibration(path, open_folder(tmp_path / "own"))
+    assert all(torch.equal(a, b) for a, b in zip(own.train + own.held_out, given.train + given.held_out, strict=True))
+    run_training(tmp_path / "verbs", Settings(seed=3, steps=1, shape={**shape, "context": 32}), quiet, False)
+    found = read_calibration(None, open_folder(tmp_path / "verbs"))
+    corpus = verb_corpus(3, 32)
+    assert (len(found.train), len(found.held_out)) == (len(verbs.corpus(3).train_lines), 36)
+    assert found.held_out[5].tolist() == corpus.tokens.document(verbs.corpus(3).held_out_lines[5])
+    (tmp_path / "own" / "run.json").unlink()
+    with pytest.raises(HeadwiseError, match=r"does not say what it was trained on; pass a text with --text"):
+        read_calibration(None, open_folder(tmp_path / "own"))
+
+
+def quiet(progress: object) -> None:
+    pass
+
+
+def test_a_folder_without_a_tokenizer_is_refused(path: Path) -> None:
+    with pytest.raises(HeadwiseError, match=r"has no tokenizer to read .* with"):
+        read_calibration(path, folder(None))
+
+
+def test_a_tokenizer_of_another_model_is_refused(path: Path) -> None:
+    with pytest.raises(
+        HeadwiseError, match=r"gives id 121 and the model knows 100 tokens: they do not belong together"
+    ):
+        read_calibration(path, folder(Framed(), vocab_size=100, family="bert"))
+
+
+def test_what_is_spread_covers_the_whole_text() -> None:
+    documents = [torch.full((10,), n) for n in range(100)]
+    some = [int(x[0]) for x in spread(documents, 200)]
+    assert len(some) == 20 and some[0] == 0 and some[-1] >= 95 and some == sorted(set(some))
+    assert len(spread(documents, 1000)) == 100
+    assert len(spread(documents, 1)) == 1
+
+
+def test_batches_hold_documents_of_one_length() -> None:
+    documents = [torch.full((n,), i) for i, n in enumerate((5, 3, 5, 5, 2))]
+    assert [tuple(x.shape) for x in batches(documents, 2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
+    assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
+    long = [torch.zeros(AT_ONCE) for _ in range(3)]
+    assert [len(x) for x in batches(long)] == [1, 1, 1]
