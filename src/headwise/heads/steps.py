@@ -23,7 +23,7 @@ from headwise.model.gpt import GPT, Block, GPTConfig
 from headwise.model.layer import Call, MultiHeadAttention
 from headwise.model.presets import Recipe, find_preset
 from headwise.model.tokens import Tokens
-from headwise.model.train import make_optimizers, schedule
+from headwise.model.train import make_optimizers, schedule, update
 from headwise.positions import RoPE
 from headwise.records import HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
@@ -305,8 +305,4 @@ def _train(model: GPT, data: Documents, recipe: Recipe, seed: int) -> None:
     for step in range(recipe.steps):
         loss = model.loss(*data.batch(generator, recipe.batch))
         loss.backward()  # type: ignore[no-untyped-call]
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * schedule(recipe, step)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(optimizers, schedule(recipe, step))

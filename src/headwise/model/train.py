@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.model.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.model.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.presets import Recipe
+from headwise.model.state import interrupts, restore_state, save_state
 from headwise.records import CurvePoint
 
 STATE = "state.safetensors"
@@ -73,12 +69,13 @@ def train(
     torch.manual_seed(seed)
     model = GPT(config)
     optimizers = make_optimizers(model, recipe)
-    start = _restore(folder / STATE, model, optimizers)
+    weights = dict(model.named_parameters())
+    start, _ = restore_state(folder / STATE, weights, optimizers)
     log = _Log(folder / METRICS, start)
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
 
-    with _interrupts() as interrupted:
+    with interrupts() as interrupted:
         for step in range(start, recipe.steps):
             loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
             counted += n_tokens
@@ -93,13 +90,14 @@ def train(
                 log.add(progress)
                 report(progress)
                 counted, since = 0, time.monotonic()
-            if interrupted() or time.monotonic() - saved > save_seconds:
+            stopping = interrupted()  # asked once: what is said to be saved must have been
+            if stopping or time.monotonic() - saved > save_seconds:
                 _require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
-                _save(folder / STATE, model, optimizers, done)
+                save_state(folder / STATE, weights, optimizers, done)
                 saved = time.monotonic()
-            if interrupted():
+            if stopping:
                 raise Stopped(done)
-    _save(folder / STATE, model, optimizers, recipe.steps)
+    save_state(folder / STATE, weights, optimizers, recipe.steps)
     return model.eval(), log.curve()
 
 
@@ -116,13 +114,17 @@ def _step(
     loss.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     _require_finite(step + 1, loss=loss.item(), gradient=norm.item())
-    factor = schedule(recipe, step)
+    update(optimizers, schedule(recipe, step))
+    return loss.item(), inputs.numel()
+
+
+def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """A step of each optimizer at a share of its peak learning rate; the gradients are gone after it."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss.item(), inputs.numel()
 
 
 def _require_finite(step: int, **numbers: float) -> None:
@@ -203,57 +205,6 @@ def _parsed(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row
-
-
-def _save(path: Path, model: GPT, optimizers: list[torch.optim.Optimizer], step: int) -> None:
-    """Weights, moments and step in one file, in one move."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    for n, optimizer in enumerate(optimizers):
-        for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{index}.{name}": value for name, value in state.items()}
-    write_tensors(path, tensors, {"step": str(step)})
-
-
-def _restore(path: Path, model: GPT, optimizers: list[torch.optim.Optimizer]) -> int:
-    """Load what `_save` wrote; returns the number of steps done, 0 if there is no file."""
-    if not path.exists():
-        return 0
-    tensors = read_tensors(path)
-    weights = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
-    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
-    if saved != {name: parameter.shape for name, parameter in weights.items()}:
-        raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
-    with torch.no_grad():
-        for name, parameter in weights.items():
-            parameter.copy_(tensors[name])
-    for n, optimizer in enumerate(optimizers):
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            kind, *rest = name.split(".")
-            if kind == "optimizer" and int(rest[0]) == n:
-                states.setdefault(int(rest[1]), {})[rest[2]] = tensor
-        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-    return int(read_metadata(path)["step"])
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C within this block is noted, not raised, so that no step is cut in half; a second one is raised."""
-    noted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield noted.is_set  # only the main thread may handle signals
-        return
-
-    def note(signum: int, frame: Any) -> None:
-        if noted.is_set():
-            raise KeyboardInterrupt
-        noted.set()
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield noted.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _mixed(seed: int, step: int) -> int:

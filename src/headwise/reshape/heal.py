@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.model.train import Stopped
+from headwise.model.state import interrupts, restore_state, save_state
+from headwise.model.train import Stopped, update
 from headwise.reshape.distance import answers, compared, divergence, gives_logits, hidden_states, relative_error
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
-from headwise.reshape.state import interrupts, restore_state, save_state
 from headwise.reshape.text import batches, spread
 from headwise.reshape.weights import attentions
 
@@ -168,11 +168,7 @@ class Healing:
         for name, number in (("loss", loss.item()), ("gradient", norm.item())):
             if not math.isfinite(number):
                 raise HeadwiseError(f"healing diverged: {name} is {number} at step {step + 1}; lower --lr")
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * schedule(self.recipe, step)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(self.optimizers, schedule(self.recipe, step))
         with torch.no_grad():
             self.fixed(self.child)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + loss.item(), self.count + 1

@@ -22,7 +22,7 @@ from headwise.model.data import Corpus
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.layer import MultiHeadAttention
 from headwise.model.presets import Recipe
-from headwise.model.train import evaluate, make_optimizers, schedule
+from headwise.model.train import evaluate, make_optimizers, schedule, update
 from headwise.spec import AttentionSpec
 from headwise.study.compare.results import Metric, Table
 from headwise.study.compare.timing import one_thread
@@ -148,11 +148,7 @@ def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
         if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
             raise DivergedError(f"diverged at step {step + 1}, seed {seed}: loss {loss.item()}, gradient {norm.item()}")
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * schedule(recipe, step)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        update(optimizers, schedule(recipe, step))
 
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:

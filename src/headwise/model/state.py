@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def save_state(
     weights: Mapping[str, nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
     step: int,
-    kept: Mapping[str, Tensor],
+    kept: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
     """Weights, moments, step and `kept`, whatever else must survive."""
     tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
