@@ -242,6 +242,34 @@ def test_the_expected_error_is_that_of_all_pairs_of_tokens(name: str) -> None:
     torch.testing.assert_close(far_, (v - u).square().sum(-1).mean(-1))
 
 
+@pytest.mark.parametrize("name", ["rope", "rope, biases", "rope, GQA", "no RoPE", "llama"])
+def test_principal_errs_least(name: str) -> None:
+    """In the scores of its query heads together, and in what they add: less than other ways, and less than near it."""
+    model = build(name)
+    root = roots_of(model)[0]
+    before = read_layers(model)[0].double()
+    before = before.selected(range(2 * before.group_size), [0, 1])
+
+    def errors(after: AttentionWeights) -> tuple[float, float]:
+        return (
+            float(group._score_errors(before, after, root).sum()),
+            float(group._outputs(before, after, root)[1].sum()),
+        )
+
+    found = POOLS["principal"](before, root, 1)
+    least = errors(found)
+    for method in set(POOLS) - {"principal"}:
+        assert all(
+            ours < 0.99 * theirs for ours, theirs in zip(least, errors(POOLS[method](before, root, 1)), strict=True)
+        )
+    generator = torch.Generator().manual_seed(0)
+    for field in ("wq", "wk", "wv", "wo"):
+        for _ in range(10):
+            noise = torch.randn(getattr(found, field).shape, generator=generator, dtype=torch.float64)
+            moved = errors(dataclasses.replace(found, **{field: getattr(found, field) + 1e-4 * noise}))
+            assert moved[field in ("wv", "wo")] > least[field in ("wv", "wo")]
+
+
 def test_the_parent_is_left_alone() -> None:
     model = build("llama")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

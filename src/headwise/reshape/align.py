@@ -100,10 +100,7 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     """For key activations (n,D,X) of n heads the turns (n,D,D) that bring them closest to their mean, by the rule."""
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
-        units = turns(as_complex(heads, rule.planes))
-        first, second = _columns(rule.planes)
-        maps[:, first, first] = maps[:, second, second] = units.real
-        maps[:, first, second], maps[:, second, first] = -units.imag, units.imag
+        write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
     for features in rule.signs:
         signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
         maps[:, list(features), list(features)] = signs
@@ -144,6 +141,13 @@ def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
     first, second = _columns(planes)
     return torch.complex(heads[:, first], heads[:, second])
+
+
+def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
+    """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them."""
+    first, second = _columns(planes)
+    maps[:, first, first] = maps[:, second, second] = numbers.real
+    maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag
 
 
 def medoid(similarity: Tensor) -> int:

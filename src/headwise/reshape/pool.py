@@ -6,8 +6,8 @@
     aligned       the mean after an alignment that leaves the function as it is (`align`)
     aligned+norm  the same; the mean is shorter than what it stands for, so that each query head gets the norms of its
                   own keys back, plane by plane, in W_Q, and those of its values in W_O
-    principal     not the mean but the principal components of the group's keys, plane by plane, and of its values; what
-                  each head had of them goes into W_Q and W_O
+    principal     not the mean but the features that the group's queries (plane by plane) and its W_O can best do with:
+                  principal components of its keys and values; what each head had of them goes into W_Q and W_O
 
 A qk-norm lets the keys turn only as far as `align.key_rule` says and gives pooled keys their norm by itself; there
 `principal` takes the aligned mean of the keys.
@@ -22,10 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.reshape.align import as_complex, fold, key_maps, key_rule, medoid, orthogonal_maps
+from headwise.reshape.align import as_complex, fold, key_maps, key_rule, medoid, orthogonal_maps, write_planes
 from headwise.reshape.group import Pool
-from headwise.reshape.moments import activations, keys, mean_norm
+from headwise.reshape.moments import activations, keys, mean_norm, queries
 from headwise.reshape.weights import AttentionWeights, grouped
+
+RANK = 1e-12  # a component this much smaller than the first is rounding
 
 
 def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
@@ -115,57 +117,76 @@ def _shrunk(before: Tensor, after: Tensor, sets: Sequence[tuple[int, ...]]) -> T
 
 
 def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    v_maps = torch.cat([_components(v) for v in activations(weights.wv, weights.bv, root).chunk(n_groups)])
-    o_maps = v_maps.repeat_interleave(weights.group_size, 0)
+    readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
+    v_in, v_out = _by_group(activations(weights.wv, weights.bv, root), readers, n_groups)
+    o_maps = v_out.repeat_interleave(weights.group_size, 0)
     values = dataclasses.replace(
         weights,
-        wv=_gathered(v_maps, weights.wv, n_groups),
-        bv=None if weights.bv is None else _gathered(v_maps, weights.bv[..., None], n_groups)[..., 0],
+        wv=_gathered(v_in, weights.wv, n_groups),
+        bv=None if weights.bv is None else _gathered(v_in, weights.bv[..., None], n_groups)[..., 0],
         wo=torch.einsum("che,hef->chf", weights.wo, o_maps),
     )
     if weights.k_gain is not None:
         k = _aligned_mean(weights, root, n_groups)
         return dataclasses.replace(values, wq=k.wq, wk=k.wk, bq=k.bq, bk=k.bk)
-    k_maps = torch.cat([_key_components(k, weights) for k in keys(weights, root).chunk(n_groups)])
-    q_maps = k_maps.mT.repeat_interleave(weights.group_size, 0)
+    k_in, k_out = _key_components(weights, root, n_groups)
+    q_maps = k_out.mT.repeat_interleave(weights.group_size, 0)
     return dataclasses.replace(
         values,
-        wk=_gathered(k_maps, weights.wk, n_groups),
-        bk=None if weights.bk is None else _gathered(k_maps, weights.bk[..., None], n_groups)[..., 0],
+        wk=_gathered(k_in, weights.wk, n_groups),
+        bk=None if weights.bk is None else _gathered(k_in, weights.bk[..., None], n_groups)[..., 0],
         wq=q_maps @ weights.wq,
         bq=None if weights.bq is None else (q_maps @ weights.bq[..., None])[..., 0],
     )
 
 
-def _components(heads: Tensor) -> Tensor:
-    """For activations (n,E,X) matrices B (n,E,E) such that B_i x is closest to head i, with x = mean of B_i' head i.
-
-    x are the principal components of all n * E features, the root of n times smaller: n equal heads give themselves.
-    """
-    n, E, _ = heads.shape
-    left = torch.linalg.svd(heads.flatten(0, 1), full_matrices=False)[0][:, :E] * n**0.5
-    return F.pad(left, (0, E - left.shape[1])).view(n, E, E)
-
-
-def _key_components(heads: Tensor, weights: AttentionWeights) -> Tensor:
-    """The same for keys (n,D,X), each RoPE plane as one complex number, for matrices that commute with turns."""
-    rule = key_rule(weights)
-    maps = torch.zeros(len(heads), heads.shape[1], heads.shape[1], dtype=heads.dtype)
+def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    """The maps of `_components`, (G,D,D) each, for keys that queries read; each RoPE plane as one complex number."""
+    rule, heads = key_rule(weights), keys(weights, root)
+    readers = grouped(queries(weights, root).mT, weights.n_kv_heads).flatten(1, 2)
+    inward, outward = torch.zeros(2, *heads.shape[:2], heads.shape[1], dtype=heads.dtype)
     if rule.planes:
-        z_pnx = as_complex(heads, rule.planes).transpose(0, 1)
-        units = torch.linalg.svd(z_pnx, full_matrices=False)[0][:, :, 0].T * len(heads) ** 0.5
-        first, second = ([plane[i] for plane in rule.planes] for i in (0, 1))
-        maps[:, first, first] = maps[:, second, second] = units.real
-        maps[:, first, second], maps[:, second, first] = -units.imag, units.imag
+        numbers = as_complex(heads, rule.planes)[..., None, :]
+        sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None]
+        for maps, found in zip((inward, outward), _by_group(numbers, sizes.to(numbers.dtype), n_groups), strict=True):
+            write_planes(maps, found[..., 0, 0], rule.planes)
     if rule.free:
-        free = torch.tensor(rule.free)
-        maps[:, free[:, None], free] = _components(heads[:, free])
-    return maps
+        free = list(rule.free)
+        for maps, found in zip((inward, outward), _by_group(heads[:, free], readers[..., free], n_groups), strict=True):
+            maps[:, torch.tensor(free)[:, None], free] = found
+    return inward, outward
+
+
+def _by_group(heads: Tensor, readers: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    """`_components` of each group of heads (G,...,E,X) and their readers (G,...,F,E): two maps (G,...,E,E)."""
+    pairs = zip(heads.chunk(n_groups), readers.chunk(n_groups), strict=True)
+    inward, outward = zip(*(_components(*pair) for pair in pairs), strict=True)
+    return torch.cat(inward), torch.cat(outward)
+
+
+def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
+    """Of heads (n,...,E,X) the E features x which readers R_i (n,...,F,E) can best do with instead of their own head.
+
+    Returns maps A and B (n,...,E,E): x is the sum of A_i head_i, and the sum of |R_i head_i - R_i B_i x|^2 is as small
+    as E features can make it: they are the first right singular vectors of all R_i head_i together (Eckart & Young
+    1936), each as large as a feature of the heads is on average.
+    """
+    E = heads.shape[-2]
+    factors = torch.linalg.qr(readers).R  # the same squares in at most E rows
+    seen = (factors @ heads).movedim(0, -3)  # (...,n,F,X)
+    left, sizes, right = torch.linalg.svd(seen.flatten(-3, -2), full_matrices=False)
+    missing = max(0, E - sizes.shape[-1])
+    left, right = F.pad(left, (0, missing))[..., :E], F.pad(right, (0, 0, 0, missing))[..., :E, :]
+    sizes = F.pad(sizes, (0, missing))[..., :E]
+    norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
+    inverse = torch.where(sizes > RANK * sizes[..., :1], norm / sizes, torch.zeros_like(sizes))
+    back = left.unflatten(-2, seen.shape[-3:-1]).movedim(-3, 0).mH  # (n,...,E,F)
+    return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
 
 
 def _gathered(maps: Tensor, rows: Tensor, n_groups: int) -> Tensor:
-    """The mean of B' rows over each group: maps (G,D,D), rows (G,D,C) -> (n,D,C)."""
-    return grouped(maps.mT @ rows, n_groups).mean(1)
+    """The sum of A rows over each group: maps (G,D,D), rows (G,D,C) -> (n,D,C)."""
+    return grouped(maps @ rows, n_groups).sum(1)
 
 
 POOLS: dict[str, Pool] = {
