@@ -180,7 +180,7 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     sizes = F.pad(sizes, (0, missing))[..., :E]
     norm = mean_norm(heads.movedim(0, -3).flatten(-3, -2).abs())[..., None]
     inverse = torch.where(sizes > RANK * sizes[..., :1], norm / sizes, torch.zeros_like(sizes))
-    back = left.unflatten(-2, seen.shape[-3:-1]).movedim(-3, 0).mH  # (n,...,E,F)
+    back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
 
 
