@@ -25,6 +25,7 @@ from headwise.model.folder import open_folder
 from headwise.model.forms import hf_config
 from headwise.model.run import Settings, run_training
 from headwise.reshape import export
+from headwise.reshape.weights import read_layers
 
 SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
 
@@ -107,6 +108,30 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
     assert damage["parameters"]["after"] == model.n_parameters
     assert (out / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
     assert len(tokens) == model.config.vocab_size
+
+
+def test_the_heads_of_a_child_are_compared_with_those_they_come_from(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    """Grouped anew, then without two heads: the silent ablation tells which head is which, for W_O is untouched."""
+    shared, pruned = tmp_path / "shared", tmp_path / "pruned"
+    done = invoke(
+        "share", run, "--kv-heads", 3, "--text", text, "--method", "first", "--group", "best", "--out", shared
+    )
+    assert done.code == 0, done.err
+    done = invoke("prune", shared, "--heads", "L0.H0,L0.H1,L1.H2,L1.H3", "--text", text, "--out", pruned, "--json")
+    assert done.code == 0, done.err
+    assert [Path(x["folder"]) for x in json.loads(done.out)["ancestors"]] == [shared, run]
+    given = ("--text", text, "--tokens", 17, "--documents", 3, "--no-controls", "--ablate", "none", "--json")
+    code, printed, err = invoke("heads", pruned, "--against", run, *given)
+    assert code == 0, err
+    other = {head["name"]: head["was"] for head in json.loads(printed)["against"]["profiles"]}
+    parent, child = read_layers(load_model(run)[0]), read_layers(load_model(pruned)[0])
+    for layer in (0, 1):
+        for n in range(4):
+            was = int(other[f"L{layer}.H{n}"].removeprefix(f"L{layer}.H"))
+            assert torch.equal(child[layer].wo[:, n], parent[layer].wo[:, was])
+    assert sum(name.endswith(" (gone)") for name in other) == 4
 
 
 def test_cache_bytes_are_those_of_a_cache(

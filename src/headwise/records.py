@@ -76,6 +76,7 @@ class HeadProfile:
     received: NDArray[np.float32]  # (n,) mean weight that each token of the passage receives from a query
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
     top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
+    was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
 
 
 @dataclass(frozen=True)

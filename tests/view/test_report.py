@@ -19,6 +19,7 @@ from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 
 from headwise.errors import HeadwiseError
 from headwise.records import CurvePoint, HeadMap, HeadMaps, HeadSurvey, RunSummary
+from headwise.reshape.lineage import renamed
 from headwise.view.report import report_html, round_steps, write_report
 from headwise.view.survey_data import shares_of
 from headwise.view.survey_words import KINDS
@@ -337,6 +338,16 @@ def test_a_comparison_shows_both_and_the_difference() -> None:
     only = page.split('id="only">')[1].split("</div>")[0]
     assert "Only in toy: L0.H0." in only and "Only in &lt;other&gt;: L0.H3, L1.H2, L1.H3." in only
     assert page.count('type="radio"') == 3
+
+
+def test_heads_that_got_another_number_are_compared_with_what_they_were() -> None:
+    survey = survey_of(1, 3)
+    other = renamed(replace(survey, model="other"), {"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    page = report_html(replace(survey, profiles=survey.profiles[:2]), against=other)
+    assert 'class="name">L0.H0 (L0.H2)</th>' in page and 'class="name">L0.H1</th>' in page
+    values = [s.scores["entropy"].mean for s in (survey.profiles[0], survey.profiles[2])]
+    assert [cell.split(",")[0] for cell in cells_of(page)[0][2:4]] == [f"{value:.3f}" for value in values]
+    assert "Only in other: L0.H0 (gone)." in page and "it stands in brackets" in page
 
 
 def test_a_comparison_of_unlike_surveys_says_so() -> None:

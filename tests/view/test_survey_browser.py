@@ -44,7 +44,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Against a model whose L0.H0 is another, whose L0.H1 has another size, and that lacks the last head."""
     survey = surveyed()
     flat = np.full((32, 32), 1 / LENGTH, np.float32)
-    first = replace(survey.profiles[0], thumbnail=flat, first_key=flat[0] / 7, roles=("self",))
+    first = replace(survey.profiles[0], thumbnail=flat, first_key=flat[0] / 7, roles=("self",), was="L1.H2")
     second = replace(survey.profiles[1], thumbnail=flat[:9, :9], first_key=flat[0, :9])
     other = replace(survey, model="other", profiles=(first, second, *survey.profiles[2:-1]))
     path = tmp_path_factory.mktemp("compared") / "report.html"
@@ -301,7 +301,7 @@ def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> No
     assert page.locator(".head").last.locator(".largest").inner_text() == "not there"
     open_head(page, "L0.H0")
     assert "difference +" in readout(page) or "difference \u2212" in readout(page)
-    assert "in the other model: self" in page.inner_text("#large-roles")
+    assert "in the other model (L1.H2): self" in page.inner_text("#large-roles")
     assert page.locator("#numbers tr").first.inner_text().split("\t")[1:4] == ["value", "other", "difference"]
     page.keyboard.press("Escape")
     open_head(page, "L2.H4")

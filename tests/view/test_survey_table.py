@@ -13,6 +13,7 @@ from surveys import broken_survey, survey_of
 from headwise.errors import HeadwiseError
 from headwise.intervals import Interval
 from headwise.records import HeadSurvey
+from headwise.reshape.lineage import renamed
 from headwise.view.survey_table import check_order, print_survey
 
 
@@ -122,6 +123,15 @@ def test_a_difference_of_settings_is_said() -> None:
     assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
     assert "silenced by zero, those of other by mean" in text
     assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
+
+
+def test_heads_that_got_another_number_are_shown_with_both_names() -> None:
+    survey = survey_of(1, 3)
+    other = renamed(replace(survey, model="other"), {"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    text = printed(replace(survey, profiles=survey.profiles[:2]), against=other)
+    assert " L0.H0 (L0.H2) " in text and " L0.H1   " in text
+    assert "that they belong to; where the name there is another, it stands in brackets" in " ".join(text.split())
+    assert text.rstrip().endswith("only in other: L0.H0 (gone)")
 
 
 def test_columns_without_a_number_are_left_out() -> None:

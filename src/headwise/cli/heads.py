@@ -96,7 +96,7 @@ def heads(
         from headwise.heads.survey import STATISTICS
     check_order(STATISTICS, sort)
     survey, maps = look(model, choices)
-    other = None if against is None else look(against, choices, on=model)[0]
+    other = None if against is None else _compared(model, against, choices)
     # The report in a run tells of the run: a look at another text goes where --html says.
     own = (model / "run.json").exists() and not choices.text and ids is None and controls and other is None
     report = html or (model / REPORT if own else None)
@@ -122,6 +122,14 @@ def heads(
     for what, path in (("report", report), ("picture", png), ("table", csv)):
         if path is not None:
             out.print(f"{what}: {path}")
+
+
+def _compared(model: Path, against: Path, choices: _Choices) -> HeadSurvey:
+    """The survey of the other model; where one was made from the other, heads have the names of their counterparts."""
+    from headwise.reshape.lineage import counterparts, renamed
+
+    other, pairs = look(against, choices, on=model)[0], counterparts(model, against)
+    return other if pairs is None else renamed(other, pairs)
 
 
 def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSurvey, HeadMaps | None]:

@@ -37,15 +37,14 @@ def sharing(n_kv_heads: int, method: str, grouping: str) -> Change:
 def _shared(parent: nn.Module, shared: Shared, before: int) -> Changed:
     n_heads, after, _ = head_counts(shared.model)
     r = n_heads // before
-    orders = [[g * r + i for group in groups for g in group for i in range(r)] for groups in shared.groups]
-    pairs = [[(old, new) for new, old in enumerate(order)] for order in orders]
+    origins = [[g * r + i for group in groups for g in group for i in range(r)] for groups in shared.groups]
     if after == before:
         notes: tuple[str, ...] = (f"the model has {before} key/value heads already: nothing changes",)
     else:
         said = dict.fromkeys(text for text in shared.turned if text)
         notes = tuple(f"keys were aligned by what is exact here: {text}" for text in said)
     what = f"{n_heads} query heads share {after} key/value heads, {before} before"
-    return Changed(shared.model, what, {"groups": shared.groups}, pairs, notes)
+    return Changed(shared.model, what, {"groups": shared.groups}, origins, notes)
 
 
 def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Change:
@@ -103,14 +102,13 @@ def _pruned(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> C
     kept = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
     total = n_heads * len(kept)
     if pruned.reason is None:
-        pairs = [[(old, new) for new, old in enumerate(heads)] for heads in kept]
-        what, notes = f"{len(pruned.names)} of {total} heads are out of the weights", []
+        origins, what, notes = kept, f"{len(pruned.names)} of {total} heads are out of the weights", []
     else:
-        pairs = [[(h, h) for h in heads] for heads in kept]
+        origins = [list(range(n_heads)) for _ in kept]
         what, notes = f"{len(pruned.names)} of {total} heads are zeroed", [f"zeroed, not removed: {pruned.reason}"]
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)
     silent = pruned.heads if pruned.reason is not None else ()
     notes.append(cache_note(parent, pruned))
-    return Changed(pruned.model, what, details, pairs, tuple(notes), silent)
+    return Changed(pruned.model, what, details, origins, tuple(notes), silent)

@@ -25,9 +25,9 @@ from headwise.model.folder import Folder
 from headwise.model.gpt import GPT
 from headwise.model.tokens import Tokens
 from headwise.reshape.distance import answers
+from headwise.reshape.lineage import RECORD
 from headwise.reshape.weights import stock_form
 
-RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 TOLERANCE = 1e-4  # largest difference of a logit in float32; coarser formats are allowed their own rounding
 PROBE_TOKENS = 32
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from headwise.model.presets import check_seed
 from headwise.reshape.damage import HeadPairs, measure
 from headwise.reshape.export import check_out, export, work_folder
 from headwise.reshape.heal import STATE, Healed, HealRecipe, heal
+from headwise.reshape.lineage import ancestors
 from headwise.reshape.prune import Heads, zero
 from headwise.reshape.report import Damage, HealPoint, Reshaped
 from headwise.reshape.text import Calibration, document_length, read_calibration, text_of_run
@@ -47,9 +48,16 @@ class Changed:
     model: nn.Module
     what: str
     details: dict[str, object]
-    pairs: HeadPairs
+    origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
     notes: tuple[str, ...] = ()
     silent: Heads = ()  # heads that are zero and must stay so while the child heals
+
+    @property
+    def pairs(self) -> HeadPairs:
+        """The heads that both models have and hear."""
+        silent = self.silent or ((),) * len(self.origins)
+        rows = zip(self.origins, silent, strict=True)
+        return [[(old, new) for new, old in enumerate(row) if new not in gone] for row, gone in rows]
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
             listener.say(f"nothing to resume in {workplace.path}; beginning")
         listener.say("reading the text to calibrate")
         changed = change.apply(folder, calibration)
+        lineage = ancestors(job.source, changed.origins)
         damage = _damage(folder, changed.model, changed, calibration, listener)
         listener.damage(changed, damage)
         model, healed, after = changed.model, None, None
@@ -103,6 +112,7 @@ def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
             what=changed.what,
             notes=changed.notes,
             details={**change.settings, **changed.details, **_healing(job.recipe, healed)},
+            ancestors=lineage,
             damage=damage,
             curve=() if healed is None else healed.curve,
             healed=after,

@@ -39,6 +39,15 @@ class Damage:
 
 
 @dataclass(frozen=True)
+class Ancestor:
+    """An earlier model that a reshaped one comes from."""
+
+    folder: str  # where it was at that time
+    digest: str  # SHA-256 of its weights, by which it is known wherever it is now
+    heads: tuple[tuple[int, ...], ...]  # for each layer the number there of each head of the reshaped model
+
+
+@dataclass(frozen=True)
 class Reshaped:
     """A model that was shared or pruned, from beginning to end."""
 
@@ -47,6 +56,7 @@ class Reshaped:
     what: str  # one line: what was done
     notes: tuple[str, ...]  # what a reader must know besides
     details: dict[str, object]  # groups or heads, and the settings that determine the result
+    ancestors: tuple[Ancestor, ...]  # the source, then those that it comes from itself
     damage: Damage  # before any training
     curve: tuple[HealPoint, ...]  # of healing; empty without
     healed: Damage | None

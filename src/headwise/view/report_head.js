@@ -54,7 +54,10 @@ function showRoles(head) {
     sign.append(badge(role), ' ' + data.roles[role]);
     return sign;
   });
-  if (head.other) own.push(element('span', 'others-roles', `in the other model: ${head.other.roles.join(', ') || 'no role'}`));
+  if (head.other) {
+    const name = head.other.name === head.name ? '' : ` (${head.other.name})`;
+    own.push(element('span', 'others-roles', `in the other model${name}: ${head.other.roles.join(', ') || 'no role'}`));
+  }
   byId('large-roles').replaceChildren(...own);
 }
 

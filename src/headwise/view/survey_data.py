@@ -71,7 +71,7 @@ def survey_data(
     """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
     numbers = _numbers(survey, columns)
     others = {} if against is None else _numbers(against, columns)
-    theirs = {} if against is None else {profile.name: list(profile.roles) for profile in against.profiles}
+    theirs = {} if against is None else {profile.name: profile for profile in against.profiles}
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
@@ -80,7 +80,8 @@ def survey_data(
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
         head["roles"] = [roles[role] for role in profile.roles]
         if profile.name in others:
-            head["other"] = {**others[profile.name], "roles": theirs[profile.name]}
+            other = theirs[profile.name]
+            head["other"] = {**others[profile.name], "roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     document = {
         "model": survey.model,

@@ -8,7 +8,7 @@ from headwise.intervals import Interval
 from headwise.records import HeadProfile, HeadSurvey
 from headwise.view.markup import escaped, number
 from headwise.view.survey_roles import badge_html
-from headwise.view.survey_words import Badge, Column, badges_of, bounds, only_here, short, value_of
+from headwise.view.survey_words import Badge, Column, badges_of, both_names, bounds, only_here, short, value_of
 
 PARTS = {"this": "this", "other": "other", "difference": "diff."}  # of a column, where two models are compared
 
@@ -81,7 +81,7 @@ def _row(
     roles = f'{names} <span class="words" aria-hidden="true">{escaped(words)}</span>' if names else ""
     cells = "".join(_cells(profile, column, other, compared) for column in columns)
     return (
-        f'<tr data-number="{place}"><th scope="row" class="name">{escaped(profile.name)}</th>'
+        f'<tr data-number="{place}"><th scope="row" class="name">{escaped(both_names(profile, other))}</th>'
         f'<td class="roles">{roles}</td>{cells}</tr>'
     )
 

@@ -17,6 +17,7 @@ from headwise.view.markup import listed, plural
 from headwise.view.survey_data import check_survey
 from headwise.view.survey_words import (
     Column,
+    both_names,
     columns_of,
     differences_in_setting,
     label,
@@ -115,15 +116,15 @@ def _table(console: Console, survey: HeadSurvey, columns: list[Column], key: str
         pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key, compared)))
     roles = [_roles(profile, other) for profile, other in pairs]
     filled = [(c, [_shown_number(_number(p, o, c.key, compared), c, compared) for p, o in pairs]) for c in columns]
-    names = max((len(profile.name) for profile, _ in pairs), default=0)
+    names = [both_names(profile, other) for profile, other in pairs]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("head", no_wrap=True)
     table.add_column("roles", min_width=ROLES_WIDTH if any(roles) else None)
-    filled = _that_fit(filled, key, console.width - names - ROLES_WIDTH - 4)
+    filled = _that_fit(filled, key, console.width - max(map(len, names), default=0) - ROLES_WIDTH - 4)
     for column, _ in filled:
         table.add_column(_heading(column), justify="right", no_wrap=True)
-    for place, (profile, _) in enumerate(pairs):
-        table.add_row(profile.name, Text(roles[place]), *(cells[place] for _, cells in filled))
+    for place in range(len(pairs)):
+        table.add_row(names[place], Text(roles[place]), *(cells[place] for _, cells in filled))
     return table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headwise.intervals import Interval
@@ -133,9 +133,25 @@ def only_here(survey: HeadSurvey, other: HeadSurvey) -> list[str]:
     return [profile.name for profile in survey.profiles if profile.name not in known]
 
 
+def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
+    """The name of a head, and in brackets that of the head it is compared with, where it is another."""
+    moved = other is not None and other.was not in ("", profile.name)
+    return f"{profile.name} ({other.was})" if other is not None and moved else profile.name
+
+
+def _paired(survey: HeadSurvey, against: HeadSurvey) -> Iterator[tuple[HeadProfile, HeadProfile | None]]:
+    others = {profile.name: profile for profile in against.profiles}
+    return ((profile, others.get(profile.name)) for profile in survey.profiles)
+
+
 def differences_in_setting(survey: HeadSurvey, against: HeadSurvey) -> list[str]:
-    """What keeps two surveys from being compared number by number, in full sentences."""
+    """What keeps two surveys from being compared number by number, in full sentences; and which heads are compared."""
     notes = []
+    if any(both_names(profile, other) != profile.name for profile, other in _paired(survey, against)):
+        notes.append(
+            f"Heads of {survey.model} are compared with those of {against.model} that they belong to; where the name "
+            f"there is another, it stands in brackets."
+        )
     for one, other in ((survey, against), (against, survey)):
         extra = [label(key) for key in one.statistics if key not in other.statistics]
         if extra:
