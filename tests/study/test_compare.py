@@ -221,6 +221,9 @@ def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monk
     assert other.scores["loss"].mean == interval_of([1.5, 3.75])
     assert found.verdicts == (sentence("three", "two", expected, LOSS),)
     assert found.cpu_seconds == 8.0 and found.steps == VERBS_OR_TEXT.recipe.steps
+    assert found.notes == ()
+    (note,) = compare(tiny(), tmp_path, n_seeds=2, steps=3).notes
+    assert note.startswith(f"Trained for 3 of the recipe's {VERBS_OR_TEXT.recipe.steps:,} steps")
 
 
 # Units

@@ -70,6 +70,14 @@ def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
     assert found == sorted(found, reverse=True) and len(found) == 15
 
 
+@pytest.mark.parametrize(
+    ("heading", "key"), [("prev.", "previous"), ("conf.", "confidence"), ("import.", "importance")]
+)
+def test_the_order_may_be_named_as_the_table_does(heading: str, key: str) -> None:
+    assert heading in printed(survey_of(), width=120)
+    assert names(printed(survey_of(), heading)) == names(printed(survey_of(), key)) != names(printed(survey_of()))
+
+
 def test_a_statistic_that_is_not_shown_gets_a_column() -> None:
     assert "norm" not in printed(survey_of()) and "norm" in printed(survey_of(), "norm")
 
@@ -123,6 +131,11 @@ def test_a_difference_of_settings_is_said() -> None:
     assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
     assert "silenced by zero, those of other by mean" in text
     assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
+
+
+def test_models_of_other_sizes_are_compared_by_name_and_it_is_said() -> None:
+    text = " ".join(printed(survey_of(2, 3), against=replace(survey_of(1, 5), model="other")).split())
+    assert "do not have the same layers and heads" in text and "compared by name alone" in text
 
 
 def test_heads_that_got_another_number_are_shown_with_both_names() -> None:

@@ -63,10 +63,15 @@ def print_survey(
 
 
 def check_order(statistics: Iterable[str], sort_by: str) -> str:
-    """The key that `sort_by` names: a statistic, also by its label, an effect or "name". Raises HeadwiseError."""
+    """The key that `sort_by` names: a statistic, an effect or "name", also by its label or by its heading in the table.
+
+    Raises HeadwiseError for any other.
+    """
     known = list(statistics)
     keys = {"name": "name", **{key: key for key in (*EFFECTS, *known)}}
-    keys.update({label(key): key for key in known if label(key) not in keys})
+    for key in (*known, *EFFECTS):
+        for name in (label(key), HEADINGS.get(key, key)):
+            keys.setdefault(name, key)
     if sort_by in keys:
         return keys[sort_by]
     near = difflib.get_close_matches(sort_by, keys, n=2)

@@ -147,6 +147,12 @@ def _paired(survey: HeadSurvey, against: HeadSurvey) -> Iterator[tuple[HeadProfi
 def differences_in_setting(survey: HeadSurvey, against: HeadSurvey) -> list[str]:
     """What keeps two surveys from being compared number by number, in full sentences; and which heads are compared."""
     notes = []
+    sizes = [{(p.part, p.layer, p.head) for p in one.profiles} for one in (survey, against)]
+    if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
+        notes.append(
+            f"{survey.model} and {against.model} do not have the same layers and heads, and neither is known to come "
+            f"from the other: heads are compared by name alone."
+        )
     if any(both_names(profile, other) != profile.name for profile, other in _paired(survey, against)):
         notes.append(
             f"Heads of {survey.model} are compared with those of {against.model} that they belong to; where the name "

@@ -92,10 +92,21 @@ def _gathered(
         metrics=experiment.metrics,
         arms=arms,
         verdicts=tuple(_verdicts(experiment, arms)),
-        notes=experiment.notes,
+        notes=(*experiment.notes, *_cut_short(experiment, steps, text)),
         tables=tables,
         cpu_seconds=sum(scored.cpu_seconds for scored in results.values()),
     )
+
+
+def _cut_short(experiment: Experiment, steps: int, text: Path | None) -> list[str]:
+    """A warning where the models had less than the recipe's steps."""
+    whole = experiment.recipe(None, text).steps
+    if steps >= whole:
+        return []
+    return [
+        f"Trained for {steps:,} of the recipe's {whole:,} steps: a model that has learned nothing yet is not told apart "
+        f"from one that cannot."
+    ]
 
 
 def _arm_result(experiment: Experiment, arm: Arm, mine: Sequence[Scored], first: Sequence[Scored]) -> ArmResult:
