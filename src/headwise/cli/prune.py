@@ -6,31 +6,16 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, app, needs_torch
-from headwise.cli.reshape import (
-    Batch,
-    Force,
-    Heal,
-    Hidden,
-    Model,
-    Options,
-    Out,
-    Rate,
-    Refit,
-    Resume,
-    Seed,
-    Text,
-    Tokens,
-    reshape,
-)
+from headwise.cli.app import app, needs_torch
+from headwise.cli.reshape import Options, reshape, with_options
 
 
 @app.command(
     epilog="Example: headwise prune runs/book --keep 0.75 --uniform --text book.txt --heal 200 --out runs/less"
 )
+@with_options
 def prune(
-    model: Model,
-    text: Text = None,
+    options: Options,
     heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
     keep: Annotated[float | None, typer.Option(help="Share of the heads that stays; --by chooses which.")] = None,
     by: Annotated[
@@ -42,18 +27,6 @@ def prune(
     uniform: Annotated[
         bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
     ] = False,
-    heal: Heal = None,
-    out_folder: Out = None,
-    tokens: Tokens = None,
-    batch: Batch = 4,
-    lr: Rate = 0.015,
-    hidden: Hidden = 30.0,
-    refit: Refit = 0,
-    seed: Seed = 0,
-    force: Force = False,
-    resume: Resume = False,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Remove query heads from a model.
 
@@ -63,5 +36,4 @@ def prune(
     """
     with needs_torch():
         from headwise.reshape.changes import pruning
-    options = Options(model, text, out_folder, tokens, heal, batch, lr, hidden, refit, seed, force, resume, as_json)
     reshape(pruning(heads, keep, by, uniform), options)

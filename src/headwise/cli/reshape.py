@@ -2,61 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.app import err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, err, needs_torch, out, print_json
 
 if TYPE_CHECKING:
     from headwise.reshape.job import Change, Changed, Listener
     from headwise.reshape.report import Damage, HealPoint
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model in Hugging Face layout.")]
-Text = Annotated[
-    Path | None,
-    typer.Option(
-        help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on; "
-        "default: what a run of headwise was trained on."
-    ),
-]
-Heal = Annotated[int | None, typer.Option(help="Steps of healing: the child learns to answer as its parent.")]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="The new model folder; without it the damage is shown and nothing written.")
-]
-Tokens = Annotated[int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")]
-Batch = Annotated[int, typer.Option(help="Documents in a step of healing.")]
-Rate = Annotated[float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")]
-Hidden = Annotated[float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")]
-Refit = Annotated[
-    int, typer.Option(help="Tokens on which W_O is fitted before healing, in closed form; with --heal 0 that alone.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of the order of documents in healing.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")]
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What both commands take."""
+
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model in Hugging Face layout.")]
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on; "
+            "default: what a run of headwise was trained on."
+        ),
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option(help="The new model folder; without it the damage is shown and nothing written.")
+    ] = None
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
+    ] = None
+    heal: Annotated[int | None, typer.Option(help="Steps of healing: the child learns to answer as its parent.")] = None
+    batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = 4
+    lr: Annotated[
+        float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")
+    ] = 0.015
+    hidden: Annotated[
+        float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")
+    ] = 30.0
+    refit: Annotated[
+        int,
+        typer.Option(help="Tokens on which W_O is fitted before healing, in closed form; with --heal 0 that alone."),
+    ] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the order of documents in healing.")] = 0
+    force: Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
+    as_json: Json = False
+    debug: Debug = False
 
 
-class Options(NamedTuple):
-    """What the user gave, for both commands."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with `Options` behind its own ones; it gets them as one argument, its first."""
+    hints = get_type_hints(Options, include_extras=True)
+    common = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(Options)
+    ]
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + common
 
-    model: Path
-    text: Path | None
-    out: Path | None
-    tokens: int | None
-    heal: int | None
-    batch: int
-    lr: float
-    hidden: float
-    refit: int
-    seed: int
-    force: bool
-    resume: bool
-    as_json: bool
+    @functools.wraps(command)
+    def given(**values: Any) -> None:
+        command(Options(**{field.name: values.pop(field.name) for field in fields(Options)}), **values)
+
+    given.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    given.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return given
 
 
 def reshape(change: Change, options: Options) -> None:

@@ -104,8 +104,8 @@ def _cut_short(experiment: Experiment, steps: int, text: Path | None) -> list[st
     if steps >= whole:
         return []
     return [
-        f"Trained for {steps:,} of the recipe's {whole:,} steps: a model that has learned nothing yet is not told apart "
-        f"from one that cannot."
+        f"Trained for {steps:,} of the recipe's {whole:,} steps: a model that has learned nothing yet is not told "
+        f"apart from one that cannot."
     ]
 
 
