@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from headwise.model.gpt import GPT, Block, GPTConfig
 from headwise.model.layer import Call, MultiHeadAttention
 from headwise.model.presets import Recipe, find_preset
 from headwise.model.tokens import Tokens
-from headwise.model.train import make_optimizers, schedule, update
+from headwise.model.train import make_optimizers, one_thread, schedule, update
 from headwise.positions import RoPE
 from headwise.records import HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
@@ -280,22 +279,11 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
     names = EXAMPLE_NAMES.split()
     tokens = Tokens.characters("".join(names), boundary=True)
     data = Documents(tokens, names, names[:1], preset.shape["context"])
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
         _train(model, data, replace(preset.recipe, steps=EXAMPLE_STEPS), seed)
     return model.eval(), tokens, f"microgpt, {len(names)} names"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """So small a model gains nothing from a second thread, and on a busy machine waits for it at every step."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _train(model: GPT, data: Documents, recipe: Recipe, seed: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
             group["lr"] = group["peak_lr"] * factor
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread within this block: a small model gains nothing from a second one, and waits for it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _require_finite(step: int, **numbers: float) -> None:

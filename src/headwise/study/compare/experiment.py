@@ -22,10 +22,9 @@ from headwise.model.data import Corpus
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.layer import MultiHeadAttention
 from headwise.model.presets import Recipe
-from headwise.model.train import evaluate, make_optimizers, schedule, update
+from headwise.model.train import evaluate, make_optimizers, one_thread, schedule, update
 from headwise.spec import AttentionSpec
 from headwise.study.compare.results import Metric, Table
-from headwise.study.compare.timing import one_thread
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 

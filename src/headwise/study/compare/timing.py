@@ -8,23 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 
+from headwise.model.train import one_thread
+
 Times = dict[str, list[float]]  # seconds of each round
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch on one thread within this block."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @torch.no_grad()
