@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md")
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
-def test_a_chapter_s_numbers_are_computed(name: str) -> None:
+@pytest.mark.parametrize(("name", "examples"), [(CHAPTERS[0], 30), (CHAPTERS[1], 30), ("sharing.md", 25)])
+def test_a_chapter_s_numbers_are_computed(name: str, examples: int) -> None:
     result = doctest.testfile(str(ROOT / "docs" / name), module_relative=False)
-    assert result.attempted > 30
+    assert result.attempted >= examples
     assert result.failed == 0
 
 
