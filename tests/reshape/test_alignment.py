@@ -10,8 +10,8 @@ from reshape_models import BUILD, build, texts
 from torch import Tensor, nn
 
 from headwise.reshape.align import fold, key_maps, key_rule, orthogonal_maps, turns
-from headwise.reshape.distance import answers
 from headwise.reshape.moments import activations, moments
+from headwise.reshape.passes import answers
 from headwise.reshape.pool import aligned
 from headwise.reshape.weights import AttentionWeights, read_layers, with_layers
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from headwise import HeadwiseError
 from headwise.model.checkpoint import read_metadata
 from headwise.model.train import Stopped
-from headwise.reshape.distance import answers, compared, divergence, relative_error
+from headwise.reshape.distance import compared, divergence, relative_error
 from headwise.reshape.heal import STATE, Healing, HealRecipe, heal
 from headwise.reshape.moments import moments
+from headwise.reshape.passes import answers
 from headwise.reshape.prune import prune, zero
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
@@ -55,7 +56,7 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
     kept = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
     seen = [torch.stack(TRAIN[::2])]  # of random tokens there is nothing to learn about others
     healed = heal(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden))
-    first, last = healed.curve[0].distance, compared(parent, healed.model, seen)[2]
+    first, last = healed.curve[0].distance, compared(parent, healed.model, seen).distance
     assert last < 0.9 * first
     assert last == pytest.approx(min(point.distance for point in healed.curve), rel=1e-5)
     assert all(torch.equal(kept[key], tensor) for key, tensor in parent.state_dict().items())
@@ -82,7 +83,7 @@ def test_a_model_without_a_next_token_has_no_loss_but_a_distance() -> None:
 def test_zeroed_heads_stay_zero() -> None:
     parent = build("gpt2", dtype=torch.float32)
     pruned = prune(parent, ((1,), (0, 2)))
-    healed = heal(parent, pruned.model, TRAIN, HELD_OUT, RECIPE, fixed=lambda model: zero(model, pruned.heads))
+    healed = heal(parent, pruned.model, TRAIN, HELD_OUT, RECIPE, after_step=lambda model: zero(model, pruned.heads))
     again = prune(healed.model, pruned.heads).model
     assert all(torch.equal(a, b) for a, b in zip(healed.model.parameters(), again.parameters(), strict=True))
     free = heal(parent, prune(parent, pruned.heads).model, TRAIN, HELD_OUT, RECIPE)
@@ -96,7 +97,7 @@ def test_it_stops_early_and_hands_out_the_best() -> None:
     healed = heal(parent, child, TRAIN, HELD_OUT, recipe)
     assert healed.steps == healed.best_step + 3 * 2 < 40
     best = min(point.distance for point in healed.curve)
-    assert compared(parent, healed.model, HELD_OUT)[2] == pytest.approx(best, rel=1e-5)
+    assert compared(parent, healed.model, HELD_OUT).distance == pytest.approx(best, rel=1e-5)
 
 
 def test_each_document_is_read_once_before_any_comes_again() -> None:
@@ -124,7 +125,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeyp
 
     @contextmanager
     def interrupted_later() -> Iterator[Callable[[], bool]]:
-        yield lambda: next(calls) == 6  # asked once a step: in the seventh, and never again
+        yield lambda: next(calls) == 7  # asked after the fit and once a step: in the seventh, and never again
 
     monkeypatch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
     with pytest.raises(Stopped) as stop:
@@ -153,11 +154,11 @@ heal(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die, save_seconds=0)
 
 
 def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """SIGKILL in the sixth step: the state is that of the fifth."""
+    """SIGKILL in the sixth step: the state is that of an earlier one."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False, timeout=100)
     assert done.returncode == -signal.SIGKILL
-    assert read_metadata(tmp_path / STATE) == {"step": "5"}
+    assert int(read_metadata(tmp_path / STATE)["step"]) in range(1, 6)  # saved in at most a tenth of the time
     whole, resumed = (heal(*pair(), TRAIN, HELD_OUT, RECIPE, folder) for folder in (None, tmp_path))
     assert resumed.curve == whole.curve
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
@@ -202,9 +203,9 @@ def test_recipes_that_make_no_sense_are_refused(change: dict[str, float], said: 
 def test_a_refit_brings_the_child_nearer_and_the_parent_nowhere(name: str) -> None:
     parent, child = pair(name, torch.float64)
     batches = [torch.stack(TRAIN[::2]), torch.stack(TRAIN[1::2])]
-    before = compared(parent, child, batches)[2]
+    before = compared(parent, child, batches).distance
     refit(parent, child, batches)
-    assert compared(parent, child, batches)[2] < 0.8 * before
+    assert compared(parent, child, batches).distance < 0.8 * before
     same = build(name)
     kept = [tensor.clone() for tensor in weights(same)]
     refit(parent, same, batches)

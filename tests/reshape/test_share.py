@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from headwise import HeadwiseError
 from headwise.reshape import group
 from headwise.reshape.align import fold, key_rule
-from headwise.reshape.distance import answers
 from headwise.reshape.group import adjacent, cheapest, pooling_error
 from headwise.reshape.moments import moments
+from headwise.reshape.passes import answers
 from headwise.reshape.pool import ALIGNING, POOLS
 from headwise.reshape.share import share
-from headwise.reshape.weights import AttentionWeights, entrance, head_counts, read_layers, with_layers
+from headwise.reshape.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
 
 
 @torch.no_grad()
@@ -209,7 +209,7 @@ def test_the_expected_error_is_that_of_all_pairs_of_tokens(name: str) -> None:
     """Against sums over every query, every key and, for RoPE, every angle between them."""
     model = build(name)
     seen: list[Tensor] = []
-    hook = entrance(model, 0).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    hook = input_projection(model, 0).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     root = roots_of(model)[0]
     hook.remove()
     x = torch.cat([x.flatten(0, 1) for x in seen])

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.effect import ablation, importance
+from headwise.heads.effect import ablation, has_loss, importance
 from headwise.heads.survey import Text, survey
 from headwise.model.folder import Folder
 from headwise.reshape.job import Change, Changed
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import Pruned, cache_note, named_heads, prune, weakest
-from headwise.reshape.share import Shared, check_share, share
+from headwise.reshape.prune import Pruned, cache_note, named_heads, obstacle, prune, weakest
+from headwise.reshape.share import Shared, check_share, needs_text, share
 from headwise.reshape.text import Calibration
 from headwise.reshape.weights import attentions, head_counts
 
@@ -28,13 +28,14 @@ def sharing(n_kv_heads: int, method: str, grouping: str) -> Change:
 
     def apply(folder: Folder, calibration: Calibration) -> Changed:
         before = head_counts(folder.model)[1]
-        roots: list[Tensor] = moments(folder.model, calibration.statistics)
-        return _shared(folder.model, share(folder.model, n_kv_heads, method, grouping, roots), before)
+        blind = n_kv_heads == before or not needs_text(method, grouping)
+        roots: list[Tensor] = [] if blind else moments(folder.model, calibration.statistics)
+        return _shared(share(folder.model, n_kv_heads, method, grouping, roots), before)
 
     return Change({"share": n_kv_heads, "method": method, "group": grouping}, check, apply)
 
 
-def _shared(parent: nn.Module, shared: Shared, before: int) -> Changed:
+def _shared(shared: Shared, before: int) -> Changed:
     n_heads, after, _ = head_counts(shared.model)
     r = n_heads // before
     origins = [[g * r + i for group in groups for g in group for i in range(r)] for groups in shared.groups]
@@ -56,11 +57,16 @@ def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Ch
 
     def check(model: nn.Module) -> None:
         if heads is not None:
-            named_heads(model, heads)
+            obstacle(model, named_heads(model, heads), uniform)
         if keep is not None:
+            if by != "role" and not has_loss(model):
+                raise HeadwiseError(
+                    f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; "
+                    f"pass --by role, or --heads"
+                )
             n_heads = head_counts(model)[0]
             ties = {f"L{n}.H{h}": 0.0 for n in range(len(attentions(model))) for h in range(n_heads)}
-            weakest(model, ties, keep, uniform)
+            obstacle(model, weakest(model, ties, keep, uniform), uniform)
 
     def apply(folder: Folder, calibration: Calibration) -> Changed:
         if heads is not None:
@@ -83,7 +89,7 @@ def head_scores(by: str, folder: Folder, calibration: Calibration) -> dict[str, 
 
     importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
     ablation     the change in loss when the head alone is silenced
-    role         1 for a head that earns a role, 0 for one that does not, and importance among equals
+    role         heads that earn a role before those that do not; by importance among equals
     """
     batches = calibration.statistics
     if by == "ablation":
@@ -91,7 +97,7 @@ def head_scores(by: str, folder: Folder, calibration: Calibration) -> dict[str, 
     if by == "importance":
         return importance(folder.model, batches)
     assert folder.tokens is not None
-    documents = [ids.tolist() for batch in calibration.evaluation for ids in batch]
+    documents = [ids.tolist() for batch in calibration.statistics for ids in batch]
     text = Text(documents, folder.tokens.shown, folder.tokens.specials, folder.tokens.frame)
     found = survey(folder.model, text, folder.name, folder.family, context=folder.context, ablate=None)
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in found.profiles}

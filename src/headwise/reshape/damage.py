@@ -15,7 +15,8 @@ from headwise.heads.effect import has_loss
 from headwise.heads.watch import watch
 from headwise.model.forms import hf_config
 from headwise.model.gpt import GPT
-from headwise.reshape.distance import compared, gives_logits
+from headwise.reshape.distance import compared
+from headwise.reshape.passes import gives_logits
 from headwise.reshape.report import Damage, Pair
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)

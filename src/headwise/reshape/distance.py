@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.heads.effect import has_loss
-from headwise.model.gpt import GPT
-from headwise.reshape.weights import blocks, family_of
+from headwise.reshape.passes import answers, gives_logits
 
 
-def answers(model: nn.Module, ids: Tensor) -> Tensor:
-    """Logits of ids (B,T), over the last axis; of a model that gives none, its last hidden states (B,T,C)."""
-    if isinstance(model, GPT):
-        result: Tensor = model(ids)
-        return result
-    found: Any = model(input_ids=ids, **({} if family_of(model) == "bert" else {"use_cache": False}))
-    logits: Tensor | None = getattr(found, "logits", None)
-    return found.last_hidden_state if logits is None else logits
+class Comparison(NamedTuple):
+    """Losses in nats a token, None where no next token is predicted; the divergence a token, or the relative error."""
 
-
-def gives_logits(model: nn.Module) -> bool:
-    """Does the model end in a distribution, so that a divergence can be taken?"""
-    return isinstance(model, GPT) or "For" in type(model).__name__ or "LMHead" in type(model).__name__
+    parent_loss: float | None
+    child_loss: float | None
+    distance: float
 
 
 def divergence(parent: Tensor, child: Tensor) -> Tensor:
@@ -41,31 +32,9 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
     return (child - parent).float().square().mean() / parent.float().square().mean().clamp(min=1e-30)
 
 
-@contextmanager
-def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Inside this block the list gets the output (B,T,C) of each layer that runs."""
-    found: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
-
-    hooks = [block.register_forward_hook(keep) for block in blocks(model)]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @torch.no_grad()
-def compared(
-    parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
-) -> tuple[float | None, float | None, float]:
-    """Next-token losses of parent and child, None where they predict none, and how far the child is from the parent.
-
-    Losses in nats a token; the distance is the divergence a token, or `relative_error` where there are no logits.
-    Both models are taken as they are: call them in eval mode.
-    """
+def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> Comparison:
+    """Both models on batches (B,T). They are taken as they are: call this in eval mode."""
     predicts, has_logits = has_loss(parent), gives_logits(parent)
     losses, far, count, predicted = [0.0, 0.0], 0.0, 0, 0
     for ids in batches:
@@ -79,5 +48,5 @@ def compared(
             for i, logits in enumerate(both):
                 losses[i] += F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).item() * n
     if not predicts:
-        return None, None, far / count
-    return losses[0] / predicted, losses[1] / predicted, far / count
+        return Comparison(None, None, far / count)
+    return Comparison(losses[0] / predicted, losses[1] / predicted, far / count)

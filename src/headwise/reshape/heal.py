@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.model.state import interrupts, restore_state, save_state
 from headwise.model.train import Stopped, update
-from headwise.reshape.distance import answers, compared, divergence, gives_logits, hidden_states, relative_error
+from headwise.reshape.distance import compared, divergence, relative_error
+from headwise.reshape.passes import answers, gives_logits, hidden_states
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.text import batches, spread
 from headwise.reshape.weights import attentions
-
-STATE = "heal.safetensors"
+from headwise.reshape.workplace import STATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,27 +81,31 @@ def heal(
     recipe: HealRecipe,
     folder: Path | None = None,
     report: Callable[[HealPoint, int], None] = lambda point, steps: None,
-    fixed: Callable[[nn.Module], None] = lambda model: None,
+    after_step: Callable[[nn.Module], None] = lambda model: None,
     save_seconds: float = 10.0,
 ) -> Healed:
     """Train `child` towards `parent` on documents, going on from the state in `folder` if there is one.
 
-    train     documents (T,), drawn without repetition as long as there are fresh ones
-    held_out  batches (B,T) on which the child is evaluated and its best weights chosen
-    report    hears of every evaluation, and of the number of steps asked for
-    fixed     called after each step, to put back what must not change, such as heads that are zero
+    train       documents (T,), drawn without repetition as long as there are fresh ones
+    held_out    batches (B,T) on which the child is evaluated and its best weights chosen
+    report      hears of every evaluation, and of the number of steps asked for
+    after_step  called after each step, to put back what must not change, such as heads that are zero
 
     Dropout is off. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number.
     """
-    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, fixed)
+    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, after_step)
     start = work.restore(folder)
-    saved = time.monotonic()
+    due = time.monotonic() + save_seconds
     with interrupts() as interrupted:
         if not work.curve:
             report(work.evaluate(0), recipe.steps)
             if recipe.refit:
                 work.refit()
                 report(work.evaluate(0), recipe.steps)
+                if interrupted():
+                    if folder is not None:
+                        work.save(folder, 0)
+                    raise Stopped(0)
         for step in range(start, recipe.steps):
             if work.stale():
                 break
@@ -110,9 +114,12 @@ def heal(
             if done % work.every == 0 or done == recipe.steps:
                 report(work.evaluate(done), recipe.steps)
             stopping = interrupted()  # asked once: what is said to be saved must have been
-            if folder is not None and (stopping or time.monotonic() - saved > save_seconds):
+            if folder is not None and (stopping or time.monotonic() > due):
+                began = time.monotonic()
                 work.save(folder, done)
-                saved = time.monotonic()
+                due = time.monotonic() + max(
+                    save_seconds, 9 * (time.monotonic() - began)
+                )  # a tenth of the time at most
             if stopping:
                 raise Stopped(done)
     if folder is not None:
@@ -130,10 +137,10 @@ class Healing:
         train: Sequence[Tensor],
         held_out: Sequence[Tensor],
         recipe: HealRecipe,
-        fixed: Callable[[nn.Module], None] = lambda model: None,
+        after_step: Callable[[nn.Module], None] = lambda model: None,
     ) -> None:
         self.parent, self.child, self.train, self.held_out = parent, child, train, held_out
-        self.recipe, self.fixed = recipe, fixed
+        self.recipe, self.after_step = recipe, after_step
         learning = {id(p) for module in attentions(child) for p in module.parameters()}
         for parameter in child.parameters():
             parameter.requires_grad_(id(parameter) in learning)
@@ -149,7 +156,7 @@ class Healing:
         """Fit each W_O in closed form."""
         documents = spread(self.train, self.recipe.refit)
         refit(self.parent, self.child, batches(documents))
-        self.fixed(self.child)
+        self.after_step(self.child)
         self.tokens += sum(map(len, documents))
 
     def step(self, step: int) -> None:
@@ -170,7 +177,7 @@ class Healing:
                 raise HeadwiseError(f"healing diverged: {name} is {number} at step {step + 1}; lower --lr")
         update(self.optimizers, schedule(self.recipe, step))
         with torch.no_grad():
-            self.fixed(self.child)
+            self.after_step(self.child)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + loss.item(), self.count + 1
 
     def batch(self, step: int) -> Tensor:

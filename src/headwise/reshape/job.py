@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
 from headwise.model.folder import Folder, open_folder
 from headwise.model.presets import check_seed
-from headwise.reshape.damage import HeadPairs, measure
-from headwise.reshape.export import check_out, export, work_folder
-from headwise.reshape.heal import STATE, Healed, HealRecipe, heal
-from headwise.reshape.lineage import ancestors
-from headwise.reshape.prune import Heads, zero
+from headwise.reshape.damage import HeadPairs, cache_bytes, measure
+from headwise.reshape.export import export
+from headwise.reshape.heal import Healed, HealRecipe, heal
+from headwise.reshape.lineage import ancestors, digest
+from headwise.reshape.passes import check_class
+from headwise.reshape.prune import Gone, zero
 from headwise.reshape.report import Damage, HealPoint, Reshaped
-from headwise.reshape.text import Calibration, document_length, read_calibration, text_of_run
-
-JOB = "heal.json"  # in OUT.partial: the settings of the healing whose state lies there
-OURS = (JOB, STATE, "export", "replaced", "probe.safetensors")  # all that this module puts there
+from headwise.reshape.text import Calibration, read_calibration
+from headwise.reshape.weights import cast, family_of
+from headwise.reshape.workplace import Workplace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class Changed:
     details: dict[str, object]
     origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
     notes: tuple[str, ...] = ()
-    silent: Heads = ()  # heads that are zero and must stay so while the child heals
+    silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
     @property
     def pairs(self) -> HeadPairs:
@@ -86,43 +83,72 @@ def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
         raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
     if job.recipe is not None:
         check_seed(job.recipe.seed)
-    if job.out is not None:
-        check_out(job.source, job.out, job.force)
-    folder = open_folder(job.source)
-    change.check(folder.model)
-    calibration = read_calibration(job.text, folder, job.tokens)
-    for parameter in folder.model.parameters():
-        parameter.requires_grad_(False)
-    with _Workplace(job, change, folder) as workplace:
-        if job.resume and not (workplace.path / STATE).exists():
-            listener.say(f"nothing to resume in {workplace.path}; beginning")
+    with nullcontext() if job.out is None else Workplace(job.source, job.out, job.force) as workplace:
+        folder = open_folder(job.source)
+        _check_model(folder.model)
+        change.check(folder.model)
+        calibration = read_calibration(job.text, folder, job.tokens)
+        if workplace is not None and (workplace.has_state or job.recipe is not None):
+            workplace.claim(_settings(job, change, calibration), job.resume)
+            if job.resume and not workplace.has_state:
+                listener.say(f"nothing to resume in {workplace.path}; beginning")
         listener.say("reading the text to calibrate")
-        changed = change.apply(folder, calibration)
-        lineage = ancestors(job.source, changed.origins)
-        damage = _damage(folder, changed.model, changed, calibration, listener)
-        listener.damage(changed, damage)
-        model, healed, after = changed.model, None, None
-        if job.recipe is not None:
-            healed = _heal(job.recipe, folder, changed, calibration, workplace, listener)
-            model = healed.model
-            after = _damage(folder, model, changed, calibration, listener)
-        report = Reshaped(
-            source=str(job.source),
-            out=None if job.out is None else str(job.out),
-            what=changed.what,
-            notes=changed.notes,
-            details={**change.settings, **changed.details, **_healing(job.recipe, healed)},
-            ancestors=lineage,
-            damage=damage,
-            curve=() if healed is None else healed.curve,
-            healed=after,
-            verified=None,
-        )
-        if job.out is None:
-            return report
-        said = export(model, folder, job.out, asdict(report), listener.say)
-        workplace.done = True
-        return Reshaped(**{**vars(report), "verified": said})
+        return _reshaped(job, change, folder, calibration, workplace, listener)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse what cannot be measured before anything is."""
+    family_of(model)
+    check_class(model)
+    cache_bytes(model)
+
+
+def _settings(job: Job, change: Change, calibration: Calibration) -> dict[str, object]:
+    """What a healing that goes on must have in common with the one that was stopped."""
+    return {
+        **change.settings,
+        "source": digest(job.source),
+        "text": calibration.digest,
+        "tokens": calibration.length,
+        "heal": None if job.recipe is None else asdict(job.recipe),
+    }
+
+
+def _reshaped(
+    job: Job,
+    change: Change,
+    folder: Folder,
+    calibration: Calibration,
+    workplace: Workplace | None,
+    listener: Listener,
+) -> Reshaped:
+    folder.model.requires_grad_(False)
+    changed = change.apply(folder, calibration)
+    lineage = ancestors(job.source, changed.origins)
+    damage = _damage(folder, changed.model, changed, calibration, listener)
+    listener.damage(changed, damage)
+    model, healed, after = changed.model, None, None
+    if job.recipe is not None and workplace is not None:
+        workplace.claim({"origins": changed.origins, "silent": changed.silent}, job.resume)
+        listener.say(f"healing for {job.recipe.steps} steps; the state goes to {workplace.path}")
+        healed = _heal(job.recipe, folder, changed, calibration, workplace.path, listener)
+        model = healed.model
+        after = _damage(folder, model, changed, calibration, listener)
+    report = Reshaped(
+        source=str(job.source),
+        out=None if job.out is None else str(job.out),
+        what=changed.what,
+        notes=changed.notes,
+        details={**change.settings, **changed.details, **_healing(job.recipe, healed)},
+        ancestors=lineage,
+        damage=damage,
+        curve=() if healed is None else healed.curve,
+        healed=after,
+        verified=None,
+    )
+    if workplace is None:
+        return report
+    return replace(report, verified=export(model, folder, workplace, asdict(report), listener.say))
 
 
 def _damage(folder: Folder, child: nn.Module, changed: Changed, calibration: Calibration, listener: Listener) -> Damage:
@@ -130,28 +156,21 @@ def _damage(folder: Folder, child: nn.Module, changed: Changed, calibration: Cal
 
 
 def _heal(
-    recipe: HealRecipe,
-    folder: Folder,
-    changed: Changed,
-    calibration: Calibration,
-    workplace: _Workplace,
-    listener: Listener,
+    recipe: HealRecipe, folder: Folder, changed: Changed, calibration: Calibration, path: Path, listener: Listener
 ) -> Healed:
     """In float32, whatever the number format of the weights; back in it afterwards."""
     dtype = next(changed.model.parameters()).dtype
-    listener.say(f"healing for {recipe.steps} steps; the state goes to {workplace.path}")
-    child = changed.model.float()
     healed = heal(
         folder.model,
-        child,
+        cast(changed.model, torch.float32),
         calibration.train,
         calibration.glance,
         recipe,
-        workplace.path,
+        path,
         listener.point,
         lambda model: zero(model, changed.silent) if changed.silent else None,
     )
-    healed.model.requires_grad_(False).to(dtype)
+    cast(healed.model.requires_grad_(False), dtype)
     return healed
 
 
@@ -159,60 +178,3 @@ def _healing(recipe: HealRecipe | None, healed: Healed | None) -> dict[str, obje
     if recipe is None or healed is None:
         return {}
     return {"healing": {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}}
-
-
-class _Workplace:
-    """OUT.partial while a job runs: claimed on entry, cleared on exit unless a healing's state waits in it."""
-
-    def __init__(self, job: Job, change: Change, folder: Folder) -> None:
-        self.path = Path() if job.out is None else work_folder(job.out)
-        self.job, self.done = job, False
-        length, text = document_length(folder, job.tokens), job.text or text_of_run(folder.path)
-        self.settings: dict[str, Any] = {
-            **change.settings,
-            "source": str(job.source.resolve()),
-            "text": None if text is None else str(text.resolve()),
-            "digest": None if text is None else hashlib.sha256(text.read_bytes()).hexdigest(),
-            "tokens": length,
-            "heal": None if job.recipe is None else asdict(job.recipe),
-        }
-
-    def __enter__(self) -> _Workplace:
-        if self.job.out is None:
-            return self
-        self._check()
-        self.path.mkdir(exist_ok=True)
-        if self.job.recipe is not None:
-            write_whole(self.path / JOB, json.dumps(self.settings, indent=2) + "\n")
-        return self
-
-    def _check(self) -> None:
-        """Refuse a folder that is not ours, or holds another healing."""
-        if not self.path.exists():
-            return
-        foreign = (
-            [x.name for x in self.path.iterdir() if x.name not in OURS and not x.name.endswith(".tmp")]
-            if self.path.is_dir()
-            else [""]
-        )
-        if foreign:
-            raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
-        if not (self.path / STATE).exists():
-            return
-        if not self.job.resume:
-            raise HeadwiseError(
-                f"{self.path} holds a healing that was stopped; pass --resume to go on with it, or remove that folder"
-            )
-        try:
-            before = json.loads((self.path / JOB).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise HeadwiseError(f"{self.path / JOB} is damaged; remove that folder to begin anew") from None
-        differing = [name for name, value in self.settings.items() if before.get(name) != json.loads(json.dumps(value))]
-        if differing:
-            raise HeadwiseError(
-                f"the healing in {self.path} has other settings ({', '.join(differing)}); resume it with its own"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        if self.job.out is not None and (self.done or not (self.path / STATE).exists()):
-            shutil.rmtree(self.path, ignore_errors=True)

@@ -13,42 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.reshape.weights import AttentionWeights, attentions, entrance
+from headwise.reshape.passes import hooked, run_body
+from headwise.reshape.weights import AttentionWeights, attentions, input_projection
 
 
 @torch.no_grad()
-def moments(
-    model: nn.Module, batches: Iterable[Tensor], report: Callable[[int], None] = lambda n: None
-) -> list[Tensor]:
-    """For each layer a root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch.
-
-    `report` hears the number of tokens read so far.
-    """
+def moments(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
+    """For each layer a root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch."""
     n_layers = len(attentions(model))
-    sums: list[Tensor | None] = [None] * n_layers
+    sums: list[Tensor | float] = [0.0] * n_layers
     counts = [0] * n_layers
 
-    def listener(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def adding(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0].detach().flatten(0, -2).double()
             x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-            before = sums[layer]
-            sums[layer] = x.T @ x if before is None else before + x.T @ x
+            sums[layer] = x.T @ x + sums[layer]
             counts[layer] += len(x)
 
         return add
 
-    hooks = [entrance(model, n).register_forward_pre_hook(listener(n)) for n in range(n_layers)]
-    try:
+    with hooked(input_projection(model, n).register_forward_pre_hook(adding(n)) for n in range(n_layers)):
         for ids in batches:
-            model(ids)
-            report(counts[0])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not counts[0]:
-        raise HeadwiseError("there is no calibration text to read; pass one with --text")
-    return [_root(total / count) for total, count in zip(sums, counts, strict=True) if total is not None]
+            run_body(model, ids)
+    roots = []
+    for layer, count in enumerate(counts):
+        total, sums[layer] = sums[layer], 0.0  # freed here: roots are as large
+        if not isinstance(total, Tensor):
+            raise HeadwiseError("there is no calibration text to read; pass one with --text")
+        roots.append(_root(total / count))
+    return roots
 
 
 def _root(moment: Tensor) -> Tensor:

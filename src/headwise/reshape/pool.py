@@ -60,7 +60,7 @@ def _medoid(weights: AttentionWeights, root: Tensor, n_groups: int) -> Attention
 
 
 def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _pooled(weights, n_groups, torch.ones(weights.n_kv_heads, dtype=root.dtype))
+    return _pooled(weights, n_groups, torch.ones(weights.n_kv_heads, dtype=weights.wk.dtype))
 
 
 def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> AttentionWeights:
@@ -197,4 +197,5 @@ POOLS: dict[str, Pool] = {
     "aligned+norm": _aligned_with_norms,
     "principal": _principal,
 }
+BLIND = ("first", "mean")  # methods that need no text
 ALIGNING = ("aligned", "aligned+norm", "principal")  # methods that may change a head's basis

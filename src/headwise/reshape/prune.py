@@ -9,6 +9,7 @@ groups.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.reshape.weights import attentions, cannot_carry, head_counts, read_layers, with_layers
 
-Heads = tuple[tuple[int, ...], ...]  # for each layer the numbers of some of its query heads
+Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Pruned:
     """A model without some heads."""
 
     model: nn.Module
-    heads: Heads  # that are gone, for each layer
+    heads: Gone  # that are gone, for each layer
     reason: str | None  # why they are zeroed; None where they are out of the weights
 
     @property
@@ -35,7 +36,7 @@ class Pruned:
         return [f"L{layer}.H{head}" for layer, heads in enumerate(self.heads) for head in heads]
 
 
-def named_heads(model: nn.Module, names: str) -> Heads:
+def named_heads(model: nn.Module, names: str) -> Gone:
     """`L0.H1,L3.H5` as numbers. Raises HeadwiseError for what is no head of the model, and for a layer left without."""
     n_layers, (n_heads, _, _) = len(attentions(model)), head_counts(model)
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
@@ -55,7 +56,7 @@ def named_heads(model: nn.Module, names: str) -> Heads:
     return _checked(chosen, n_heads)
 
 
-def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Heads:
+def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
     """The heads with the lowest scores, so that a share `keep` of all remains.
 
     uniform  the same number from each layer, in the shape that the format can carry: whole groups of those that read
@@ -69,7 +70,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         return tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
-    wanted = round((1 - keep) * n_layers * n_heads)
+    wanted = _n_gone(n_layers * n_heads, keep)
     for _, layer, head in ranked:
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
             chosen[layer].add(head)
@@ -78,54 +79,69 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     return _checked(chosen, n_heads)
 
 
+def _n_gone(n: int, keep: float) -> int:
+    """How many of n go: the nearest number, and of two that are equally near the smaller one."""
+    return math.ceil((1 - keep) * n - 0.5 - 1e-9)
+
+
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
     """Of one layer."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
-    n_groups, n_each = min(round((1 - keep) * n_kv_heads), n_kv_heads - 1), min(round((1 - keep) * r), r - 1)
+    n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
     if n_groups:
         order = sorted(groups, key=lambda group: sum(scores[h] for h in group))
         return tuple(sorted(h for group in order[:n_groups] for h in group))
     if n_each:
         return tuple(sorted(h for group in groups for h in sorted(group, key=lambda h: scores[h])[:n_each]))
-    smallest = 1 - 1 / n_kv_heads if n_kv_heads > 1 else 1 - 1 / r
+    largest = math.floor(100 * (1 - 0.51 / (n_kv_heads if n_kv_heads > 1 else r))) / 100
     raise HeadwiseError(
         f"keep={keep} with --uniform removes no head: a layer has {n_kv_heads} groups of {r} query heads, and whole "
-        f"groups go, or as many from each; pass --keep {smallest:.3g} or less"
+        f"groups go, or as many from each; pass --keep {largest} or less"
     )
 
 
-def _checked(chosen: Sequence[Iterable[int]], n_heads: int) -> Heads:
+def _checked(chosen: Sequence[Iterable[int]], n_heads: int) -> Gone:
     for layer, heads in enumerate(chosen):
         if len(set(heads)) == n_heads:
             raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
     return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
-def prune(model: nn.Module, heads: Heads, uniform: bool = False) -> Pruned:
+def prune(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
     """The model without those heads; it computes what the parent computes with a gate of 0 on them.
 
     With `uniform` the heads must go out of the weights, and HeadwiseError says why where they cannot.
     """
-    n_heads, n_kv_heads, _ = head_counts(model)
+    reason = obstacle(model, heads, uniform)
     layers = read_layers(model)
-    kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]
-    reason = _uneven(heads, kept, n_heads // n_kv_heads)
-    if reason is None:
-        r = n_heads // n_kv_heads
-        kv_kept = [sorted({h // r for h in remaining}) for remaining in kept]
-        reason = cannot_carry(model, len(kept[0]), len(kv_kept[0]))
-        if reason is None:
-            chosen = zip(layers, kept, kv_kept, strict=True)
-            return Pruned(with_layers(model, [w.selected(h, g) for w, h, g in chosen]), heads, None)
-    if uniform:
+    if reason is not None:
+        child = with_layers(model, layers)
+        zero(child, heads)
+        return Pruned(child, heads, reason)
+    kept, kv_kept = _remaining(model, heads)
+    chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
+    return Pruned(with_layers(model, chosen, len(kept[0]), len(kv_kept[0])), heads, None)
+
+
+def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
+    """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
+    kept, kv_kept = _remaining(model, heads)
+    n_heads, n_kv_heads, _ = head_counts(model)
+    reason = _uneven(heads, kept, n_heads // n_kv_heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    if uniform and reason is not None:
         raise HeadwiseError(f"{reason}; leave out --uniform to have the heads zeroed instead")
-    child = with_layers(model, layers)
-    zero(child, heads)
-    return Pruned(child, heads, reason)
+    return reason
 
 
-def _uneven(heads: Heads, kept: Sequence[Sequence[int]], r: int) -> str | None:
+def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
+    """For each layer the query heads, and the key/value heads, that are still read."""
+    n_heads, n_kv_heads, _ = head_counts(model)
+    kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]
+    return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
+
+
+def _uneven(heads: Gone, kept: Sequence[Sequence[int]], r: int) -> str | None:
     """Why what remains is not a model of the format; None where it is."""
     counts = [len(gone) for gone in heads]
     if len(set(counts)) > 1:
@@ -151,7 +167,7 @@ def _uneven(heads: Heads, kept: Sequence[Sequence[int]], r: int) -> str | None:
 
 
 @torch.no_grad()
-def zero(model: nn.Module, heads: Heads) -> None:
+def zero(model: nn.Module, heads: Gone) -> None:
     """Silence heads in place: their rows of W_Q, with the bias, and their columns of W_O become 0."""
     for weights, gone in zip(read_layers(model), heads, strict=True):
         for tensor in (weights.wq, weights.bq, weights.wo.transpose(0, 1)):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.reshape.distance import answers
-from headwise.reshape.weights import blocks, departure, read_layers
+from headwise.reshape.passes import hooked, run_body
+from headwise.reshape.weights import blocks, output_projection, read_layers
 
 RIDGE = 1e-3  # of the mean square of a feature
 
@@ -49,14 +49,11 @@ def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> t
 
     sides = (("parent", parent), ("child", child))
     hooks = [blocks(model)[layer].register_forward_pre_hook(keep(f"{name} x", False)) for name, model in sides]
-    hooks.append(departure(parent, layer).register_forward_hook(keep("added", True)))
-    hooks.append(departure(child, layer).register_forward_pre_hook(keep("heads", False)))
-    try:
+    hooks.append(output_projection(parent, layer).register_forward_hook(keep("added", True)))
+    hooks.append(output_projection(child, layer).register_forward_pre_hook(keep("heads", False)))
+    with hooked(hooks):
         for _, model in sides:
-            answers(model, ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    bias: Any = getattr(departure(child, layer), "bias", None)
+            run_body(model, ids)
+    bias: Any = getattr(output_projection(child, layer), "bias", None)
     wanted = found["parent x"] + found["added"] - found["child x"]
     return found["heads"], wanted if bias is None else wanted - bias.double()

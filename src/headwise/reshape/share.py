@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPINGS, Groups, adjacent, best
-from headwise.reshape.pool import ALIGNING, POOLS
-from headwise.reshape.weights import cannot_carry, head_counts, read_layers, with_layers
+from headwise.reshape.pool import ALIGNING, BLIND, POOLS
+from headwise.reshape.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ def check_share(model: nn.Module, n_kv_heads: int, method: str, grouping: str) -
         raise HeadwiseError(problem)
 
 
+def needs_text(method: str, grouping: str) -> bool:
+    """Must a text be read for it, or do the weights suffice?"""
+    return grouping == "best" or method not in BLIND
+
+
 def share(
     model: nn.Module,
     n_kv_heads: int,
@@ -61,20 +67,24 @@ def share(
 ) -> Shared:
     """The model with n_kv_heads key/value heads in each layer; `model` itself is left alone.
 
-    roots  for each layer, from `moments`. As many heads as the model has are the identity.
+    roots  for each layer, from `moments`, where `needs_text`. As many heads as the model has are the identity.
     """
     check_share(model, n_kv_heads, method, grouping)
-    layers, groups, turned = [], [], []
-    for weights, root in zip(read_layers(model), roots, strict=True):
+    now = head_counts(model)[1]
+    groups: list[Groups] = []
+    turned: list[str] = []
+
+    def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.double()
-        chosen, rule = adjacent(weights.n_kv_heads, n_kv_heads), None
-        if n_kv_heads < weights.n_kv_heads:
-            if grouping == "best":
-                chosen = best(weights, root, n_kv_heads, POOLS[method])
-            ordered = weights.permuted([g for group in chosen for g in group])
-            rule = key_rule(weights) if method in ALIGNING else None
-            weights = POOLS[method](ordered, root, n_kv_heads)
-        layers.append(weights)
+        chosen = adjacent(now, n_kv_heads) if grouping == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
         groups.append(chosen)
-        turned.append("" if rule is None else rule.said)
-    return Shared(with_layers(model, layers), tuple(groups), tuple(turned))
+        turned.append(key_rule(weights).said if method in ALIGNING else "")
+        return POOLS[method](weights.permuted([g for group in chosen for g in group]), root, n_kv_heads)
+
+    before = read_layers(model)
+    if n_kv_heads == now:
+        return Shared(with_layers(model, before), (adjacent(now, now),) * len(before), ("",) * len(before))
+    read = roots if needs_text(method, grouping) else [torch.empty(0)] * len(before)
+    layers = (pooled(weights, root) for weights, root in zip(before, read, strict=True))
+    child = with_layers(model, layers, n_kv_heads=n_kv_heads)
+    return Shared(child, tuple(groups), tuple(turned))

@@ -1,13 +1,16 @@
-"""The user's text as documents: one part to align, choose and heal by, another, held out, to measure on.
+"""The user's text as documents: one part to align, choose heads and heal by, another, held out, to measure on.
 
 A model that puts a boundary between documents (a run of headwise trained on lines) gets a document a line. Any other
 text is one stream, cut into documents of `tokens` tokens side by side, each in the frame that the model expects, such
 as [CLS] and [SEP]. The last tenth is held out, as in training, so that what a run of headwise has not seen of its own
-text stays unseen. Documents of one batch have equal length: nothing is padded.
+text stays unseen. Every second held-out document serves to follow the healing and to choose its best weights, the
+others to measure what came of it; where there is but one, it does both. Documents of one batch have equal length:
+nothing is padded.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,8 @@ from headwise.model.folder import Folder, TextTokens
 from headwise.model.run import Settings, read_run
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
-AT_ONCE = 4096  # tokens of a batch that is only read
+AT_ONCE = 4096  # tokens, at most, of a batch that is only read
+LOGITS = 2**26  # numbers, at most, in the logits of such a batch
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
@@ -35,33 +39,40 @@ class Calibration:
 
     train: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
+    path: Path | None  # the text; None for the built-in verb corpus
+    digest: str | None  # SHA-256 of it
+    length: int  # tokens of a document, at most
+    vocab_size: int
 
     @property
     def statistics(self) -> list[Tensor]:
         """Batches (B,T) for alignment and importance."""
-        return batches(spread(self.train, STATISTICS))
+        return self._batches(spread(self.train, STATISTICS))
 
     @property
     def glance(self) -> list[Tensor]:
-        """Fewer of them, for the evaluations while a child heals."""
-        return batches(spread(self.held_out, GLANCE))
+        """Held-out batches that follow a healing: others than `evaluation`, for the best weights are chosen on them."""
+        return self._batches(spread(self.held_out[1::2] or self.held_out, GLANCE))
 
     @property
     def evaluation(self) -> list[Tensor]:
         """Held-out batches (B,T) to measure on."""
-        return batches(spread(self.held_out, EVALUATION))
+        return self._batches(spread(self.held_out[::2], EVALUATION))
+
+    def _batches(self, documents: Sequence[Tensor]) -> list[Tensor]:
+        return batches(documents, at_once=min(AT_ONCE, LOGITS // self.vocab_size))
 
 
 def read_calibration(path: Path | None, folder: Folder, tokens: int | None = None) -> Calibration:
     """The documents of a text file, or, without one, of what a run of headwise was trained on.
 
-    Raises HeadwiseError for a text that is empty or too short for both parts.
+    Raises HeadwiseError for a text that is empty or too short for its parts.
     """
-    path = path or text_of_run(folder.path)
+    path = path or _text_of_run(folder.path)
     text = None if path is None else read_text(path)
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.path} has no tokenizer to read {path} with; put tokenizer.json beside the model")
-    length = document_length(folder, tokens)
+    length = _document_length(folder, tokens)
     if text is None:
         corpus = verbs.corpus(_settings(folder.path).seed)
         parts = [_lines(lines, folder.tokens, length) for lines in (corpus.train_lines, corpus.held_out_lines)]
@@ -71,26 +82,22 @@ def read_calibration(path: Path | None, folder: Folder, tokens: int | None = Non
         parts = [_lines(some, folder.tokens, length) for some in (lines[:cut], lines[cut:])]
     else:
         parts = _stream(text, folder.tokens, length)
-    return _checked(parts, path, folder, length)
-
-
-def _checked(parts: list[list[Tensor]], path: Path | None, folder: Folder, length: int) -> Calibration:
     train, held_out = (tuple(x for x in part if len(x) > 1) for part in parts)
     if not train or not held_out:
         raise HeadwiseError(
             f"{path} makes {len(train)} documents of up to {length} tokens to calibrate on and {len(held_out)} to "
             f"measure on; each part needs one; pass a longer text"
         )
-    largest = max(int(x.max()) for x in (*train, *held_out))
-    if folder.vocab_size is not None and largest >= folder.vocab_size:
+    largest, vocab_size = max(int(x.max()) for x in (*train, *held_out)), folder.vocab_size
+    if vocab_size is not None and largest >= vocab_size:
         raise HeadwiseError(
-            f"the tokenizer gives id {largest} and the model knows {folder.vocab_size} tokens: "
-            f"they do not belong together"
+            f"the tokenizer gives id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
-    return Calibration(train, held_out)
+    digest = None if text is None else hashlib.sha256(text.encode()).hexdigest()
+    return Calibration(train, held_out, path, digest, length, vocab_size or largest + 1)
 
 
-def document_length(folder: Folder, tokens: int | None) -> int:
+def _document_length(folder: Folder, tokens: int | None) -> int:
     """Tokens of a document: what the user says, within what the model takes."""
     if tokens is not None and tokens < 2:
         raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
@@ -99,7 +106,7 @@ def document_length(folder: Folder, tokens: int | None) -> int:
     return tokens or min(folder.context or LONGEST, LONGEST)
 
 
-def text_of_run(folder: Path) -> Path | None:
+def _text_of_run(folder: Path) -> Path | None:
     """The text that a run of headwise was trained on; None for the built-in verb corpus."""
     text = _settings(folder).text
     return None if text is None else Path(text)
@@ -141,13 +148,13 @@ def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
     return [documents[n * len(documents) // wanted] for n in range(wanted)]
 
 
-def batches(documents: Sequence[Tensor], size: int | None = None) -> list[Tensor]:
-    """Documents of equal length side by side, (B,T), `size` of them or as many as AT_ONCE tokens."""
+def batches(documents: Sequence[Tensor], size: int | None = None, at_once: int = AT_ONCE) -> list[Tensor]:
+    """Documents of equal length side by side, (B,T), `size` of them or as many as `at_once` tokens."""
     by_length: dict[int, list[Tensor]] = {}
     for document in documents:
         by_length.setdefault(len(document), []).append(document)
     found = []
     for length, same in sorted(by_length.items(), reverse=True):
-        n = size or max(1, AT_ONCE // length)
+        n = size or max(1, at_once // length)
         found += [torch.stack(same[start : start + n]) for start in range(0, len(same), n)]
     return found

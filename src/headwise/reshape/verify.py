@@ -14,12 +14,14 @@ import torch
 from torch import nn
 
 from headwise.model.checkpoint import load_model, read_tensors
-from headwise.reshape.distance import answers
+from headwise.reshape.passes import answers
+from headwise.reshape.weights import cast
 
 
 def main(folder: Path, probe: Path, how: str) -> None:
     tensors = read_tensors(probe)
     model, by = _load(folder, how)
+    cast(model, torch.float32)
     with torch.no_grad():
         found = answers(model, tensors["ids"])
     difference = (found.double() - tensors["answers"].double()).abs().max().item()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,14 +109,14 @@ def attentions(model: nn.Module) -> list[nn.Module]:
     return [block.get_submodule(name) for block in blocks(model)]
 
 
-def entrance(model: nn.Module, layer: int) -> nn.Module:
+def input_projection(model: nn.Module, layer: int) -> nn.Module:
     """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
     family, module = family_of(model), attentions(model)[layer]
     name = {"gpt2": "c_attn", "bert": "self.query"}.get(family, "q_proj")
     return module.get_submodule(name)
 
 
-def departure(model: nn.Module, layer: int) -> nn.Module:
+def output_projection(model: nn.Module, layer: int) -> nn.Module:
     """W_O of a layer, which reads the joined heads (B,T,H*E) and gives (B,T,C)."""
     family, module = family_of(model), attentions(model)[layer]
     return module.get_submodule({"gpt2": "c_proj", "bert": "output.dense"}.get(family, "o_proj"))
@@ -151,19 +151,19 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
 
 
 @torch.no_grad()
-def with_layers(model: nn.Module, layers: Sequence[AttentionWeights]) -> nn.Module:
+def with_layers(
+    model: nn.Module, layers: Iterable[AttentionWeights], n_heads: int | None = None, n_kv_heads: int | None = None
+) -> nn.Module:
     """A model of the same class with these attention weights, and all else copied; `model` is left alone.
 
-    Where the numbers of heads differ from the model's, its config is changed and the model built anew from it. Raises
-    HeadwiseError, naming the field, where the config cannot carry them.
+    n_heads, n_kv_heads  of the new model, default the model's own. Where they differ its config is changed and the
+                         model built anew from it. Raises HeadwiseError, naming the field, where it cannot carry them.
+
+    Layers are taken one by one and written at once: what makes them holds one at a time.
     """
-    sizes = {(x.n_heads, x.n_kv_heads) for x in layers}
-    if len(sizes) > 1:
-        raise HeadwiseError(
-            f"the layers have {sorted(sizes)} heads and key/value heads; the config has one number of each"
-        )
-    n_heads, n_kv_heads = sizes.pop()
-    if (n_heads, n_kv_heads) == head_counts(model)[:2]:
+    before = head_counts(model)
+    n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
+    if (n_heads, n_kv_heads) == before[:2]:
         new = copy.deepcopy(model)
     else:
         problem = cannot_carry(model, n_heads, n_kv_heads)
@@ -171,6 +171,7 @@ def with_layers(model: nn.Module, layers: Sequence[AttentionWeights]) -> nn.Modu
             raise HeadwiseError(problem)
         new = _rebuilt(model, n_heads, n_kv_heads)
     for module, weights in zip(attentions(new), layers, strict=True):
+        assert (weights.n_heads, weights.n_kv_heads) == (n_heads, n_kv_heads)
         for name, view in _views(new, module).items():
             value = getattr(weights, name)
             view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
@@ -183,20 +184,21 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     config: Any = model.config
     if (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
-    if family in ("gpt2", "bert"):
-        width, field = config.hidden_size, {"gpt2": "n_embd", "bert": "hidden_size"}[family]
+    form = stock_form(model.config) if isinstance(model, GPT) else family
+    if form in ("gpt2", "bert"):
+        width = config.d_model if family == "headwise" else config.hidden_size
+        field = {"gpt2": "n_embd", "bert": "hidden_size"}[form]
         if n_heads != old_heads:
             return (
-                f"{family}'s config has no head_dim: its {field}={width} must be {old_heads} heads of {head_dim}, "
+                f"{form}'s config has no head_dim: its {field}={width} must be {old_heads} heads of {head_dim}, "
                 f"and {n_heads} make {n_heads * head_dim}"
             )
         return (
-            f"{family}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query heads "
-            f"cannot be written; share a Llama-type model, or a run of headwise"
+            f"{form}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query heads "
+            f"cannot be written; share a Llama-type model"
         )
-    llama = family == "llama" or (isinstance(model, GPT) and stock_form(model.config) == "llama")
     width = config.d_model if family == "headwise" else config.hidden_size
-    if llama and width % n_heads:
+    if form == "llama" and width % n_heads:
         return f"llama's config wants num_attention_heads to divide hidden_size={width}, and {n_heads} does not"
     return None
 
@@ -210,6 +212,7 @@ def stock_form(config: GPTConfig) -> str | None:
 def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     """A model with other numbers of heads; what has the same shape is copied, the attention is left to be written."""
     head_dim = head_counts(model)[2]
+    parameter = next(model.parameters())
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
         if isinstance(model, GPT):
             changed = dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
@@ -217,13 +220,23 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
         else:
             config: Any = copy.deepcopy(model.config)
             config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
-            new = type(model)(config)
-    parameter = next(model.parameters())
-    new = new.to(device=parameter.device, dtype=parameter.dtype)
+            kind: Any = type(model)
+            new = kind._from_config(config, dtype=parameter.dtype)
+    new = cast(new.to(parameter.device), parameter.dtype)
     ours = new.state_dict()
     kept = {name: tensor for name, tensor in model.state_dict().items() if ours[name].shape == tensor.shape}
     new.load_state_dict(kept, strict=False)
     return new
+
+
+def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model, its parameters turned into `dtype` in place; buffers keep theirs, as where a folder is read.
+
+    RoPE's frequencies are such a buffer: in half precision they would turn far positions by wrong angles.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _views(model: nn.Module, module: Any) -> dict[str, Tensor]:
@@ -249,15 +262,12 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     family = family_of(model)
     if family in ("gpt2", "bert"):
         return ()
-    dim, interleaved = head_dim, False
+    dim, interleaved = head_dim, False  # the families of transformers above know no partial rotation
     if isinstance(model, GPT):
         rope = model.config.attention.rope
         if rope is None:
             return ()
         dim, interleaved = rope.dim or head_dim, rope.interleaved
-    else:
-        rope_fields: Any = getattr(model.config, "rope_parameters", None) or {}
-        dim = int(head_dim * rope_fields.get("partial_rotary_factor", 1.0))
     if interleaved:
         return tuple((2 * m, 2 * m + 1) for m in range(dim // 2))
     return tuple((m, m + dim // 2) for m in range(dim // 2))

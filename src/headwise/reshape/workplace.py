@@ -1,0 +1,158 @@
+"""OUT.partial, where a job works: beside OUT and on the same disk, so that what is finished gets its name in one move.
+
+One job at a time has it. Whatever stops a job, OUT is whole or not there: a model that stood there before is set aside
+for the moment of the move alone, and whoever finds it aside puts it back. The source is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.reshape.lineage import RECORD
+
+if sys.platform != "win32":
+    import fcntl
+
+SETTINGS = "heal.json"  # of the healing whose state lies beside it
+STATE = "heal.safetensors"
+LOCK, EXPORT, REPLACED, PROBE = "lock", "export", "replaced", "probe.safetensors"
+OURS = (SETTINGS, STATE, LOCK, EXPORT, REPLACED, PROBE)
+
+
+def check_out(source: Path, out: Path, force: bool) -> None:
+    """Raise HeadwiseError where `out` must not be written."""
+    here, there = source.resolve(), out.resolve()
+    if here == there:
+        raise HeadwiseError(f"--out {out} is the source itself, which is never changed; pass another folder")
+    if here in there.parents:
+        raise HeadwiseError(
+            f"--out {out} lies inside the source {source}, which is never changed; pass a folder elsewhere"
+        )
+    if there in here.parents:
+        raise HeadwiseError(f"--out {out} holds the source {source}, which is never changed; pass a folder elsewhere")
+    if out.is_symlink():
+        raise HeadwiseError(f"--out {out} is a link; pass the folder itself")
+    if not there.parent.is_dir():
+        raise HeadwiseError(f"--out {out}: the folder {out.parent} does not exist")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not out.is_dir():
+        raise HeadwiseError(f"--out {out} is a file; pass a folder")
+    if not force:
+        raise HeadwiseError(f"--out {out} exists already; pass --force to replace it, or another folder")
+    if not (out / RECORD).exists():
+        raise HeadwiseError(
+            f"--out {out} exists and has no {RECORD}, so it was not written by share or prune and --force leaves it "
+            f"alone; pass another folder"
+        )
+
+
+class Workplace:
+    """OUT.partial: held from entry to exit, and cleared away then unless a healing's state waits in it."""
+
+    def __init__(self, source: Path, out: Path, force: bool) -> None:
+        out = out.absolute()
+        self.source, self.out, self.force = source, out, force
+        self.path = out.parent / f"{out.name}.partial"
+        self.fresh, self.probe = self.path / EXPORT, self.path / PROBE
+        self.done = False
+        self.settings: dict[str, Any] = {}
+
+    @property
+    def has_state(self) -> bool:
+        return (self.path / STATE).exists()
+
+    def __enter__(self) -> Workplace:
+        check_out(self.source, self.out, self.force)
+        self._check_foreign()
+        self.path.mkdir(exist_ok=True)
+        self._lock()
+        try:
+            self._bring_back()
+            check_out(self.source, self.out, self.force)  # again, for what came back
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bring_back()
+        shutil.rmtree(self.fresh, ignore_errors=True)
+        (self.path / LOCK).unlink(missing_ok=True)
+        if self.done or not self.has_state:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.held)
+
+    def _check_foreign(self) -> None:
+        if not self.path.exists() and not self.path.is_symlink():
+            return
+        names = [x.name for x in self.path.iterdir()] if self.path.is_dir() and not self.path.is_symlink() else [""]
+        if any(name not in OURS and not name.endswith(".tmp") for name in names):
+            raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
+
+    def _lock(self) -> None:
+        """The system takes the lock back from a process that dies. Windows has none: there two jobs must keep apart."""
+        self.held = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        if sys.platform == "win32":
+            return
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            same = os.fstat(self.held).st_ino == (self.path / LOCK).stat().st_ino
+        except OSError:
+            same = False  # held by another, or cleared away by one that has just ended
+        if not same:
+            os.close(self.held)
+            raise HeadwiseError(f"another share or prune is at work in {self.path}; wait for it, or take another --out")
+
+    def claim(self, settings: Mapping[str, Any], resume: bool) -> None:
+        """Note what this healing is. Raises HeadwiseError where the state of another one lies here.
+
+        May be called again with more settings, once they are known.
+        """
+        self.settings |= json.loads(json.dumps(settings))
+        if not self.has_state:
+            write_whole(self.path / SETTINGS, json.dumps(self.settings, indent=2) + "\n")
+            return
+        if not resume:
+            raise HeadwiseError(
+                f"{self.path} holds a healing that was stopped; pass --resume to go on with it, or remove that folder"
+            )
+        try:
+            before = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
+            differing = [name for name, value in self.settings.items() if before.get(name) != value]
+        except (OSError, ValueError, AttributeError):
+            raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
+        if differing:
+            raise HeadwiseError(
+                f"the healing in {self.path} has other settings ({', '.join(differing)}); resume it with its own"
+            )
+
+    def finish(self) -> None:
+        """Give the finished folder its name."""
+        check_out(self.source, self.out, self.force)  # hours may have passed
+        for path in self.fresh.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        aside = self.path / REPLACED
+        try:
+            if self.out.exists():
+                self.out.rename(aside)
+            self.fresh.rename(self.out)
+        finally:
+            self._bring_back()
+        self.done = True
+
+    def _bring_back(self) -> None:
+        """What was set aside returns where nothing took its place, and goes where something did."""
+        aside = self.path / REPLACED
+        if aside.exists() and not self.out.exists():
+            aside.rename(self.out)
+        shutil.rmtree(aside, ignore_errors=True)
