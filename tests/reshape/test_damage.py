@@ -79,6 +79,27 @@ def test_entropies_follow_a_head_to_its_new_place() -> None:
     assert moved[0].before == pytest.approx(moved[0].after, abs=1e-6)  # what comes before layer 0 did not change
 
 
+def test_entropies_tell_the_parent_from_the_child() -> None:
+    model = build("rope", dtype=torch.float32)
+    child = share(model, 2, "mean", "adjacent").model
+    same = [[(h, h) for h in range(6)]] * 2
+    (first, *_), (turned, *_) = entropies(model, child, texts(), same), entropies(child, model, texts(), same)
+    assert first.before != first.after and (first.before, first.after) == (turned.after, turned.before)
+    assert first.before == entropies(model, model, texts(), same)[0].before
+
+
+def test_speeds_are_tokens_over_seconds_parent_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the models move: a token takes 2 seconds in one, 5 in the other."""
+    now = [0.0]
+    models = []
+    for seconds in (2.0, 5.0):
+        model = build("rope", dtype=torch.float32)
+        model.register_forward_hook(lambda *_, seconds=seconds: now.__setitem__(0, now[0] + seconds))
+        models.append(model)
+    monkeypatch.setattr("headwise.reshape.damage.time.perf_counter", lambda: now[0])
+    assert decode_speeds(models, texts()[:1], 5) == [0.5, 0.2]
+
+
 def test_nothing_changed_is_no_damage() -> None:
     model = build("llama", dtype=torch.float32)
     damage = measure(model, model, [texts()], SAME, 17)

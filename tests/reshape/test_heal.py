@@ -21,7 +21,7 @@ from headwise import HeadwiseError
 from headwise.model.checkpoint import read_metadata
 from headwise.model.train import Stopped
 from headwise.reshape.distance import compared, divergence, relative_error
-from headwise.reshape.heal import STATE, Healing, HealRecipe, heal
+from headwise.reshape.heal import STATE, Healing, HealRecipe, heal, schedule
 from headwise.reshape.moments import moments
 from headwise.reshape.passes import answers
 from headwise.reshape.prune import prune, zero
@@ -62,6 +62,41 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
     assert all(torch.equal(kept[key], tensor) for key, tensor in parent.state_dict().items())
 
 
+def test_hidden_states_pull_as_well() -> None:
+    ends = [heal(*pair(), TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden)).model for hidden in (0.0, 3.0)]
+    assert any(not torch.equal(a, b) for a, b in zip(weights(ends[0]), weights(ends[1]), strict=True))
+
+
+@pytest.mark.parametrize("name", ["rope", "llama", "gpt2"])
+def test_attention_alone_learns(name: str) -> None:
+    parent, child = pair(name)
+    before = {key: tensor.clone() for key, tensor in child.state_dict().items()}
+    after = heal(parent, child, TRAIN, HELD_OUT, RECIPE).model.state_dict()
+    changed = {key for key, tensor in before.items() if not torch.equal(tensor, after[key])}
+    assert changed and all("attention" in key or "attn" in key for key in changed)
+    assert len(changed) >= 2 * (2 if name == "gpt2" else 4)  # matrices of two layers, at least
+
+
+def test_the_rate_rises_and_falls_to_nothing() -> None:
+    recipe = replace(RECIPE, steps=100, warmup=0.1)
+    factors = [schedule(recipe, step) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and factors[9] == factors[10] == 1.0
+    assert factors[55] == pytest.approx(0.5) and factors[-1] < 0.001
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+
+
+def test_the_learning_rate_follows_the_schedule() -> None:
+    """Of three steps the last two, at a rate of a millionth, hardly move what the first has moved."""
+    work = Healing(*pair(), TRAIN, HELD_OUT, RECIPE)
+    rates = []
+    for step in (0, 1, 11):
+        work.step(step)
+        rates.append([group["lr"] for optimizer in work.optimizers for group in optimizer.param_groups])
+    peaks = [group["peak_lr"] for optimizer in work.optimizers for group in optimizer.param_groups]
+    assert rates == [[peak * schedule(RECIPE, step) for peak in peaks] for step in (0, 1, 11)]
+    assert rates[0] != rates[2]
+
+
 def test_the_curve_counts_steps_and_tokens() -> None:
     heard: list[tuple[HealPoint, int]] = []
     parent, child = pair()
@@ -98,6 +133,26 @@ def test_it_stops_early_and_hands_out_the_best() -> None:
     assert healed.steps == healed.best_step + 3 * 2 < 40
     best = min(point.distance for point in healed.curve)
     assert compared(parent, healed.model, HELD_OUT).distance == pytest.approx(best, rel=1e-5)
+
+
+def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a rate that destroys the child the best evaluation is the first, made by the process that was stopped."""
+    recipe = replace(RECIPE, lr=30.0, clip=1e9)
+    whole = heal(*pair(), TRAIN, HELD_OUT, recipe)
+    assert whole.best_step == 0
+    calls = iter(range(1000))
+
+    @contextmanager
+    def interrupted_later() -> Iterator[Callable[[], bool]]:
+        yield lambda: next(calls) == 4
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
+        heal(*pair(), TRAIN, HELD_OUT, recipe, tmp_path)
+    resumed = heal(*pair(), TRAIN, HELD_OUT, recipe, tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
 
 
 def test_each_document_is_read_once_before_any_comes_again() -> None:

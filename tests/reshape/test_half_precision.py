@@ -1,0 +1,92 @@
+"""Models in half precision: the child in memory is the one that is written, and what is wrong with it is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from reshape_models import ROTARY
+from torch import nn
+
+from headwise import HeadwiseError
+from headwise.model.folder import Folder
+from headwise.model.hf import load_folder
+from headwise.reshape.distance import compared
+from headwise.reshape.export import verify
+from headwise.reshape.heal import HealRecipe
+from headwise.reshape.job import Changed, Listener, _heal
+from headwise.reshape.prune import prune
+from headwise.reshape.share import share
+from headwise.reshape.text import Calibration
+from headwise.reshape.weights import cast, read_layers
+
+HALF = [torch.bfloat16, torch.float16]
+LONG = {**ROTARY, "max_position_embeddings": 512}
+
+
+def twins(dtype: torch.dtype) -> nn.Module:
+    """Pairs of equal key/value heads, and scores large enough that a rounded frequency of RoPE changes them."""
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**LONG)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.ndim == 2 else 1)
+        for weights in read_layers(model):
+            for heads in (weights.wk, weights.wv):
+                heads[1::2] = heads[::2]
+    return cast(model, dtype)
+
+
+def ids(n: int = 499) -> torch.Tensor:
+    return torch.randint(31, (2, n), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> None:
+    model = twins(dtype)
+    child = share(model, 3, "first", "adjacent").model
+    assert compared(model, child, [ids()]).distance == 0
+    assert {p.dtype for p in child.parameters()} == {dtype}
+    ours, theirs = dict(model.named_buffers()), dict(child.named_buffers())
+    assert ours and all(
+        torch.equal(ours[name], theirs[name]) and ours[name].dtype == theirs[name].dtype for name in ours
+    )
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_healing_leaves_the_frequencies_as_they_are(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = twins(dtype)
+    changed = Changed(prune(model, ((0,), (1,))).model, "", {}, [range(6)] * 2, silent=((0,), (1,)))
+    before = {name: x.clone() for name, x in model.named_buffers()}
+    calibration = Calibration(tuple(ids(13)), tuple(ids(17)), None, None, 17, 31)
+    folder = Folder(Path(), model, None, 512, "llama", 31)
+    recipe = HealRecipe(steps=1, evaluations=1)
+    healed = _heal(recipe, folder, changed, calibration, tmp_path, Listener()).model
+    assert {p.dtype for p in healed.parameters()} == {dtype}
+    assert all(torch.equal(x, before[name]) and x.dtype == before[name].dtype for name, x in healed.named_buffers())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
+def test_a_written_folder_is_the_model_in_memory_or_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = share(twins(dtype), 3, "first", "adjacent").model
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    said = verify(model, tmp_path / "model", tmp_path / "probe", 512)
+    assert said.startswith("stock transformers, in a fresh process, largest difference of a logit")
+    assert {p.dtype for p in model.parameters()} == {dtype} and not (tmp_path / "probe").exists()
+    assert next(load_folder(tmp_path / "model").parameters()).dtype == dtype
+    with torch.no_grad():
+        read_layers(model)[0].wo[:, 3] = 0  # one head of twelve
+    with pytest.raises(HeadwiseError, match=r"read by stock transformers, differs from the one in memory by"):
+        verify(model, tmp_path / "model", tmp_path / "probe", 512)
+
+
+def test_the_other_process_does_not_read_modules_from_where_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = twins(torch.float32)
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    (tmp_path / "safetensors.py").write_text("raise SystemExit('the wrong module')\n")
+    monkeypatch.chdir(tmp_path)
+    assert "fresh process" in verify(model, tmp_path / "model", tmp_path / "probe", 512)
