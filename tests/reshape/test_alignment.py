@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from reshape_models import BUILD, build, texts
+import transformers as tf
+from reshape_models import BUILD, ROTARY, build, texts
 from torch import Tensor, nn
 
 from headwise.reshape.align import fold, key_maps, key_rule, orthogonal_maps, turns
@@ -45,6 +46,14 @@ def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -
         assert (before.wv - after.wv).abs().max() > 0.1  # it did turn something
         if before.k_gain is None:
             assert (before.wk - after.wk).abs().max() > 0.1
+
+
+def test_a_partial_rotation_that_the_family_ignores_is_ignored_here() -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4}
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, rope_parameters=rope)).double().eval()
+    turned = [aligned(w, root, 2) for w, root in zip(read_layers(model), moments(model, [texts()]), strict=True)]
+    assert far(model, with_layers(model, turned)) < 1e-10
 
 
 @pytest.mark.parametrize("name", BUILD)

@@ -86,8 +86,14 @@ def test_weights_in_several_files_are_all_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"ancestors": [{"folder": "x"}]}', '{"ancestors": 3}'])
 def test_a_damaged_record_is_named(family: dict[str, Path], text: str) -> None:
     (family["child"] / "headwise.json").write_text(text)
-    with pytest.raises(HeadwiseError, match=r"headwise\.json is damaged: it does not say where the model comes from"):
+    with pytest.raises(HeadwiseError, match=r"headwise\.json is damaged: it does not say where"):
         counterparts(family["child"], family["parent"])
+
+
+@pytest.mark.parametrize("origins", [[[0, 1]], [[0, 3], [0, 1]]])
+def test_a_record_of_other_heads_is_damaged(family: dict[str, Path], origins: list[list[int]]) -> None:
+    with pytest.raises(HeadwiseError, match=r"headwise\.json is damaged: it does not say where"):
+        ancestors(family["child"], origins)
 
 
 def test_a_survey_takes_the_names_of_the_heads_it_is_compared_with() -> None:

@@ -27,8 +27,11 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]]) -> tuple[Ancestor,
     """
     found = [Ancestor(str(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
-        rows = zip(origins, older.heads, strict=True)
-        found.append(replace(older, heads=tuple(tuple(row[n] for n in own) for own, row in rows)))
+        try:
+            rows = list(zip(origins, older.heads, strict=True))
+            found.append(replace(older, heads=tuple(tuple(row[n] for n in own) for own, row in rows)))
+        except (ValueError, IndexError):
+            raise _damaged(source / RECORD) from None
     return tuple(found)
 
 
@@ -89,7 +92,11 @@ def recorded(folder: Path) -> list[Ancestor]:
         found = json.loads(path.read_text(encoding="utf-8"))["ancestors"]
         return [Ancestor(x["folder"], x["digest"], tuple(map(tuple, x["heads"]))) for x in found]
     except (OSError, ValueError, KeyError, TypeError):
-        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it") from None
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> HeadwiseError:
+    return HeadwiseError(f"{path} is damaged: it does not say where the model's heads come from; remove it")
 
 
 def _names(heads: Sequence[Sequence[int]]) -> dict[str, str]:
