@@ -121,7 +121,7 @@ def test_the_heads_of_a_child_are_compared_with_those_they_come_from(
     assert done.code == 0, done.err
     done = invoke("prune", shared, "--heads", "L0.H0,L0.H1,L1.H2,L1.H3", "--text", text, "--out", pruned, "--json")
     assert done.code == 0, done.err
-    assert [Path(x["folder"]) for x in json.loads(done.out)["ancestors"]] == [shared, run]
+    assert [(pruned / x["folder"]).resolve() for x in json.loads(done.out)["ancestors"]] == [shared, run]
     given = ("--text", text, "--tokens", 17, "--documents", 3, "--no-controls", "--ablate", "none", "--json")
     code, printed, err = invoke("heads", pruned, "--against", run, *given)
     assert code == 0, err
@@ -132,6 +132,27 @@ def test_the_heads_of_a_child_are_compared_with_those_they_come_from(
             was = int(other[f"L{layer}.H{n}"].removeprefix(f"L{layer}.H"))
             assert torch.equal(child[layer].wo[:, n], parent[layer].wo[:, was])
     assert sum(name.endswith(" (gone)") for name in other) == 4
+
+
+def test_a_child_has_the_text_of_the_run_it_comes_from(
+    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
+) -> None:
+    shared, pruned = tmp_path / "shared", tmp_path / "pruned"
+    assert invoke("share", run, "--kv-heads", 3, "--out", shared).code == 0
+    outcome = invoke("prune", shared, "--heads", "L0.H1,L1.H3", "--out", pruned)
+    assert outcome.code == 0 and "gone: L0.H1, L1.H3" in outcome.out, outcome.err
+    given = ("--documents", 7, "--no-controls", "--ablate", "none", "--json")
+    code, printed, err = invoke("heads", pruned, "--against", run, *given)
+    assert code == 0, err
+    found = json.loads(printed)
+    silent = "Silent heads, whose output is zero whatever they look at, earn no role: L0.H1, L1.H3."
+    assert found["texts"] == found["against"]["texts"] == ["what the run held out"]
+    assert silent in found["notes"] and silent not in found["against"]["notes"]
+    moved = tmp_path / "elsewhere" / "pruned"
+    moved.parent.mkdir()
+    pruned.rename(moved)
+    assert_refused(invoke("heads", moved, "--json"), "nor made from one that can be found")
+    assert_refused(invoke("share", moved, "--kv-heads", 1, "--json"), "does not say what it was trained on")
 
 
 def test_cache_bytes_are_those_of_a_cache(
@@ -196,7 +217,7 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
 
 
 REFUSED = [
-    (("--kv-heads", 4), "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3, 6"),
+    (("--kv-heads", 4), "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3"),
     (("--kv-heads", 12), "kv_heads=12 exceeds the 6 query heads"),
     (("--kv-heads", 2, "--method", "average"), "method='average' is not known; one of first, mean, medoid"),
     (("--kv-heads", 2, "--group", "near"), "group='near' is not known; one of adjacent, best"),
@@ -314,7 +335,11 @@ def test_ctrl_c_after_healing_keeps_the_healing_alone(
 
     monkeypatch.setattr(export, "verify", interrupted)
     given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 2, "--out", tmp_path / "out")
-    assert invoke(*given).code == 130
+    stopped = invoke(*given)
+    assert stopped.code == 130
+    assert stopped.err.splitlines()[-1] == (
+        "headwise: stopped after step 2, and saved; go on with --resume and the same --out"
+    )
     assert sorted(path.name for path in (tmp_path / "out.partial").iterdir()) == ["heal.json", "heal.safetensors"]
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
     assert invoke(*given, "--resume").code == 0
@@ -356,7 +381,7 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
 
     assert_refused(invoke(*given, "--out", stopped), "holds a healing that was stopped; pass --resume")
     other = invoke(*given, "--lr", 0.1, "--out", stopped, "--resume")
-    assert_refused(other, "has other settings (heal); resume it with its own")
+    assert_refused(other, "has other settings (lr: 0.015 there, 0.1 here); resume it with its own")
     longer = tmp_path.parent / "longer.txt"
     longer.write_text(text.read_text() + "da.\n")
     other = invoke(*(longer if x is text else x for x in given), "--out", stopped, "--resume")
@@ -387,7 +412,7 @@ def test_w_o_alone_can_be_fitted(run: Path, text: Path, invoke: Invoke, tmp_path
 
 def test_the_curve_is_drawn(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
     outcome = invoke("share", run, "--kv-heads", 1, "--text", text, "--heal", 10, "--out", tmp_path / "out")
-    assert "Healing: distance to the parent on held-out text" in outcome.out
+    assert "Healing: distance to the parent, on other held-out text" in outcome.out
     assert "After healing" in outcome.out
     rows = [line for line in outcome.out.splitlines() if re.match(r" +\d+ +[\d,]+ +\d\.\d{4} +\d\.\d{4}", line)]
     assert len(rows) == 11

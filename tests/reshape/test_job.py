@@ -150,7 +150,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         BUILD["llama"],
         pruning(None, 0.8, "importance", True),
-        "llama's config wants num_attention_heads to divide hidden_size=24, and 5 does not; leave out --uniform",
+        "num_attention_heads to divide hidden_size=24, and 5 does not; 1, 2, 3, 4 would; leave out --uniform",
     ),
     (
         lambda: GPT(GPTConfig(**OWN | {"head_dim": None, "d_model": 24}, **NANOGPT)),

@@ -17,7 +17,7 @@ def folder(path: Path, weights: bytes, source: Path | None = None, origins: list
     path.mkdir()
     (path / "model.safetensors").write_bytes(weights)
     if source is not None and origins is not None:
-        record = {"ancestors": [asdict(found) for found in ancestors(source, origins)]}
+        record = {"ancestors": [asdict(found) for found in ancestors(source, origins, path)]}
         (path / "headwise.json").write_text(json.dumps(record))
     return path
 
@@ -93,7 +93,7 @@ def test_a_damaged_record_is_named(family: dict[str, Path], text: str) -> None:
 @pytest.mark.parametrize("origins", [[[0, 1]], [[0, 3], [0, 1]]])
 def test_a_record_of_other_heads_is_damaged(family: dict[str, Path], origins: list[list[int]]) -> None:
     with pytest.raises(HeadwiseError, match=r"headwise\.json is damaged: it does not say where"):
-        ancestors(family["child"], origins)
+        ancestors(family["child"], origins, None)
 
 
 def test_a_survey_takes_the_names_of_the_heads_it_is_compared_with() -> None:

@@ -288,7 +288,7 @@ def test_a_grouped_model_can_be_shared_further() -> None:
 
 
 REFUSED = [
-    ("rope", 4, "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3, 6"),
+    ("rope", 4, "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3"),
     ("rope", 0, "kv_heads=0 is not positive"),
     ("rope", 7, "kv_heads=7 exceeds the 6 query heads"),
     ("rope, GQA", 12, "kv_heads=12: the model has 6 key/value heads for its 12 query heads already"),

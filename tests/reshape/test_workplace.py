@@ -115,9 +115,9 @@ def test_a_state_waits_for_its_own_job(source: Path, tmp_path: Path) -> None:
     assert names(tmp_path / "out.partial") == ["heal.json", STATE]
     for changes, resume, refusal in (
         ({}, False, "pass --resume to go on with it"),
-        ({"source": "abd"}, True, r"other settings \(source\)"),
-        ({"heal": {"steps": 4}}, True, r"other settings \(heal\)"),
-        ({"origins": [[0, 1]]}, True, r"other settings \(origins\)"),
+        ({"source": "abd"}, True, r"other settings \(source: abc there, abd here\)"),
+        ({"heal": {"steps": 4}}, True, r"other settings \(heal: \{'steps': 3\} there"),
+        ({"origins": [[0, 1]]}, True, r"other settings \(origins: "),
     ):
         with pytest.raises(HeadwiseError, match=refusal), Workplace(source, tmp_path / "out", force=False) as workplace:
             workplace.claim(settings | changes, resume)

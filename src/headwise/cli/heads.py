@@ -24,10 +24,6 @@ HELD_OUT = 4096  # tokens of what a run held out, where no text is given
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 MAP_CELLS = 2**20  # numbers of exact maps that go into a report
 REPORT = "report.html"
-WHOLE_LINES = (
-    "Losses here count every token of these lines. The held-out loss of the run is that of the Spanish half alone, "
-    "which the English half determines, and so lower."
-)
 
 Model = Annotated[
     Path, typer.Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
@@ -158,6 +154,8 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
             progress=progress,
         )
     if not choices.text and choices.ids is None and found.loss is not None and _on_verbs(on or model):
+        from headwise.model.verbs import WHOLE_LINES
+
         found = replace(found, notes=(*found.notes, WHOLE_LINES))
     first = text.documents[0]
     plain = all(profile.part == "" for profile in found.profiles)
@@ -172,25 +170,32 @@ def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
     from headwise.heads.survey import Text
     from headwise.heads.texts import read_documents, read_ids
     from headwise.model.run import held_out_documents
+    from headwise.reshape.lineage import run_of
 
     if choices.ids is not None:
         return read_ids(folder, choices.ids, choices.documents)
     if choices.text:
         return read_documents(folder, choices.text, choices.tokens, choices.documents)
-    if not (run / "run.json").exists():
-        raise HeadwiseError(f"{run} is no run of headwise, so it has no text of its own; pass one with --text")
+    own = run_of(run)
+    if own is None:
+        raise HeadwiseError(
+            f"{run} is no run of headwise, nor made from one that can be found, so it has no text; pass one with --text"
+        )
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids with --ids FILE")
-    found = held_out_documents(run, HELD_OUT)[: choices.documents]
+    found = held_out_documents(own, HELD_OUT)[: choices.documents]
     tokens = folder.tokens
     return Text(found, tokens.shown, tokens.specials, tokens.frame, ("what the run held out",))
 
 
 def _on_verbs(run: Path) -> bool:
-    """Was the run trained on the built-in corpus?"""
+    """Was the model, or the run it comes from, trained on the built-in corpus?"""
     from headwise.model.run import read_run
+    from headwise.reshape.lineage import run_of
 
-    return (read_run(run) or {"settings": {"text": ""}})["settings"]["text"] is None
+    own = run_of(run)
+    found = None if own is None else read_run(own)
+    return found is not None and found["settings"]["text"] is None
 
 
 def _check_choices(choices: _Choices) -> None:

@@ -10,9 +10,7 @@ from headwise.cli.app import app, needs_torch
 from headwise.cli.reshape import Options, reshape, with_options
 
 
-@app.command(
-    epilog="Example: headwise prune runs/book --keep 0.75 --uniform --text book.txt --heal 200 --out runs/less"
-)
+@app.command(epilog="Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less")
 @with_options
 def prune(
     options: Options,

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headwise.cli.app import Debug, Json, err, needs_torch, out, print_json
 
 if TYPE_CHECKING:
-    from headwise.reshape.job import Change, Changed, Listener
+    from headwise.reshape.job import Change, Listener
     from headwise.reshape.report import Damage, HealPoint
 
 
@@ -38,7 +38,9 @@ class Options:
     tokens: Annotated[
         int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
     ] = None
-    heal: Annotated[int | None, typer.Option(help="Steps of healing: the child learns to answer as its parent.")] = None
+    heal: Annotated[
+        int | None, typer.Option(help="Steps of healing, with --out: the child learns from its parent.")
+    ] = None
     batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = 4
     lr: Annotated[
         float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")
@@ -138,9 +140,9 @@ def _progress(as_json: bool) -> Iterator[Listener]:
         if bar.disable:
             err.print(f"step {found.step}/{steps}  {numbers}")
 
-    def damage(changed: Changed, found: Damage) -> None:
+    def damage(what: str, notes: tuple[str, ...], found: Damage) -> None:
         if not as_json:
-            print_changed(out, changed.what, changed.notes)
+            print_changed(out, what, notes)
             print_damage(out, "Before any training, on held-out text", found)
 
     try:

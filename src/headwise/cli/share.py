@@ -21,7 +21,8 @@ def share(
         str, typer.Option(help="first, mean, medoid, aligned, aligned+norm or principal.")
     ] = "aligned+norm",
     group: Annotated[
-        str, typer.Option(help="adjacent: neighbours share; best: heads whose sharing should cost least.")
+        str,
+        typer.Option(help="adjacent: neighbours share; best: heads that an estimate finds cheap to share."),
     ] = "adjacent",
 ) -> None:
     """Let query heads share key/value heads: a smaller cache.

@@ -130,6 +130,9 @@ def survey(
     effects = _effects(model, text, ablate, progress, notes)
     tally.read_weights(model)
     profiles = tuple(_profile(site, h, tally, untrained, effects) for site in tally.sites for h in range(site.n_heads))
+    silent = [profile.name for profile in profiles if _adds_nothing(profile.scores)]
+    if silent:
+        notes.append(f"Silent heads, whose output is zero whatever they look at, earn no role: {', '.join(silent)}.")
     first = list(text.documents[0])
     present = {key for profile in profiles for key in profile.scores}
     return HeadSurvey(
@@ -359,7 +362,7 @@ def _profile(
         head=h,
         scores=scores,
         uniform=even,
-        roles=roles_of(scores, even, untrained),
+        roles=() if _adds_nothing(scores) else roles_of(scores, even, untrained),
         importance=effects.importance.get(name),
         ablation=effects.ablation.get(name),
         thumbnail=_numpy(found.thumbnail[h]),
@@ -368,6 +371,11 @@ def _profile(
         top_keys=keys[h].cpu().numpy(),
         top_weights=_numpy(weights[h]),
     )
+
+
+def _adds_nothing(scores: Mapping[str, Interval]) -> bool:
+    """Is the head silent, as one is that `headwise prune` has zeroed?"""
+    return "norm" in scores and scores["norm"].mean == 0
 
 
 def _numpy(values: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:

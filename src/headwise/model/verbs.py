@@ -22,6 +22,12 @@ from itertools import product
 
 from headwise.errors import HeadwiseError
 
+# What a reader must know who sees losses of whole lines beside that of a run.
+WHOLE_LINES = (
+    "Losses here count every token of these lines. The held-out loss of the run is that of the Spanish half alone, "
+    "which the English half determines, and so lower."
+)
+
 PERSONS = ("I", "you", "he")
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 

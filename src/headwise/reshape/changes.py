@@ -10,6 +10,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, has_loss, importance
 from headwise.heads.survey import Text, survey
 from headwise.model.folder import Folder
+from headwise.reshape.group import adjacent
 from headwise.reshape.job import Change, Changed
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import Pruned, cache_note, named_heads, obstacle, prune, weakest
@@ -44,6 +45,9 @@ def _shared(shared: Shared, before: int) -> Changed:
     else:
         said = dict.fromkeys(text for text in shared.turned if text)
         notes = tuple(f"keys were aligned by what is exact here: {text}" for text in said)
+        if shared.groups != (adjacent(before, after),) * len(shared.groups):
+            rows = (" | ".join(" ".join(map(str, group)) for group in groups) for groups in shared.groups)
+            notes += tuple(f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows))
     what = f"{n_heads} query heads share {after} key/value heads, {before} before"
     return Changed(shared.model, what, {"groups": shared.groups}, origins, notes)
 
@@ -112,6 +116,7 @@ def _pruned(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> C
     else:
         origins = [list(range(n_heads)) for _ in kept]
         what, notes = f"{len(pruned.names)} of {total} heads are zeroed", [f"zeroed, not removed: {pruned.reason}"]
+    notes.append(f"gone: {', '.join(pruned.names)}")
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)

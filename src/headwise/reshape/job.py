@@ -13,6 +13,8 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.model.folder import Folder, open_folder
 from headwise.model.presets import check_seed
+from headwise.model.train import Stopped
+from headwise.model.verbs import WHOLE_LINES
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healed, HealRecipe, heal
@@ -72,7 +74,7 @@ class Listener:
 
     say: Callable[[str], None] = lambda line: None
     point: Callable[[HealPoint, int], None] = lambda point, steps: None
-    damage: Callable[[Changed, Damage], None] = lambda changed, damage: None
+    damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
 
 def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
@@ -110,7 +112,7 @@ def _settings(job: Job, change: Change, calibration: Calibration) -> dict[str, o
         "source": digest(job.source),
         "text": calibration.digest,
         "tokens": calibration.length,
-        "heal": None if job.recipe is None else asdict(job.recipe),
+        **({} if job.recipe is None else asdict(job.recipe)),
     }
 
 
@@ -124,9 +126,10 @@ def _reshaped(
 ) -> Reshaped:
     folder.model.requires_grad_(False)
     changed = change.apply(folder, calibration)
-    lineage = ancestors(job.source, changed.origins)
+    lineage = ancestors(job.source, changed.origins, job.out)
     damage = _damage(folder, changed.model, changed, calibration, listener)
-    listener.damage(changed, damage)
+    notes = changed.notes if calibration.path is not None or damage.loss is None else (*changed.notes, WHOLE_LINES)
+    listener.damage(changed.what, notes, damage)
     model, healed, after = changed.model, None, None
     if job.recipe is not None and workplace is not None:
         workplace.claim({"origins": changed.origins, "silent": changed.silent}, job.resume)
@@ -138,7 +141,7 @@ def _reshaped(
         source=str(job.source),
         out=None if job.out is None else str(job.out),
         what=changed.what,
-        notes=changed.notes,
+        notes=notes,
         details={**change.settings, **changed.details, **_healing(job.recipe, healed)},
         ancestors=lineage,
         damage=damage,
@@ -148,7 +151,12 @@ def _reshaped(
     )
     if workplace is None:
         return report
-    return replace(report, verified=export(model, folder, workplace, asdict(report), listener.say))
+    try:
+        return replace(report, verified=export(model, folder, workplace, asdict(report), listener.say))
+    except KeyboardInterrupt:
+        if healed is None:
+            raise
+        raise Stopped(healed.steps) from None  # its state waits
 
 
 def _damage(folder: Folder, child: nn.Module, changed: Changed, calibration: Calibration, listener: Listener) -> Damage:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
+from headwise.model.run import RUN
 from headwise.records import HeadProfile, HeadSurvey
 from headwise.reshape.report import Ancestor
 
@@ -20,16 +22,21 @@ WEIGHTS = "model*.safetensors"
 BLOCK = 1 << 24  # bytes read at once
 
 
-def ancestors(source: Path, origins: Sequence[Sequence[int]]) -> tuple[Ancestor, ...]:
-    """The models that a child of `source` comes from, the nearest first.
+def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) -> tuple[Ancestor, ...]:
+    """The models that a child of `source`, to be written to `out`, comes from, the nearest first.
 
     origins  for each layer of the child the number in `source` of each of its heads
     """
-    found = [Ancestor(str(source), digest(source), tuple(map(tuple, origins)))]
+
+    def seen_from_out(path: Path) -> str:
+        return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
+
+    found = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
         try:
             rows = list(zip(origins, older.heads, strict=True))
-            found.append(replace(older, heads=tuple(tuple(row[n] for n in own) for own, row in rows)))
+            heads = tuple(tuple(row[n] for n in own) for own, row in rows)
+            found.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
         except (ValueError, IndexError):
             raise _damaged(source / RECORD) from None
     return tuple(found)
@@ -43,6 +50,17 @@ def digest(folder: Path) -> str:
             while block := file.read(BLOCK):
                 found.update(block)
     return found.hexdigest()
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved."""
+    if (folder / RUN).exists():
+        return folder
+    for older in recorded(folder):
+        path = folder / older.folder
+        if (path / RUN).exists() and digest(path) == older.digest:
+            return path
+    return None
 
 
 def counterparts(folder: Path, other: Path) -> dict[str, str] | None:

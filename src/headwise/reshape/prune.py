@@ -183,8 +183,8 @@ def cache_note(model: nn.Module, pruned: Pruned) -> str:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if pruned.reason is not None:
         return (
-            "the cache does not shrink: zeroed heads keep their keys and values; "
-            "--uniform takes heads out of the weights, `headwise share` lets heads share theirs"
+            "the cache does not shrink: zeroed heads keep their keys and values; whole groups that leave the weights "
+            "would shrink it, and so does `headwise share`"
         )
     return (
         f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go; "

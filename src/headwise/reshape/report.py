@@ -42,7 +42,7 @@ class Damage:
 class Ancestor:
     """An earlier model that a reshaped one comes from."""
 
-    folder: str  # where it was at that time
+    folder: str  # where it was at that time, seen from the folder that the reshaped model was written to
     digest: str  # SHA-256 of its weights, by which it is known wherever it is now
     heads: tuple[tuple[int, ...], ...]  # for each layer the number there of each head of the reshaped model
 

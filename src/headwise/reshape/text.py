@@ -24,6 +24,7 @@ from headwise.model import verbs
 from headwise.model.data import HELD_OUT_SHARE
 from headwise.model.folder import Folder, TextTokens
 from headwise.model.run import Settings, read_run
+from headwise.reshape.lineage import run_of
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 AT_ONCE = 4096  # tokens, at most, of a batch that is only read
@@ -107,16 +108,17 @@ def _document_length(folder: Folder, tokens: int | None) -> int:
 
 
 def _text_of_run(folder: Path) -> Path | None:
-    """The text that a run of headwise was trained on; None for the built-in verb corpus."""
+    """The text that a run, or the run that a model comes from, was trained on; None for the built-in verb corpus."""
     text = _settings(folder).text
     return None if text is None else Path(text)
 
 
 def _settings(folder: Path) -> Settings:
-    run = read_run(folder)
-    if run is None:
+    run = run_of(folder)
+    found = None if run is None else read_run(run)
+    if found is None:
         raise HeadwiseError(f"{folder} does not say what it was trained on; pass a text with --text")
-    return Settings(**run["settings"])
+    return Settings(**found["settings"])
 
 
 def _lines(lines: Sequence[str], tokens: TextTokens, length: int) -> list[Tensor]:

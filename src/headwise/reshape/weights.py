@@ -199,7 +199,11 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
         )
     width = config.d_model if family == "headwise" else config.hidden_size
     if form == "llama" and width % n_heads:
-        return f"llama's config wants num_attention_heads to divide hidden_size={width}, and {n_heads} does not"
+        known = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
+        return (
+            f"llama's config wants num_attention_heads to divide hidden_size={width}, and {n_heads} does not; "
+            f"{known} would"
+        )
     return None
 
 

@@ -127,8 +127,8 @@ class Workplace:
             )
         try:
             before = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
-            differing = [name for name, value in self.settings.items() if before.get(name) != value]
-        except (OSError, ValueError, AttributeError):
+            differing = [_contrast(name, before[name], x) for name, x in self.settings.items() if before[name] != x]
+        except (OSError, ValueError, TypeError, KeyError):
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
         if differing:
             raise HeadwiseError(
@@ -142,12 +142,9 @@ class Workplace:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         aside = self.path / REPLACED
-        try:
-            if self.out.exists():
-                self.out.rename(aside)
-            self.fresh.rename(self.out)
-        finally:
-            self._bring_back()
+        if self.out.exists():
+            self.out.rename(aside)
+        self.fresh.rename(self.out)
         self.done = True
 
     def _bring_back(self) -> None:
@@ -156,3 +153,9 @@ class Workplace:
         if aside.exists() and not self.out.exists():
             aside.rename(self.out)
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _contrast(name: str, there: object, here: object) -> str:
+    """A setting that differs, with both values where they are short."""
+    said = f"{name}: {there} there, {here} here"
+    return said if len(said) < 60 else name

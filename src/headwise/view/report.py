@@ -68,7 +68,7 @@ def report_html(
         title=escaped(survey.model if against is None else f"{survey.model} against {against.model}"),
         heading=_heading(survey, against),
         lede=_lede(survey),
-        facts=_facts(survey),
+        facts=_facts(survey, against),
         notes=_notes(survey, against),
         style=style,
         summary="" if summary is None else run_section(summary),
@@ -112,13 +112,15 @@ def _lede(survey: HeadSurvey) -> str:
     return f"{family}{plural(heads, 'head')} in {plural(layers, 'layer')} · {tokens}"
 
 
-def _facts(survey: HeadSurvey) -> str:
+def _facts(survey: HeadSurvey, against: HeadSurvey | None) -> str:
     """Where the text came from, and the loss from which the effects of heads are counted."""
     facts = []
     if survey.texts:
         facts.append(f"Text: {escaped(listed(list(survey.texts), 3))}.")
     if survey.loss is not None and number(survey.loss, 3) != MISSING:
-        facts.append(f"Mean loss {number(survey.loss, 3)} nats a token.")
+        other = None if against is None else against.loss
+        said = "" if other is None or against is None else f", of {escaped(against.model)} {number(other, 3)}"
+        facts.append(f"Mean loss {number(survey.loss, 3)} nats a token{said}.")
     if survey.ablated is not None:
         kind = {"zero": "with zeros for its output", "mean": "with its mean output"}
         facts.append(f"Ablation runs the model without a head: {kind.get(survey.ablated, escaped(survey.ablated))}.")

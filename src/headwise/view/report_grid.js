@@ -48,6 +48,12 @@ function makePart(part, name) {
   return box;
 }
 
+// The name without its stack; behind it that of the head it is compared with, where it is another.
+function bothNames(head) {
+  const was = head.other?.name ?? head.name, short = (name) => name.split('.').slice(-2).join('.');
+  return short(head.name) + (was === head.name ? '' : ` (${short(was)})`);
+}
+
 function makePicture(head, number) {
   const button = element('button', 'head'), signs = element('span', 'signs');
   button.type = 'button';
@@ -56,7 +62,7 @@ function makePicture(head, number) {
   button.setAttribute('aria-haspopup', 'dialog');
   button.setAttribute('aria-label', [`${head.name}, enlarge`, roleWords(head)].filter(Boolean).join('. '));
   signs.append(...head.roles.map(badge));
-  button.append(element('canvas'), element('span', 'title', head.name.split('.').slice(-2).join('.')), signs,
+  button.append(element('canvas'), element('span', 'title', bothNames(head)), signs,
     element('span', 'largest'));
   button.addEventListener('click', () => openHead(number, button));
   button.addEventListener('focus', () => stopAt(pictures, button));

@@ -43,7 +43,12 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
         rows.append(
-            (f"entropy of layer {layer}, nats", f"{pair.before:.3f}", f"{pair.after:.3f}", _difference(pair, 3))
+            (
+                f"entropy of layer {layer}, nats, heads of both",
+                f"{pair.before:.3f}",
+                f"{pair.after:.3f}",
+                _difference(pair, 3),
+            )
         )
     if len(damage.entropy) > SHOWN_LAYERS:
         rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (--json has all)", "", "", ""))
@@ -60,7 +65,7 @@ def print_curve(console: Console, curve: tuple[HealPoint, ...]) -> None:
     """The distance to the parent against the steps, a bar a line."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=Text("Healing: distance to the parent on held-out text"),
+        title=Text("Healing: distance to the parent, on other held-out text than the tables"),
         title_justify="left",
         padding=(0, 1),
     )

@@ -52,6 +52,8 @@ def print_survey(
         raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
     columns = _shown(columns_of(survey, against), key)
     _say(console, _facts(survey))
+    if against is not None:
+        _say(console, _facts(against))
     for note in (*survey.notes, *([] if against is None else differences_in_setting(survey, against))):
         _say(console, note)
     _print_roles(console, survey)
