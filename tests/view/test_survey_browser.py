@@ -299,6 +299,7 @@ def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> No
     assert page.inner_text(".tools .ramp-low").startswith("\u2212")
     assert page.locator(".head").nth(1).locator(".largest").inner_text() == "other size"
     assert page.locator(".head").last.locator(".largest").inner_text() == "not there"
+    assert page.locator(".head .title").all_inner_texts()[:2] == ["L0.H0 (L1.H2)", "L0.H1"]
     open_head(page, "L0.H0")
     assert "difference +" in readout(page) or "difference \u2212" in readout(page)
     assert "in the other model (L1.H2): self" in page.inner_text("#large-roles")
