@@ -27,9 +27,10 @@ from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.presets import Recipe
 from headwise.model.train import evaluate, train
 from headwise.reshape.damage import cache_bytes, decode_speeds
-from headwise.reshape.heal import HealRecipe, heal
+from headwise.reshape.heal import heal
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune, weakest
+from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.share import share
 from headwise.reshape.text import Calibration, read_calibration
 

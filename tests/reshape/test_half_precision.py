@@ -15,9 +15,9 @@ from headwise.model.folder import Folder
 from headwise.model.hf import load_folder
 from headwise.reshape.distance import compared
 from headwise.reshape.export import verify
-from headwise.reshape.heal import HealRecipe
 from headwise.reshape.job import Changed, Listener, _heal
 from headwise.reshape.prune import prune
+from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.share import share
 from headwise.reshape.text import Calibration
 from headwise.reshape.weights import cast, read_layers

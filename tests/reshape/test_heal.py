@@ -21,10 +21,11 @@ from headwise import HeadwiseError
 from headwise.model.checkpoint import read_metadata
 from headwise.model.train import Stopped
 from headwise.reshape.distance import compared, divergence, relative_error
-from headwise.reshape.heal import STATE, Healing, HealRecipe, heal, schedule
+from headwise.reshape.heal import STATE, Healing, heal
 from headwise.reshape.moments import moments
 from headwise.reshape.passes import answers
 from headwise.reshape.prune import prune, zero
+from headwise.reshape.recipe import HealRecipe, schedule
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.share import share

@@ -23,8 +23,8 @@ from headwise.model.tokens import Tokens
 from headwise.model.train import Stopped
 from headwise.reshape import changes, job, lineage
 from headwise.reshape.changes import head_scores, pruning, sharing
-from headwise.reshape.heal import HealRecipe
 from headwise.reshape.job import Job, Listener, run_job
+from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 

@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.app import Debug, Json, err, needs_torch, out, print_json
+from headwise.reshape.recipe import HealRecipe
 
 if TYPE_CHECKING:
     from headwise.reshape.job import Change, Listener
@@ -41,18 +42,18 @@ class Options:
     heal: Annotated[
         int | None, typer.Option(help="Steps of healing, with --out: the child learns from its parent.")
     ] = None
-    batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = 4
+    batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = HealRecipe.batch
     lr: Annotated[
         float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")
-    ] = 0.015
+    ] = HealRecipe.lr
     hidden: Annotated[
         float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")
-    ] = 30.0
+    ] = HealRecipe.hidden
     refit: Annotated[
         int,
         typer.Option(help="Tokens on which W_O is fitted before healing, in closed form; with --heal 0 that alone."),
-    ] = 0
-    seed: Annotated[int, typer.Option(help="Seed of the order of documents in healing.")] = 0
+    ] = HealRecipe.refit
+    seed: Annotated[int, typer.Option(help="Seed of the order of documents in healing.")] = HealRecipe.seed
     force: Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")] = False
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
     as_json: Json = False
@@ -86,7 +87,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 def reshape(change: Change, options: Options) -> None:
     """Run the job, show its damage as soon as it is known, then the rest."""
     with needs_torch():
-        from headwise.reshape.heal import HealRecipe
         from headwise.reshape.job import Job, run_job
         from headwise.view.reshape import print_reshaped
     recipe = None

@@ -23,44 +23,12 @@ from headwise.model.state import interrupts, restore_state, save_state
 from headwise.model.train import Stopped, update
 from headwise.reshape.distance import compared, divergence, relative_error
 from headwise.reshape.passes import answers, gives_logits, hidden_states
+from headwise.reshape.recipe import HealRecipe, schedule
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.text import batches, spread
 from headwise.reshape.weights import attentions
 from headwise.reshape.workplace import STATE
-
-
-@dataclass(frozen=True, kw_only=True)
-class HealRecipe:
-    """How a child is healed: its attention learns, all else stays the parent's.
-
-    Both learning rates are peaks of one schedule: a short warm-up, then a cosine to 0.
-    """
-
-    steps: int
-    batch: int = 4  # documents a step
-    lr: float = 0.015  # Muon, on matrices (Jordan et al. 2024)
-    vector_lr: float = 1e-3  # AdamW, on biases and gains
-    hidden: float = 30.0  # weight of the hidden states' error beside the divergence
-    refit: int = 0  # tokens on which W_O is fitted first, in closed form; 0 leaves that out
-    warmup: float = 0.05  # share of the steps
-    evaluations: int = 10
-    patience: int = 5  # evaluations without a better one before it stops
-    clip: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or (self.steps == 0 and not self.refit):
-            raise HeadwiseError(f"heal steps={self.steps} must be at least 1, or 0 with a refit of W_O alone")
-        for name in ("batch", "evaluations", "patience"):
-            if getattr(self, name) < 1:
-                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
-        if self.refit < 0:
-            raise HeadwiseError(f"heal refit={self.refit} is negative; 0 leaves the fit of W_O out")
-        if not self.lr > 0 or not self.vector_lr > 0:
-            raise HeadwiseError(f"heal lr={self.lr}, vector_lr={self.vector_lr}: rates must be positive")
-        if not self.hidden >= 0:
-            raise HeadwiseError(f"heal hidden={self.hidden} is negative; 0 leaves the hidden states out")
 
 
 @dataclass(frozen=True)
@@ -253,11 +221,3 @@ def make_optimizers(weights: Iterable[nn.Parameter], recipe: HealRecipe) -> list
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
-
-
-def schedule(recipe: HealRecipe, step: int) -> float:
-    """The share of the peak learning rate at a step."""
-    warmup = max(1, round(recipe.warmup * recipe.steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))

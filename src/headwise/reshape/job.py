@@ -17,10 +17,11 @@ from headwise.model.train import Stopped
 from headwise.model.verbs import WHOLE_LINES
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
-from headwise.reshape.heal import Healed, HealRecipe, heal
+from headwise.reshape.heal import Healed, heal
 from headwise.reshape.lineage import ancestors, digest
 from headwise.reshape.passes import check_class
 from headwise.reshape.prune import Gone, zero
+from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.report import Damage, HealPoint, Reshaped
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.weights import cast, family_of
