@@ -61,19 +61,15 @@ def heal(
 
     Dropout is off. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number.
     """
-    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, after_step)
-    start = work.restore(folder)
-    due = time.monotonic() + save_seconds
+    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, folder, after_step, save_seconds)
+    start = work.restore()
     with interrupts() as interrupted:
         if not work.curve:
             report(work.evaluate(0), recipe.steps)
             if recipe.refit:
                 work.refit()
                 report(work.evaluate(0), recipe.steps)
-                if interrupted():
-                    if folder is not None:
-                        work.save(folder, 0)
-                    raise Stopped(0)
+            work.keep(0, interrupted())
         for step in range(start, recipe.steps):
             if work.stale():
                 break
@@ -81,17 +77,8 @@ def heal(
             done = step + 1
             if done % work.every == 0 or done == recipe.steps:
                 report(work.evaluate(done), recipe.steps)
-            stopping = interrupted()  # asked once: what is said to be saved must have been
-            if folder is not None and (stopping or time.monotonic() > due):
-                began = time.monotonic()
-                work.save(folder, done)
-                due = time.monotonic() + max(
-                    save_seconds, 9 * (time.monotonic() - began)
-                )  # a tenth of the time at most
-            if stopping:
-                raise Stopped(done)
-    if folder is not None:
-        work.save(folder, work.curve[-1].step)
+            work.keep(done, interrupted())
+    work.save(work.curve[-1].step)
     return work.result()
 
 
@@ -105,10 +92,13 @@ class Healing:
         train: Sequence[Tensor],
         held_out: Sequence[Tensor],
         recipe: HealRecipe,
+        folder: Path | None = None,
         after_step: Callable[[nn.Module], None] = lambda model: None,
+        save_seconds: float = 10.0,
     ) -> None:
         self.parent, self.child, self.train, self.held_out = parent, child, train, held_out
-        self.recipe, self.after_step = recipe, after_step
+        self.recipe, self.folder, self.after_step = recipe, folder, after_step
+        self.pause, self.due = save_seconds, time.monotonic() + save_seconds
         learning = {id(p) for module in attentions(child) for p in module.parameters()}
         for parameter in child.parameters():
             parameter.requires_grad_(id(parameter) in learning)
@@ -184,15 +174,30 @@ class Healing:
                 parameter.copy_(self.best[name])
         return Healed(self.child.eval(), tuple(self.curve), self.curve[-1].step, self.best_step())
 
-    def save(self, folder: Path, step: int) -> None:
+    def keep(self, step: int, stopping: bool) -> None:
+        """Save the state where it is time to, or where the healing is to stop: then it does, by Stopped."""
+        if stopping or time.monotonic() > self.due:
+            began = time.monotonic()
+            self.save(step)
+            ended = time.monotonic()
+            self.due = ended + max(self.pause, 9 * (ended - began))  # a tenth of the time at most
+        if stopping:
+            raise Stopped(step)
+
+    def save(self, step: int) -> None:
+        if self.folder is None:
+            return
         rows = [[math.nan if x is None else x for x in vars(point).values()] for point in self.curve]
         kept = {f"best.{name}": tensor for name, tensor in self.best.items()}
         kept["curve"] = torch.tensor(rows, dtype=torch.float64)
         kept["sums"] = torch.tensor([self.tokens, self.total, self.count], dtype=torch.float64)
-        save_state(folder / STATE, self.weights, self.optimizers, step, kept)
+        save_state(self.folder / STATE, self.weights, self.optimizers, step, kept)
 
-    def restore(self, folder: Path | None) -> int:
-        done, kept = (0, {}) if folder is None else restore_state(folder / STATE, self.weights, self.optimizers)
+    def restore(self) -> int:
+        """Take up the state in the folder, if there is one; returns the steps that it has made."""
+        if self.folder is None:
+            return 0
+        done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
         if kept:
             rows = kept["curve"].tolist()
             self.curve = [
