@@ -145,7 +145,7 @@ def test_a_child_has_the_text_of_the_run_it_comes_from(
     code, printed, err = invoke("heads", pruned, "--against", run, *given)
     assert code == 0, err
     found = json.loads(printed)
-    silent = "Silent heads, whose output is zero whatever they look at, earn no role: L0.H1, L1.H3."
+    silent = "Silent heads, whose output is zero whatever they look at: L0.H1, L1.H3."
     assert found["texts"] == found["against"]["texts"] == ["what the run held out"]
     assert silent in found["notes"] and silent not in found["against"]["notes"]
     moved = tmp_path / "elsewhere" / "pruned"

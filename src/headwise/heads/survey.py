@@ -132,7 +132,7 @@ def survey(
     profiles = tuple(_profile(site, h, tally, untrained, effects) for site in tally.sites for h in range(site.n_heads))
     silent = [profile.name for profile in profiles if _adds_nothing(profile.scores)]
     if silent:
-        notes.append(f"Silent heads, whose output is zero whatever they look at, earn no role: {', '.join(silent)}.")
+        notes.append(f"Silent heads, whose output is zero whatever they look at: {', '.join(silent)}.")
     first = list(text.documents[0])
     present = {key for profile in profiles for key in profile.scores}
     return HeadSurvey(
@@ -362,7 +362,7 @@ def _profile(
         head=h,
         scores=scores,
         uniform=even,
-        roles=() if _adds_nothing(scores) else roles_of(scores, even, untrained),
+        roles=roles_of(scores, even, untrained),
         importance=effects.importance.get(name),
         ablation=effects.ablation.get(name),
         thumbnail=_numpy(found.thumbnail[h]),
