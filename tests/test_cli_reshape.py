@@ -177,7 +177,7 @@ def test_without_out_the_damage_is_shown_and_nothing_written(
     code, printed, _ = invoke("share", run, "--kv-heads", 2, "--text", text, "--method", "mean")
     assert code == 0
     for words in (
-        "6 query heads share 2 key/value heads, 6 before",
+        "key/value heads for 6 query heads: 2, 6 before",
         "loss, nats a token",
         "KL to the parent",
         "entropy of layer 1",
@@ -231,12 +231,18 @@ REFUSED = [
     (("--kv-heads", 2, "--out", "RUN/new"), "lies inside the source"),
     (("--kv-heads", 2, "--out", "RUN/.."), "holds the source"),
     (("--kv-heads", 2, "--out", "OUT/deeper/still"), "does not exist"),
-    (("--kv-heads", 2, "--out", "FULL"), "exists already; pass --force to replace it, or another folder"),
-    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json, so it was not written by share or prune"),
+    (("--kv-heads", 2, "--out", "FULL"), "has no headwise.json: share or prune did not write it"),
+    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json: share or prune did not write it"),
+    (("--kv-heads", 2, "--lr", "nan"), "--lr is about healing; pass --heal STEPS with it"),
+    (
+        ("--kv-heads", 2, "--refit", 50),
+        "--refit is about healing; pass --heal STEPS with it, or --heal 0",
+    ),
+    (("--kv-heads", 2, "--out", "."), "--out . is the folder you are in, or holds it; pass another"),
     (("--kv-heads", 2, "--out", "FILE"), "is a file; pass a folder"),
     (("--kv-heads", 2, "--text", "EMPTY"), "is empty, or holds nothing but white space"),
     (("--kv-heads", 2, "--text", "NOWHERE"), "does not exist"),
-    (("--kv-heads", 2, "--text", "SHORT"), "each part needs one; pass a longer text"),
+    (("--kv-heads", 2, "--text", "SHORT"), "is too short: of documents of 2 to"),
     (("--kv-heads", 2, "--text", "FOREIGN"), "the model has not seen the characters 'ñ'"),
 ]
 
@@ -482,11 +488,15 @@ def test_heads_are_chosen_by_what_they_do(by: str, run: Path, text: Path, invoke
 PRUNE_REFUSED = [
     ((), "say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two"),
     (("--heads", "L0.H1", "--keep", 0.5), "one of the two"),
+    (("--heads", "L0.H1", "--by", "role"), "by='role' chooses heads where --keep says how many stay"),
     (("--heads", "L9.H1"), "the model has no head L9.H1: 2 layers of 6 heads"),
     (("--heads", "3"), "'3' is no head; write L3.H5"),
     (("--keep", 0), "keep=0.0 must lie between 0 and 1"),
     (("--keep", 0.5, "--by", "luck"), "by='luck' is not known; one of importance, ablation, role"),
-    (("--keep", 0.95, "--uniform"), "removes no head: a layer has 6 groups of 1 query heads"),
+    (
+        ("--keep", 0.95, "--uniform"),
+        "--uniform removes no head of a layer; 0.667, 0.5, 0.333, 0.167 would",
+    ),
     (("--heads", "L0.H1", "--uniform"), "leave out --uniform to have the heads zeroed"),
 ]
 

@@ -248,12 +248,12 @@ def test_a_loss_that_is_no_number_is_said_and_not_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"steps": 0}, "heal steps=0 must be at least 1, or 0 with a refit"),
+        ({"steps": 0}, "heal steps=0 must be at least 1; 0 fits W_O alone"),
         ({"steps": -1, "refit": 9}, "heal steps=-1"),
         ({"batch": 0}, "heal batch=0 must be at least 1"),
         ({"lr": 0.0}, "heal lr=0.0"),
-        ({"hidden": -1.0}, "heal hidden=-1.0 is negative"),
-        ({"vector_lr": 0.0}, "vector_lr=0.0: rates must be positive"),
+        ({"hidden": -1.0}, "heal hidden=-1.0 must be 0 or more"),
+        ({"vector_lr": 0.0}, "heal vector_lr=0.0 must be a positive number"),
         ({"refit": -1}, "heal refit=-1 is negative"),
     ],
 )

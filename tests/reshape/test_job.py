@@ -129,7 +129,7 @@ NANOGPT: Any = {"norm": "layer", "position": "learned", "activation": "gelu", "g
 REFUSED: list[tuple[Any, Any, str]] = [
     (
         lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT)),
-        pruning("L0.H1", None, "importance", False),
+        pruning("L0.H1", None, None, False),
         "BertForQuestionAnswering answers with something other than tokens",
     ),
     (
@@ -139,7 +139,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ),
     (
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True)),
-        pruning("L0.H1", None, "importance", False),
+        pruning("L0.H1", None, None, False),
         "scale_attn_by_inverse_layer_idx",
     ),
     (

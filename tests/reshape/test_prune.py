@@ -98,7 +98,10 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     pruned = prune(model, chosen)
     assert said in str(pruned.reason)
     assert head_counts(pruned.model) == head_counts(model)
-    assert "zeroed heads keep their keys and values" in cache_note(model, pruned)
+    note = cache_note(model, pruned)
+    assert ("keeps no cache" if name == "bert" else "zeroed heads keep their keys and values") in note
+    assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
+    assert ("--uniform --keep" in str(pruned.reason)) == (name not in ("gpt2", "bert"))
     with pytest.raises(HeadwiseError, match=r"leave out --uniform to have the heads zeroed"):
         prune(model, chosen, uniform=True)
 
@@ -149,7 +152,7 @@ def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
     assert weakest(model, scores(model), 0.83, uniform=True) == ((4, 5), (4, 5))
     assert weakest(model, scores(model), 0.6, uniform=True) == ((2, 3, 4, 5), (2, 3, 4, 5))
     grouped = build("rope, GQA")
-    with pytest.raises(HeadwiseError, match=r"keep=0.95 with --uniform removes no head: a layer has 6 groups of 2"):
+    with pytest.raises(HeadwiseError, match=r"keep=0.95 with --uniform removes no head of a layer; 0.833, 0.667, 0.5"):
         weakest(grouped, scores(grouped), 0.95, uniform=True)
 
 

@@ -98,7 +98,8 @@ def test_lengths_that_make_no_sense_are_refused(path: Path, tokens: int, said: s
 def test_texts_that_are_too_short_are_refused(path: Path) -> None:
     path.write_text("abc")
     with pytest.raises(
-        HeadwiseError, match=r"makes 1 documents of up to 16 tokens to calibrate on and 0 to measure on"
+        HeadwiseError,
+        match=r"is too short: of documents of 2 to 16 tokens it makes 1 to .* and 0 to measure on",
     ):
         read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
     path.write_text(" \n ")

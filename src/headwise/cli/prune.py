@@ -17,11 +17,12 @@ def prune(
     heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
     keep: Annotated[float | None, typer.Option(help="Share of the heads that stays; --by chooses which.")] = None,
     by: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="importance (gradients), ablation (loss without the head), or role (heads without one first)."
+            help="importance (by gradients, the default), ablation (loss without the head), or role (heads without one "
+            "first)."
         ),
-    ] = "importance",
+    ] = None,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
     ] = False,

@@ -14,6 +14,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.app import Debug, Json, err, needs_torch, out, print_json
+from headwise.errors import HeadwiseError
 from headwise.reshape.recipe import HealRecipe
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def reshape(change: Change, options: Options) -> None:
     with needs_torch():
         from headwise.reshape.job import Job, run_job
         from headwise.view.reshape import print_reshaped
+    healing = ("batch", "lr", "hidden", "refit", "seed")
+    given = [name for name in healing if getattr(options, name) != getattr(HealRecipe, name)]
+    if options.heal is None and given:
+        raise HeadwiseError(f"--{given[0]} is about healing; pass --heal STEPS with it, or --heal 0 --refit TOKENS")
     recipe = None
     if options.heal is not None:
         recipe = HealRecipe(

@@ -48,14 +48,17 @@ def _shared(shared: Shared, before: int) -> Changed:
         if shared.groups != (adjacent(before, after),) * len(shared.groups):
             rows = (" | ".join(" ".join(map(str, group)) for group in groups) for groups in shared.groups)
             notes += tuple(f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows))
-    what = f"{n_heads} query heads share {after} key/value heads, {before} before"
+    what = f"key/value heads for {n_heads} query heads: {after}, {before} before"
     return Changed(shared.model, what, {"groups": shared.groups}, origins, notes)
 
 
-def pruning(heads: str | None, keep: float | None, by: str, uniform: bool) -> Change:
-    """Prune the named heads, or those with the lowest scores until a share `keep` remains."""
+def pruning(heads: str | None, keep: float | None, by: str | None, uniform: bool) -> Change:
+    """Prune the named heads, or those with the lowest scores (default: importance) until a share `keep` remains."""
     if (heads is None) == (keep is None):
         raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
+    if heads is not None and by is not None:
+        raise HeadwiseError(f"by={by!r} chooses heads where --keep says how many stay; --heads names them")
+    by = by or SCORES[0]
     if by not in SCORES:
         raise HeadwiseError(f"by={by!r} is not known; one of {', '.join(SCORES)}")
 
@@ -112,10 +115,10 @@ def _pruned(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> C
     kept = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
     total = n_heads * len(kept)
     if pruned.reason is None:
-        origins, what, notes = kept, f"{len(pruned.names)} of {total} heads are out of the weights", []
+        origins, what, notes = kept, f"heads out of the weights: {len(pruned.names)} of {total}", []
     else:
         origins = [list(range(n_heads)) for _ in kept]
-        what, notes = f"{len(pruned.names)} of {total} heads are zeroed", [f"zeroed, not removed: {pruned.reason}"]
+        what, notes = f"heads zeroed: {len(pruned.names)} of {total}", [f"zeroed, not removed: {pruned.reason}"]
     notes.append(f"gone: {', '.join(pruned.names)}")
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:

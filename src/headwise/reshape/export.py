@@ -59,7 +59,7 @@ def export(
     fresh = workplace.fresh
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
     fresh.mkdir()
-    say(f"writing {workplace.out}")
+    say(f"writing {workplace.given}")
     _write(model, source, fresh)
     say("verifying in a fresh process")
     said = verify(model, fresh, workplace.probe, source.context)

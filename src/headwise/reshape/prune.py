@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.reshape.weights import attentions, cannot_carry, head_counts, read_layers, with_layers
+from headwise.reshape.weights import attentions, cannot_carry, family_of, head_counts, read_layers, with_layers
 
 Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
@@ -67,7 +67,12 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
     table = [[scores[f"L{layer}.H{head}"] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
-        return tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
+        shares = _uniform_shares(model)
+        gone = [_weakest_evenly(row, n_kv_heads, keep) for row in table]
+        if all(gone):
+            return tuple(gone)
+        known = f"{', '.join(f'{share:.3g}' for share in shares)} would" if shares else "no share can"
+        raise HeadwiseError(f"keep={keep} with --uniform removes no head of a layer; {known}")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
     wanted = _n_gone(n_layers * n_heads, keep)
@@ -85,7 +90,7 @@ def _n_gone(n: int, keep: float) -> int:
 
 
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
-    """Of one layer."""
+    """Of one layer; none where that share takes neither a whole group nor one from each."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
@@ -94,11 +99,7 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
         return tuple(sorted(h for group in order[:n_groups] for h in group))
     if n_each:
         return tuple(sorted(h for group in groups for h in sorted(group, key=lambda h: scores[h])[:n_each]))
-    largest = math.floor(100 * (1 - 0.51 / (n_kv_heads if n_kv_heads > 1 else r))) / 100
-    raise HeadwiseError(
-        f"keep={keep} with --uniform removes no head: a layer has {n_kv_heads} groups of {r} query heads, and whole "
-        f"groups go, or as many from each; pass --keep {largest} or less"
-    )
+    return ()
 
 
 def _checked(chosen: Sequence[Iterable[int]], n_heads: int) -> Gone:
@@ -129,9 +130,21 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None
     kept, kv_kept = _remaining(model, heads)
     n_heads, n_kv_heads, _ = head_counts(model)
     reason = _uneven(heads, kept, n_heads // n_kv_heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
-    if uniform and reason is not None:
+    if reason is None:
+        return None
+    if uniform:
         raise HeadwiseError(f"{reason}; leave out --uniform to have the heads zeroed instead")
-    return reason
+    shares = _uniform_shares(model)
+    return f"{reason}; --uniform --keep {shares[0]:.3g} would take as many from each layer" if shares else reason
+
+
+def _uniform_shares(model: nn.Module) -> list[float]:
+    """The shares of the heads that may stay where as many leave the weights of each layer, the largest first."""
+    n_heads, n_kv_heads, _ = head_counts(model)
+    r = n_heads // n_kv_heads
+    sizes = {((n_kv_heads - n) * r, n_kv_heads - n) for n in range(1, n_kv_heads)}
+    sizes |= {(n_kv_heads * (r - n), n_kv_heads) for n in range(1, r)}
+    return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
 
 
 def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
@@ -146,8 +159,7 @@ def _uneven(heads: Gone, kept: Sequence[Sequence[int]], r: int) -> str | None:
     counts = [len(gone) for gone in heads]
     if len(set(counts)) > 1:
         return (
-            f"the layers would lose {min(counts)} to {max(counts)} heads and the config has one number of heads for "
-            f"all; --uniform removes as many from each"
+            f"the layers would lose {min(counts)} to {max(counts)} heads and the config has one number of heads for all"
         )
     for layer, remaining in enumerate(kept):
         sizes: dict[int, int] = {}
@@ -181,12 +193,11 @@ def cache_note(model: nn.Module, pruned: Pruned) -> str:
     now, r = head_counts(pruned.model)[1], n_heads // n_kv_heads
     if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
+    if family_of(model) == "bert":
+        return "the model keeps no cache"
+    shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
     if pruned.reason is not None:
-        return (
-            "the cache does not shrink: zeroed heads keep their keys and values; whole groups that leave the weights "
-            "would shrink it, and so does `headwise share`"
-        )
-    return (
-        f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go; "
-        f"prune whole groups, or lower --kv-heads with `headwise share`"
-    )
+        why = "the cache does not shrink: zeroed heads keep their keys and values"
+        return f"{why}; `headwise share` lets heads share theirs" if shareable else why
+    why = f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go"
+    return f"{why}; prune whole groups, or lower --kv-heads with `headwise share`" if shareable else why

@@ -29,16 +29,17 @@ class HealRecipe:
 
     def __post_init__(self) -> None:
         if self.steps < 0 or (self.steps == 0 and not self.refit):
-            raise HeadwiseError(f"heal steps={self.steps} must be at least 1, or 0 with a refit of W_O alone")
+            raise HeadwiseError(f"heal steps={self.steps} must be at least 1; 0 fits W_O alone, on --refit TOKENS")
         for name in ("batch", "evaluations", "patience"):
             if getattr(self, name) < 1:
                 raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
         if self.refit < 0:
             raise HeadwiseError(f"heal refit={self.refit} is negative; 0 leaves the fit of W_O out")
-        if not self.lr > 0 or not self.vector_lr > 0:
-            raise HeadwiseError(f"heal lr={self.lr}, vector_lr={self.vector_lr}: rates must be positive")
-        if not self.hidden >= 0:
-            raise HeadwiseError(f"heal hidden={self.hidden} is negative; 0 leaves the hidden states out")
+        for name in ("lr", "vector_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be a positive number")
+        if not 0 <= self.hidden < math.inf:
+            raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
 
 
 def schedule(recipe: HealRecipe, step: int) -> float:

@@ -34,7 +34,7 @@ def check_share(model: nn.Module, n_kv_heads: int, method: str, grouping: str) -
         if value not in known:
             raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
     n_heads, now, _ = head_counts(model)
-    divisors = ", ".join(str(n) for n in range(1, now) if now % n == 0) or "1"
+    divisors = ", ".join(str(n) for n in range(1, max(now, 2)) if now % n == 0)
     if n_kv_heads < 1:
         raise HeadwiseError(f"kv_heads={n_kv_heads} is not positive; pass one of {divisors}")
     if n_kv_heads > n_heads:

@@ -86,8 +86,8 @@ def read_calibration(path: Path | None, folder: Folder, tokens: int | None = Non
     train, held_out = (tuple(x for x in part if len(x) > 1) for part in parts)
     if not train or not held_out:
         raise HeadwiseError(
-            f"{path} makes {len(train)} documents of up to {length} tokens to calibrate on and {len(held_out)} to "
-            f"measure on; each part needs one; pass a longer text"
+            f"{path} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
+            f"{len(held_out)} to measure on; each part needs one"
         )
     largest, vocab_size = max(int(x.max()) for x in (*train, *held_out)), folder.vocab_size
     if vocab_size is not None and largest >= vocab_size:

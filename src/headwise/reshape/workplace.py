@@ -38,6 +38,8 @@ def check_out(source: Path, out: Path, force: bool) -> None:
         )
     if there in here.parents:
         raise HeadwiseError(f"--out {out} holds the source {source}, which is never changed; pass a folder elsewhere")
+    if there == Path.cwd() or there in Path.cwd().parents:
+        raise HeadwiseError(f"--out {out} is the folder you are in, or holds it; pass another")
     if out.is_symlink():
         raise HeadwiseError(f"--out {out} is a link; pass the folder itself")
     if not there.parent.is_dir():
@@ -46,22 +48,21 @@ def check_out(source: Path, out: Path, force: bool) -> None:
         return
     if not out.is_dir():
         raise HeadwiseError(f"--out {out} is a file; pass a folder")
-    if not force:
-        raise HeadwiseError(f"--out {out} exists already; pass --force to replace it, or another folder")
     if not (out / RECORD).exists():
         raise HeadwiseError(
-            f"--out {out} exists and has no {RECORD}, so it was not written by share or prune and --force leaves it "
-            f"alone; pass another folder"
+            f"--out {out} exists already and has no {RECORD}: share or prune did not write it and will not replace it; "
+            f"pass another folder"
         )
+    if not force:
+        raise HeadwiseError(f"--out {out} exists already; pass --force to replace it, or another folder")
 
 
 class Workplace:
     """OUT.partial: held from entry to exit, and cleared away then unless a healing's state waits in it."""
 
     def __init__(self, source: Path, out: Path, force: bool) -> None:
-        out = out.absolute()
-        self.source, self.out, self.force = source, out, force
-        self.path = out.parent / f"{out.name}.partial"
+        self.source, self.given, self.out, self.force = source, out, out.absolute(), force
+        self.path = self.out.parent / f"{self.out.name}.partial"
         self.fresh, self.probe = self.path / EXPORT, self.path / PROBE
         self.done = False
         self.settings: dict[str, Any] = {}
@@ -71,13 +72,13 @@ class Workplace:
         return (self.path / STATE).exists()
 
     def __enter__(self) -> Workplace:
-        check_out(self.source, self.out, self.force)
+        check_out(self.source, self.given, self.force)
         self._check_foreign()
         self.path.mkdir(exist_ok=True)
         self._lock()
         try:
             self._bring_back()
-            check_out(self.source, self.out, self.force)  # again, for what came back
+            check_out(self.source, self.given, self.force)  # again, for what came back
         except BaseException:
             self.__exit__()
             raise
@@ -137,7 +138,7 @@ class Workplace:
 
     def finish(self) -> None:
         """Give the finished folder its name."""
-        check_out(self.source, self.out, self.force)  # hours may have passed
+        check_out(self.source, self.given, self.force)  # hours may have passed
         for path in self.fresh.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
