@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from a_browser import ARGUMENTS, CHROMIUM
 
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "run.json", "report.html"}
 SCRIPT = "<script>alert(1)</script>"
 HOSTILE = "".join(f'{n} {SCRIPT}\n"><img src=x onerror=alert(2)>\n' for n in range(24))
 NAME = "<img src=x onerror=alert(3)>"
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def headwise(folder: Path, *arguments: object) -> str:
@@ -98,9 +88,8 @@ def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
 
 @pytest.mark.browser
 def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_path: Path) -> None:
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: no report was opened")
-    if chromium is None:
+    if CHROMIUM is None:
         pytest.skip("no Chromium: no report was opened")
     headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
     reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs" / NAME / "report.html", 2 * 3))
@@ -111,7 +100,7 @@ def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_pa
         dialog.dismiss()  # type: ignore[attr-defined]
 
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for path, heads in reports:
             page = browser.new_page()
             page.on("dialog", refuse)

@@ -6,18 +6,16 @@ Importing this skips the module that does, in one line, where there is no Chromi
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+from a_browser import CHROMIUM, NAMES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 missing = "" if CHROMIUM else f"a browser ({', '.join(NAMES)})"
 if find_spec("playwright") is None:
     missing = "the Python package playwright"
@@ -26,17 +24,6 @@ if missing:
     pytest.skip(reason, allow_module_level=True)
 
 Opener = Callable[..., "Page"]
-
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 def drawn(page: Page) -> None:

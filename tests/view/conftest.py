@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    from browsing import ARGUMENTS, CHROMIUM
+    from a_browser import ARGUMENTS, CHROMIUM
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

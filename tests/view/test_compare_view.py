@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 import re
-import shutil
 import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from a_browser import ARGUMENTS, CHROMIUM
 from comparisons import LOSS, all_comparisons, comparison, ledger
 from rich.console import Console
 
@@ -24,9 +24,6 @@ from headwise.view.compare_plot import check_plotting, write_png
 from headwise.view.compare_svg import LEFT, RIGHT, WIDTH, round_ticks
 
 HOSTILE = '<script>alert(1)</script> & "x" [bold]y[/bold] \ud800'
-CHROMIUM = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
 
 
 def plain() -> Comparison:
@@ -144,10 +141,8 @@ def test_ticks_are_round_and_hold_the_values(low: float, high: float) -> None:
 def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     write_page(tmp_path / "page.html", replace(book(), comparisons=(hostile(), with_failure())))
-    arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    arguments += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
             heard: list[str] = []

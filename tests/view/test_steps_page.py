@@ -10,7 +10,6 @@ import io
 import itertools
 import math
 import re
-import shutil
 import string
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from a_browser import ARGUMENTS, CHROMIUM
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -589,8 +589,6 @@ def test_the_page_is_complete_and_locked(tmp_path: Path) -> None:
 
 # In a real browser.
 
-CHROMIUM = next((at for one in ("chromium", "chromium-browser", "google-chrome") if (at := shutil.which(one))), None)
-
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
@@ -598,8 +596,7 @@ def chromium() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium: no page of steps was opened")
     with sync_api.sync_playwright() as playwright:
-        arguments = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
         browser.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,14 @@ PRESETS = {
         ),
     )
 }
+
+
+def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:
+    """The share of the peak learning rate at a step: linear warm-up, then a cosine down to `final`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def check_seed(seed: int) -> None:

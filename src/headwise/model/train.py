@@ -23,7 +23,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.model.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import Recipe
+from headwise.model.presets import Recipe, warm_cosine
 from headwise.model.state import interrupts, restore_state, save_state
 from headwise.records import CurvePoint
 
@@ -149,11 +149,8 @@ def _require_finite(step: int, **numbers: float) -> None:
 
 
 def schedule(recipe: Recipe, step: int) -> float:
-    """The share of the peak learning rate at a step: linear warm-up, then a cosine down to `final_lr`."""
-    if step < recipe.warmup:
-        return (step + 1) / recipe.warmup
-    progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
-    return recipe.final_lr + (1 - recipe.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+    """The share of the peak learning rate at a step."""
+    return warm_cosine(step, recipe.steps, recipe.warmup, recipe.final_lr)
 
 
 def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:

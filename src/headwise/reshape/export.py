@@ -86,9 +86,9 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
     probe  a file to write, through which the other process gets the ids and the answers; it is removed again
     """
-    count, config, dtype = min(PROBE_TOKENS, context or PROBE_TOKENS), model.config, next(model.parameters()).dtype
-    n_tokens: Any = getattr(config, "vocab_size", None)
-    ids = (torch.arange(count)[None] * 7919 + 1) % int(n_tokens)  # a stride that visits the vocabulary
+    config: Any = model.config
+    count, dtype = min(PROBE_TOKENS, context or PROBE_TOKENS), next(model.parameters()).dtype
+    ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)  # a stride that visits the vocabulary
     wanted = answers(cast(model.eval(), torch.float32), ids)
     cast(model, dtype)
     write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})

@@ -152,12 +152,19 @@ def _reshaped(
     )
     if workplace is None:
         return report
+    return replace(report, verified=_exported(model, folder, workplace, report, healed, listener))
+
+
+def _exported(
+    model: nn.Module, folder: Folder, workplace: Workplace, report: Reshaped, healed: Healed | None, listener: Listener
+) -> str:
+    """Write and verify; Ctrl-C says where a healing stands, for its state waits."""
     try:
-        return replace(report, verified=export(model, folder, workplace, asdict(report), listener.say))
+        return export(model, folder, workplace, asdict(report), listener.say)
     except KeyboardInterrupt:
         if healed is None:
             raise
-        raise Stopped(healed.steps) from None  # its state waits
+        raise Stopped(healed.steps) from None
 
 
 def _damage(folder: Folder, child: nn.Module, changed: Changed, calibration: Calibration, listener: Listener) -> Damage:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
@@ -44,8 +45,15 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
 
 def digest(folder: Path) -> str:
     """SHA-256 of a folder's weights."""
+    paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
+    return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(maxsize=16)  # a command asks several times, and files may be large
+def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Of files one after the other; sizes and times are there so that a changed file is read again."""
     found = hashlib.sha256()
-    for path in sorted(folder.glob(WEIGHTS)):
+    for path, _, _ in files:
         with path.open("rb") as file:
             while block := file.read(BLOCK):
                 found.update(block)
@@ -83,7 +91,7 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
         return None  # the same weights
     if yours is None:
         return mine
-    back = {theirs: ours for ours, theirs in yours.items()}
+    back = {older: name for name, older in yours.items()}
     return back if mine is None else {name: back[older] for name, older in mine.items() if older in back}
 
 

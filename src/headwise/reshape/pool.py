@@ -74,9 +74,16 @@ def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> Atte
     )
 
 
-def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+def _turned_and_pooled(
+    weights: AttentionWeights, root: Tensor, n_groups: int
+) -> tuple[AttentionWeights, AttentionWeights]:
+    """The heads turned onto their means, and those means."""
     turned = aligned(weights, root, n_groups)
-    return _pooled(turned, n_groups, _key_weights(turned, root, n_groups))
+    return turned, _pooled(turned, n_groups, _key_weights(turned, root, n_groups))
+
+
+def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    return _turned_and_pooled(weights, root, n_groups)[1]
 
 
 def _key_weights(weights: AttentionWeights, root: Tensor, n_groups: int) -> Tensor:
@@ -90,8 +97,7 @@ def _key_weights(weights: AttentionWeights, root: Tensor, n_groups: int) -> Tens
 
 
 def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    turned = aligned(weights, root, n_groups)
-    pooled = _pooled(turned, n_groups, _key_weights(turned, root, n_groups))
+    turned, pooled = _turned_and_pooled(weights, root, n_groups)
     all_values = (tuple(range(weights.wv.shape[1])),)
     before, after = (activations(x.wv, x.bv, root) for x in (turned, pooled))
     o_scale = _shrunk(before, after, all_values).repeat_interleave(weights.group_size, 0)

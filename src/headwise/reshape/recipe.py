@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError
+from headwise.model.presets import warm_cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,4 @@ class HealRecipe:
 
 def schedule(recipe: HealRecipe, step: int) -> float:
     """The share of the peak learning rate at a step."""
-    warmup = max(1, round(recipe.warmup * recipe.steps))
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, recipe.steps - warmup)))
+    return warm_cosine(step, recipe.steps, max(1, round(recipe.warmup * recipe.steps)), 0.0)

@@ -42,14 +42,8 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     if damage.error is not None:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
-        rows.append(
-            (
-                f"entropy of layer {layer}, nats, heads of both",
-                f"{pair.before:.3f}",
-                f"{pair.after:.3f}",
-                _difference(pair, 3),
-            )
-        )
+        name = f"entropy of layer {layer}, nats, heads of both"
+        rows.append((name, f"{pair.before:.3f}", f"{pair.after:.3f}", _difference(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
         rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (--json has all)", "", "", ""))
     for name, counts in (("cache, bytes a token", damage.cache_bytes), ("parameters", damage.parameters)):
