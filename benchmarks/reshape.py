@@ -38,7 +38,7 @@ TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinysha
 PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
 SHAPE = {"context": 128, "n_layers": 3, "n_heads": 8, "head_dim": 32, "d_model": 168, "d_ff": 384}
 RECIPE = Recipe(steps=2000, batch=16, lr=5e-3, muon_lr=0.015, weight_decay=0.1, warmup=50, final_lr=0.02)
-HEALING = HealRecipe(steps=400, batch=4, evaluations=1)  # 5 % of the tokens above; nothing is chosen on held-out text
+HEALING = HealRecipe(steps=400, batch=4, evaluations=1)  # 5 % of the tokens above; looked at before and after alone
 UNTRAINED = (  # method, grouping
     ("mean", "adjacent"),
     ("mean", "best"),
