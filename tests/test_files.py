@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.files import write_whole
+from headwise.files import remove_unfinished, write_whole
 
 WRITER = """
 import sys
@@ -96,3 +99,100 @@ def test_a_process_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path) ->
         child.wait()
         content = path.read_bytes()
         assert len(content) == 3_000_017 and len(set(content)) == 1
+
+
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_bytes(b"before")
+    (tmp_path / "link").symlink_to(Path("elsewhere") / "file")
+    (tmp_path / "chain").symlink_to(tmp_path / "link")
+    write_whole(tmp_path / "chain", b"after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "chain").is_symlink()
+    assert (tmp_path / "elsewhere" / "file").read_bytes() == b"after"
+    (tmp_path / "dangling").symlink_to(tmp_path / "elsewhere" / "new")
+    write_whole(tmp_path / "dangling", b"new")
+    assert (tmp_path / "elsewhere" / "new").read_bytes() == b"new" and (tmp_path / "dangling").is_symlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "chain",
+        "dangling",
+        "elsewhere",
+        "file",
+        "link",
+        "new",
+    ]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_pipe_is_written_to_and_stays(through_link: bool, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    data = bytes(range(251)) * 1009  # more than a pipe holds at a time
+    with (tmp_path / "read").open("wb") as read:
+        reader = subprocess.Popen(["cat", str(pipe)], stdout=read)
+        write_whole(tmp_path / "link" if through_link else pipe, data)
+        reader.wait(timeout=30)
+    assert (tmp_path / "read").read_bytes() == data
+    assert stat.S_ISFIFO(pipe.lstat().st_mode) and (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_socket_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        with pytest.raises(OSError):
+            write_whole(path, b"x")
+        assert stat.S_ISSOCK(path.lstat().st_mode) and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_terminal_is_written_to(tmp_path: Path) -> None:
+    """A character device: a terminal of our own, reached through a link in the temporary folder."""
+    master, slave = pty.openpty()
+    try:
+        (tmp_path / "link").symlink_to(os.ttyname(slave))
+        write_whole(tmp_path / "link", b"seventeen bytes..")
+        assert os.read(master, 99) == b"seventeen bytes.."
+        assert stat.S_ISCHR((tmp_path / "link").stat().st_mode)
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_standard_output_is_written_to(tmp_path: Path) -> None:
+    code = "from headwise.files import write_whole; write_whole('/dev/stdout', b'one'); print('two', end='')"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"onetwo"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_permissions_are_kept_and_never_wider_on_the_way(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen, fsync = tmp_path / "file", [], os.fsync
+    path.write_bytes(b"before")
+    path.chmod(mode)
+    monkeypatch.setattr(os, "fsync", lambda file: (seen.append(stat.S_IMODE(os.fstat(file).st_mode)), fsync(file)))
+    write_whole(path, b"after")
+    assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == mode == seen[0]
+
+
+def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "file", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_only_temporary_files_of_ours_are_removed(tmp_path: Path) -> None:
+    ours = [".run.json.123.tmp", ".state.safetensors.4.tmp"]
+    theirs = [".mine.tmp", ".run.json.tmp", ".run.json.12x.tmp", "run.json.123.tmp", ".other.json.123.tmp", "run.json"]
+    for name in (*ours, *theirs):
+        (tmp_path / name).write_text(name)
+    remove_unfinished(tmp_path, ("run.json", "state.safetensors"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(theirs)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
@@ -13,13 +16,32 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     """Write `data` to `path` so that a reader, a crash or a full disk never sees half of it.
 
     The bytes go to a temporary file in the same folder, are synced to the disk, and take the final name in one
-    atomic rename. On any failure the earlier file is untouched and the temporary one is removed.
+    atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A file that was there
+    keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
+    standard output (/dev/stdout) are written to and never replaced.
     """
-    path = Path(path)
+    content = data.encode() if isinstance(data, str) else data
+    if is_stream(path):
+        with Path(path).open("wb", buffering=0) as stream:
+            rest = memoryview(content)
+            while rest:
+                rest = rest[stream.write(rest) :]
+        return
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):  # of a process that had our number and died
+        temporary.unlink()
     try:
-        with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+        permissions = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        permissions = None
+    # Closed to others until it has the permissions of the file that it replaces; a new file gets those of any new file.
+    created = 0o666 if permissions is None else 0o600
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
+            if permissions is not None:
+                temporary.chmod(permissions)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -27,6 +49,43 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    sync_folder(path.parent)
+
+
+def is_stream(path: str | Path) -> bool:
+    """Is it something to write to rather than to replace: a pipe, a device, an open file of this process?"""
+    path = Path(path)
+    if path.is_absolute() and (path.is_relative_to("/proc") or str(path) in ("/dev/stdout", "/dev/stderr")):
+        return True
+    if path.is_relative_to("/dev/fd"):
+        return True
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder reach the disk, as far as the system can do that."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
+    """Remove what killed calls of `write_whole` left of these files; nothing else in the folder is touched."""
+    for path in folder.iterdir():
+        if is_unfinished(path.name, names):
+            path.unlink()
+
+
+def is_unfinished(name: str, names: Iterable[str]) -> bool:
+    """Is `name` a temporary file of `write_whole` for one of these names?"""
+    return any(re.fullmatch(rf"\.{re.escape(known)}\.\d+\.tmp", name) for known in names)
 
 
 def read_text(path: str | Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +316,62 @@ def test_our_entry_has_a_mask_function() -> None:
     assert hf.NAME in AttentionInterface() and hf.NAME in AttentionMaskInterface()
     expected = torch.ones(7, 7).tril().bool() & mask[:, None, None].bool()
     assert seen[0].dtype == torch.bool and torch.equal(seen[0][1, 0, 2:], expected[1, 0, 2:])
+
+
+# Code and kernels that a folder brings
+
+
+MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_text('x')\n"
+
+
+@pytest.mark.parametrize("part", ["config", "architecture", "no architecture", "tokenizer"])
+def test_code_of_a_folder_is_never_run(part: str, folder: Path) -> None:
+    """Not even where `y` stands on standard input, which transformers would take for consent."""
+    (folder / "foreign.py").write_text(MARKER + "class Foreign: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    words(folder, framed=False)
+    if part == "tokenizer":
+        given = json.loads((folder / "tokenizer_config.json").read_text())
+        given |= {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(given))
+        (folder / "tokenizer.json").rename(folder / "vocab.txt")
+    else:
+        config["auto_map"] = {"AutoConfig": "foreign.Foreign", "AutoModelForCausalLM": "foreign.Foreign"}
+        config["auto_map"]["AutoModel"] = "foreign.Foreign"
+    if part == "architecture":
+        config |= {"architectures": ["Foreign"], "model_type": "foreign"}
+    if part == "no architecture":
+        config |= {"architectures": None, "model_type": "foreign"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code = "import sys; from headwise.cli import main; main()"
+    command = [sys.executable, "-c", code, "heads", str(folder), "--text", "a b c d e a b", "--json"]
+    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, timeout=120, check=False)
+    assert not list(folder.rglob("ran")) and "[y/N]" not in done.stdout + done.stderr
+    if part == "config":  # transformers has this class itself
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 2 and "auto_map), which headwise never runs" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_the_attention_that_a_config_names_is_not_taken(field: str, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: "somebody/kernels"}))
+    model = load_folder(folder)
+    assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("name", ["model.bin", "../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", 7])
+def test_an_index_that_names_other_files_is_refused(name: object, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(hw.HeadwiseError, match="no safetensors file of this folder; it is not opened"):
+        load_folder(folder)
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(hw.HeadwiseError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
+        load_folder(folder)

@@ -278,3 +278,29 @@ def test_a_model_trained_by_a_run_is_the_model_loaded(tmp_path: Path, settings: 
     again, _ = load_model(tmp_path / "run")
     ids = torch.tensor([tokens.encode("da")])
     assert torch.equal(model(ids), again(ids))
+
+
+@pytest.mark.parametrize("content", [[".mine.tmp"], [".run.json.tmp", "notes"], [".config.json.7.tmp"]])
+def test_a_refused_folder_keeps_all_its_files(content: list[str], tmp_path: Path, settings: Any) -> None:
+    """Hidden ones too, whose names look like temporary files."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in content:
+        (folder / name).write_text("mine")
+    with pytest.raises(HeadwiseError, match="is not empty and holds no run"):
+        begin(folder, settings())
+    assert sorted(path.name for path in folder.iterdir()) == sorted(content)
+
+
+def test_a_run_that_is_refused_keeps_all_its_files_and_one_that_goes_on_loses_ours(
+    tmp_path: Path, settings: Any
+) -> None:
+    folder = tmp_path / "run"
+    begin(folder, settings())
+    for name in (".mine.tmp", ".model.safetensors.7.tmp"):
+        (folder / name).write_text("x")
+    with pytest.raises(HeadwiseError, match="holds a run already"):
+        finish(folder, settings())
+    assert {".mine.tmp", ".model.safetensors.7.tmp"} <= {path.name for path in folder.iterdir()}
+    run_training(folder, settings(), quiet, resume=True)
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".mine.tmp"]

@@ -148,3 +148,12 @@ def test_links_and_files_are_refused(source: Path, tmp_path: Path) -> None:
         with pytest.raises(HeadwiseError, match=said_), Workplace(source, tmp_path / name, force=True):
             pass
     assert names(tmp_path) == ["file", "link", "source"]
+
+
+def test_hidden_files_of_others_are_in_the_way_and_stay(source: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / ".mine.tmp").write_text("mine")
+    with pytest.raises(HeadwiseError, match="is in the way"), Workplace(source, tmp_path / "out", force=True):
+        pass
+    assert names(partial) == [".mine.tmp"]

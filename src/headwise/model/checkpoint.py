@@ -21,6 +21,7 @@ from headwise.model.forms import from_hf, hf_config, to_hf
 from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.tokens import Tokens
 
+MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 

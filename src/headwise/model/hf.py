@@ -17,13 +17,15 @@ from weakref import WeakKeyDictionary
 
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.model.tokens import BOUNDARY
 
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 NAME = "headwise"  # of our entry in the two interfaces
 
 # query (B,H,T,D), key (B,G,S,D), value (B,G,S,E), mask and keywords as transformers gives them -> (B,H,T,E)
@@ -43,13 +45,20 @@ def load_folder(folder: Path) -> PreTrainedModel:
             )
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
     kind = _architecture(folder, config)
+    _check_shards(folder)
     with _quiet():
         try:
             model, found = kind.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, output_loading_info=True
+                folder,
+                config=_own_choices(_config_class(kind, folder).from_pretrained(folder, **LOCAL)),
+                use_safetensors=True,
+                output_loading_info=True,
+                **LOCAL,
             )
         except Exception as error:  # the library lets through whatever its parts raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if _brings_code(folder / "config.json"):
+                first = f"transformers has no class for it{FOREIGN_CODE}"
             raise HeadwiseError(f"{folder} does not load as {kind.__name__}: {first}") from None
     if found["missing_keys"]:  # transformers would draw them at random
         raise HeadwiseError(
@@ -57,6 +66,45 @@ def load_folder(folder: Path) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _config_class(kind: Any, folder: Path) -> Any:
+    """The class of the config; `AutoConfig` where `config.json` names no architecture."""
+    return AutoConfig if kind is AutoModel else kind.config_class
+
+
+def _own_choices(config: Any) -> Any:
+    """A config without what could lead to foreign code: its own kernels of attention, and code of the folder."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if part is not None:
+            part._attn_implementation = None
+            if hasattr(part, "auto_map"):
+                del part.auto_map
+    return config
+
+
+def _brings_code(path: Path) -> bool:
+    """Does this file of a model folder name code that lies beside it?"""
+    try:
+        return "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _check_shards(folder: Path) -> None:
+    """The index of a sharded model names safetensors files of this folder, and those are there."""
+    path = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists() or not path.exists():
+        return
+    try:
+        names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
+    for name in sorted(names, key=str):
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise HeadwiseError(f"{path} names {name!r}, which is no safetensors file of this folder; it is not opened")
+        if not (folder / name).is_file():
+            raise HeadwiseError(f"{path} names {name}, which is not there; the model is not whole")
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
@@ -69,7 +117,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     if kind is None and isinstance(name, str):
         raise HeadwiseError(
             f"{folder / 'config.json'} names the architecture {name}, which transformers {transformers.__version__} "
-            f"does not have"
+            f"does not have{FOREIGN_CODE if 'auto_map' in config else ''}"
         )
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise HeadwiseError(
@@ -107,9 +155,11 @@ class FolderTokens:
     def __init__(self, folder: Path) -> None:
         with _quiet():
             try:
-                self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
             except Exception as error:  # the library lets through whatever its parts raise
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if _brings_code(folder / "tokenizer_config.json"):
+                    first = f"transformers has no class for it{FOREIGN_CODE}"
                 raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
         boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other
         self.frame = ([boundary], []) if boundary is not None else self._find_frame()

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
-from headwise.model.checkpoint import load_model, save_model
+from headwise.files import is_unfinished, remove_unfinished, write_whole
+from headwise.model.checkpoint import MODEL_FILES, load_model, save_model
 from headwise.model.data import Corpus, Documents, text_corpus, verb_corpus
 from headwise.model.forms import hf_form
 from headwise.model.generate import generate
@@ -28,10 +28,11 @@ from headwise.model.gpt import GPT, GPTConfig
 from headwise.model.ngram import NGramModel
 from headwise.model.presets import Preset, Recipe, check_seed, find_preset
 from headwise.model.tokens import Tokens
-from headwise.model.train import STATE, Progress, train
+from headwise.model.train import METRICS, STATE, Progress, train
 from headwise.records import CurvePoint, RunSummary
 
 RUN = "run.json"
+FILES = (RUN, *MODEL_FILES, METRICS, STATE, "report.html")
 SAMPLES = 5
 SAMPLE_TOKENS = 60
 
@@ -178,13 +179,12 @@ def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> No
     """Make the folder ours, or make sure that it is."""
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(f"--out {folder} is a file; pass a folder")
-    for half in folder.glob(".*.tmp"):  # a killed write left it
-        half.unlink()
     run = read_run(folder) if folder.exists() else None
     if run is None:
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and not all(is_unfinished(path.name, (RUN,)) for path in folder.iterdir()):
             raise HeadwiseError(f"--out {folder} is not empty and holds no run; pass another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder, (RUN,))
         write_run(folder, settings, corpus.data.digest, "training", None)
         return
     if not resume:
@@ -198,6 +198,7 @@ def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> No
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another --out"
         )
+    remove_unfinished(folder, FILES)
 
 
 def _result(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import is_unfinished, sync_folder, write_whole
 from headwise.reshape.lineage import RECORD
 
 if sys.platform != "win32":
@@ -96,7 +96,7 @@ class Workplace:
         if not self.path.exists() and not self.path.is_symlink():
             return
         names = [x.name for x in self.path.iterdir()] if self.path.is_dir() and not self.path.is_symlink() else [""]
-        if any(name not in OURS and not name.endswith(".tmp") for name in names):
+        if not all(name in OURS or is_unfinished(name, OURS) for name in names):
             raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
 
     def _lock(self) -> None:
@@ -146,6 +146,7 @@ class Workplace:
         if self.out.exists():
             self.out.rename(aside)
         self.fresh.rename(self.out)
+        sync_folder(self.out.parent)
         self.done = True
 
     def _bring_back(self) -> None:
