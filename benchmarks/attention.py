@@ -55,7 +55,7 @@ def sides(tokens: int, width: int, heads: int, dtype: torch.dtype) -> dict[str, 
     else:
         attention = Attention(width, heads=heads, dim_head=width // heads, causal=True, flash=True).to(dtype)
         found["x-transformers"] = attention
-    from headwise.study.courses.stacked import MultiHeadAttn
+    from headwise.lab.courses.stacked import MultiHeadAttn
 
     found["course C's class"] = MultiHeadAttn(width, width, tokens, 0.0, heads).to(dtype)
     return found

@@ -11,8 +11,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from headwise.lab.ladder import run_ladder
 from headwise.records import Ladder
-from headwise.study.ladder import run_ladder
 
 SIZES = (
     {"batch": 1, "tokens": 256, "width": 64, "heads": 4},

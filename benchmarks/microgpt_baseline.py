@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from headwise.study.microgpt import Draw
-from headwise.study.microgpt.draw import (
+from headwise.lab.microgpt import Draw
+from headwise.lab.microgpt.draw import (
     ADAM_EPS,
     BETA1,
     BETA2,
@@ -195,7 +195,7 @@ def one_round() -> dict[str, float]:
 def trainer(side: str) -> Callable[[Draw, int], Any]:
     if side == "baseline":
         return baseline
-    run_rung = importlib.import_module(f"headwise.study.microgpt.{side}").run
+    run_rung = importlib.import_module(f"headwise.lab.microgpt.{side}").run
     return lambda draw, steps: run_rung(draw, steps, 0, None)
 
 

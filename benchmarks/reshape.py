@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.gpt.checkpoint import load_model, save_model
+from headwise.gpt.data import Corpus, text_corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe
+from headwise.gpt.train import evaluate, train
 from headwise.heads.effect import importance
-from headwise.model.checkpoint import load_model, save_model
-from headwise.model.data import Corpus, text_corpus
-from headwise.model.folder import open_folder
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import Recipe
-from headwise.model.train import evaluate, train
+from headwise.models.open import open_folder
 from headwise.reshape.damage import cache_bytes, decode_speeds
 from headwise.reshape.heal import heal
 from headwise.reshape.moments import moments

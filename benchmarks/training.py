@@ -57,8 +57,8 @@ def _table(medians: dict[str, dict[str, float]], ratios: list[float]) -> str:
 
 def one(side: str, seed: int) -> dict[str, float]:
     """Train one side; the time includes building the model and its own evaluations, not reading the text."""
-    from headwise.model.run import Settings
-    from headwise.model.train import evaluate, train
+    from headwise.gpt.run import Settings
+    from headwise.gpt.train import evaluate, train
 
     corpus, config, recipe = Settings(preset=side, text=str(TEXT), seed=seed).resolve()
     with tempfile.TemporaryDirectory() as folder:

@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
+from headwise.gpt import verbs
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT
+from headwise.gpt.run import Settings
+from headwise.gpt.train import evaluate, train
 from headwise.heads.maps import head_maps
-from headwise.heads.sites import attention_layers
-from headwise.model import verbs
-from headwise.model.data import Corpus
-from headwise.model.gpt import GPT
-from headwise.model.run import Settings
-from headwise.model.train import evaluate, train
+from headwise.models.sites import attention_layers
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS = (0, 1, 2)

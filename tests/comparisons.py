@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwise.intervals import interval_of
-from headwise.study.compare.results import ArmResult, Comparison, Ledger, Metric, Score, Table
-from headwise.study.compare.roles import ROLES, ROLES_OF_HEADS
-from headwise.study.compare.verdict import sentence
+from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, Table
+from headwise.lab.compare.roles import ROLES, ROLES_OF_HEADS
+from headwise.lab.compare.verdict import sentence
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 ACCURACY = Metric("accuracy", "share of exact answers", "")

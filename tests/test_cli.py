@@ -28,8 +28,8 @@ from invoking import Invoke, Outcome
 from safetensors.torch import load_file, save_file
 
 from headwise import cli
-from headwise.model.gpt import GPT
-from headwise.model.presets import PRESETS
+from headwise.gpt.gpt import GPT
+from headwise.gpt.presets import PRESETS
 
 COMMANDS = ("train", "generate", "heads")
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
@@ -459,8 +459,8 @@ DIFFERENT: dict[str, tuple[str, ...]] = {
 @pytest.fixture
 def half(text: Path, tmp_path: Path) -> Path:
     """A run that was stopped after its first step."""
-    from headwise.model import run as room
-    from headwise.model import train
+    from headwise.gpt import run as room
+    from headwise.gpt import train
 
     settings = room.Settings("nanogpt", str(text), steps=3, shape=SHAPE)
 

@@ -17,9 +17,9 @@ import pytest
 from comparisons import all_comparisons
 from invoking import Invoke, Outcome
 
-from headwise.study.compare import claims, units
-from headwise.study.compare.arithmetic import split_heads
-from headwise.study.compare.experiment import Arm, Experiment, Scored
+from headwise.lab.compare import claims, units
+from headwise.lab.compare.arithmetic import split_heads
+from headwise.lab.compare.experiment import Arm, Experiment, Scored
 
 FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 from invoking import Invoke, Outcome
 
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
 from headwise.heads import survey
-from headwise.model.checkpoint import save_model
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.tokens import Tokens
 
 LETTERS = "abcdefgh ,.\n"
 CONTEXT = 29

@@ -20,12 +20,12 @@ from invoking import Invoke, Outcome
 
 from headwise import KVCache
 from headwise.cost import cache_bytes_per_token
-from headwise.model.checkpoint import load_model, read_metadata
-from headwise.model.folder import open_folder
-from headwise.model.forms import hf_config
-from headwise.model.run import Settings, run_training
+from headwise.gpt.checkpoint import load_model, read_metadata
+from headwise.gpt.forms import hf_config
+from headwise.gpt.run import Settings, run_training
+from headwise.models.open import open_folder
+from headwise.models.weights import read_layers
 from headwise.reshape import export
-from headwise.reshape.weights import read_layers
 
 SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
 

@@ -13,7 +13,7 @@ import pytest
 
 import headwise
 
-ROOMS = ("base", "rungs", "model", "heads", "reshape", "study", "view", "cli")
+ROOMS = ("base", "rungs", "layer", "gpt", "models", "heads", "reshape", "lab", "view", "cli")
 BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "intervals", "records", "cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
 ONE_DOOR = ("transformers", "safetensors", "tokenizers")
@@ -104,7 +104,7 @@ def test_the_package_keeps_its_rooms_in_order() -> None:
 
 
 SOUND = {
-    "headwise": "from headwise.model.layer import X",
+    "headwise": "from headwise.layer.layer import X",
     "headwise.errors": "",
     "headwise.masks": "from headwise.errors import HeadwiseError",
     "headwise.rungs": "from headwise.masks import Mask\nimport_module('headwise.rungs.plain')",
@@ -112,16 +112,17 @@ SOUND = {
     "headwise.rungs.plain": "from headwise.rungs.autograd import Value\nfrom headwise.rungs import autograd",
     "headwise.rungs.array": "import numpy",
     "headwise.rungs.tensor": "import torch",
-    "headwise.model": "",
-    "headwise.model.gpt": "import torch\nfrom headwise.rungs import attend\nfrom headwise.model import checkpoint",
-    "headwise.model.checkpoint": "import safetensors.torch",
+    "headwise.layer.layer": "from headwise.rungs import attend",
+    "headwise.gpt": "",
+    "headwise.gpt.gpt": "import torch\nfrom headwise.layer.layer import X\nfrom headwise.gpt import checkpoint",
+    "headwise.gpt.checkpoint": "import safetensors.torch",
     "headwise.view": "",
     "headwise.view.report": "from headwise.records import Trace\nfrom headwise import __version__",
     "headwise.records": "",
     "headwise.cli": "from headwise.view import report",
     "headwise.__main__": "from headwise.cli import main",
 }
-PACKAGES = {"headwise", "headwise.rungs", "headwise.model", "headwise.view"}
+PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
 
 
 def test_the_rule_lets_a_sound_house_stand() -> None:
@@ -134,20 +135,21 @@ def test_the_rule_lets_a_sound_house_stand() -> None:
         ("headwise.masks", "from headwise.rungs import attend", "to the right of base"),
         ("headwise.masks", "from headwise.rungs.plain import attend", "to the right of base"),
         ("headwise.masks", "from . import rungs", "to the right of base"),
-        ("headwise.masks", "def f():\n    import headwise.model.gpt", "to the right of base"),
+        ("headwise.masks", "def f():\n    import headwise.gpt.gpt", "to the right of base"),
         ("headwise.rungs.plain", "from headwise.rungs.array import trace", "rungs never import one another"),
         ("headwise.rungs.plain", "from headwise.rungs import array", "rungs never import one another"),
         ("headwise.rungs.array", "from .tensor import trace", "rungs never import one another"),
         ("headwise.rungs.tensor", "from . import plain", "rungs never import one another"),
-        ("headwise.rungs", "from .. import model", "to the right of rungs"),
+        ("headwise.rungs", "from .. import gpt", "to the right of rungs"),
         ("headwise.rungs", "import importlib\nimportlib.import_module('headwise.view')", "to the right of rungs"),
-        ("headwise.model.gpt", "if TYPE_CHECKING:\n    from headwise.view.report import x", "to the right of model"),
-        ("headwise.model.gpt", "from headwise import attend", "headwise, which is in no room"),
-        ("headwise.model.gpt", "import headwise as hw", "headwise, which is in no room"),
+        ("headwise.gpt.gpt", "if TYPE_CHECKING:\n    from headwise.view.report import x", "to the right of gpt"),
+        ("headwise.layer.layer", "from headwise.gpt.gpt import GPT", "to the right of layer"),
+        ("headwise.gpt.gpt", "from headwise import attend", "headwise, which is in no room"),
+        ("headwise.gpt.gpt", "import headwise as hw", "headwise, which is in no room"),
         ("headwise.view.report", "import torch", "imports torch"),
         ("headwise.view.report", "from torch.nn import functional", "imports torch"),
         ("headwise.view.report", "from headwise.cli import main", "imports the command line"),
-        ("headwise.model.gpt", "from safetensors import safe_open", "safetensors is imported in 2 modules"),
+        ("headwise.gpt.gpt", "from safetensors import safe_open", "safetensors is imported in 2 modules"),
         ("headwise.attic", "", "headwise.attic is in no room"),
     ],
 )
@@ -159,10 +161,10 @@ def test_the_rule_objects(module: str, source: str, said: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_DOOR)
 def test_one_door(name: str) -> None:
-    one = {**SOUND, "headwise.model.checkpoint": "", "headwise.model.gpt": f"import {name}"}
+    one = {**SOUND, "headwise.gpt.checkpoint": "", "headwise.gpt.gpt": f"import {name}"}
     assert violations(one, PACKAGES) == []
     two = {**one, "headwise.rungs.tensor": f"def f():\n    from {name}.models import x"}
-    assert violations(two, PACKAGES) == [f"{name} is imported in 2 modules: headwise.model.gpt, headwise.rungs.tensor"]
+    assert violations(two, PACKAGES) == [f"{name} is imported in 2 modules: headwise.gpt.gpt, headwise.rungs.tensor"]
 
 
 def loaded_after(code: str) -> set[str]:

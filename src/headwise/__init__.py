@@ -23,9 +23,9 @@ from headwise.spec import AttentionSpec
 if TYPE_CHECKING:
     from headwise.heads.effect import ablate
     from headwise.heads.watch import watch
-    from headwise.model.explain import explain
-    from headwise.model.importers import import_attention
-    from headwise.model.layer import MultiHeadAttention
+    from headwise.layer.explain import explain
+    from headwise.layer.importing.importers import import_attention
+    from headwise.layer.layer import MultiHeadAttention
     from headwise.rungs.cache import KVCache
 
 __version__ = "0.1.0"
@@ -56,10 +56,10 @@ __all__ = [
 
 _NEEDS_TORCH = {
     "KVCache": "headwise.rungs.cache",
-    "MultiHeadAttention": "headwise.model.layer",
+    "MultiHeadAttention": "headwise.layer.layer",
     "ablate": "headwise.heads.effect",
-    "explain": "headwise.model.explain",
-    "import_attention": "headwise.model.importers",
+    "explain": "headwise.layer.explain",
+    "import_attention": "headwise.layer.importing.importers",
     "watch": "headwise.heads.watch",
 }
 

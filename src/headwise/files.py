@@ -38,7 +38,7 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     # Closed to others until it has the permissions of the file that it replaces; a new file gets those of any new file.
     created = 0o666 if permissions is None else 0o600
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
             if permissions is not None:
                 temporary.chmod(permissions)
             file.write(content)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headwise.intervals import Interval
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from headwise.spec import Options
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,19 @@ class Trace:
     weights: Any  # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
     lse: Any  # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
     out: Any  # (B,H,T,E)  weights (after dropout) times V, times the gate
+
+
+class Call(NamedTuple):
+    """What the attention inside a layer was given and gave, on the tensor rung; handed to watchers."""
+
+    layer: nn.Module  # a MultiHeadAttention; for a watched model of another library, its own attention module
+    q: Tensor  # (B,H,T,D), normed and turned
+    k: Tensor  # (B,G,S,D), with what a cache held
+    v: Tensor  # (B,G,S,E)
+    options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
+    out: Tensor  # (B,H,T,E), before the heads are joined
+    cross: bool = False  # do keys and values come from another sequence than the queries?
+    past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,15 @@ class HeadSurvey:
     passage: int  # n
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """An earlier model that a reshaped one comes from."""
+
+    folder: str  # where it was at that time, seen from the folder that the reshaped model was written to
+    digest: str  # SHA-256 of its weights, by which it is known wherever it is now
+    heads: tuple[tuple[int, ...], ...]  # for each layer the number there of each head of the reshaped model
 
 
 @dataclass(frozen=True)

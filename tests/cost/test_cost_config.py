@@ -18,7 +18,7 @@ from headwise.cost.encoders import SIGLIP
 from headwise.cost.families import FAMILIES
 from headwise.cost.fields import Family
 from headwise.errors import HeadwiseError
-from headwise.model.gpt import GPTConfig
+from headwise.gpt.gpt import GPTConfig
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}

@@ -14,9 +14,9 @@ from headwise.cost import price, price_config, read_shape
 from headwise.cost.formulas import cache_values, experts_read, longest_context, score_pairs
 from headwise.cost.shape import Attention, FeedForward
 from headwise.cost.units import read_bytes
-from headwise.model.forms import hf_config
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import PRESETS
+from headwise.gpt.forms import hf_config
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 
 ATTENTION = Attention(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
 

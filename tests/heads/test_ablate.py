@@ -14,9 +14,9 @@ from families import DECODERS, FAMILIES, answer, inputs_of, model_of, padding_ma
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads.sites import sites_of
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import PRESETS
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
+from headwise.models.sites import sites_of
 
 V, T = 11, 13
 HEADS = {

@@ -15,11 +15,11 @@ from families import IDS, build, model_of
 from torch import Tensor
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 from headwise.heads import effect
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.intervals import interval_of
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import PRESETS
 
 V, T = 17, 13
 BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length

@@ -31,9 +31,8 @@ from families import (
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads import sites
 from headwise.heads.watch import listening
-from headwise.model import hf
+from headwise.models import hf, sites
 
 OFFSETS = (2, 5)
 SIZES = (3, 1, 11, 1, 13)

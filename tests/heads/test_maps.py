@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 from headwise.heads.maps import LONGEST, head_maps
-from headwise.heads.sites import attention_layers, observe
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.presets import PRESETS
+from headwise.models.sites import attention_layers, observe
 
 IDS = [3, 1, 4, 1, 5, 9, 2]
 TOKENS = [str(i) for i in IDS]

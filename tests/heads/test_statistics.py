@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.heads import statistics
 from headwise.heads.statistics import Document, Measured, measure, output_factors, top_keys, uniform
-from headwise.model.layer import Call
+from headwise.records import Call
 from headwise.spec import Options
 
 N = Sizes(B=2, H=6, G=3, T=7, S=11, D=5, E=3)

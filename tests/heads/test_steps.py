@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 from headwise.heads.maps import head_maps
-from headwise.heads.sites import attention_layers
 from headwise.heads.steps import EXAMPLE_NAMES, example_model, head_steps
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.layer import MultiHeadAttention
-from headwise.model.presets import PRESETS
+from headwise.layer.layer import MultiHeadAttention
+from headwise.models.sites import attention_layers
 
 IDS = [3, 1, 4, 1, 5, 9, 2]
 TOKENS = [str(i) for i in IDS]

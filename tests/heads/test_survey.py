@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads import effect
 from headwise.heads.copying import copying
-from headwise.heads.sites import sites_of
 from headwise.heads.survey import EFFECTS, STATISTICS, Text, fresh_model, survey
 from headwise.intervals import interval_of
-from headwise.model.gpt import GPT, GPTConfig
+from headwise.models.sites import sites_of
 from headwise.records import HeadSurvey
 
 V, CONTEXT = 37, 41

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
 from headwise.heads.texts import read_documents, read_ids
-from headwise.model.folder import Folder
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.tokens import Tokens
+from headwise.models.open import Folder
 
 CONTEXT = 13
 

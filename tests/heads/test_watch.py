@@ -17,10 +17,10 @@ from dense import assert_rows, block_means, row_statistics
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 from headwise.heads.watch import Seen
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.layer import Call
-from headwise.model.presets import PRESETS
+from headwise.records import Call
 from headwise.rungs.tensor import trace
 
 B, T, S, V = 2, 13, 7, 5

@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from headwise.model.gpt import GPT, GPTConfig
+from headwise.gpt.gpt import GPT, GPTConfig
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {

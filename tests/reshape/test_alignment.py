@@ -10,11 +10,11 @@ import transformers as tf
 from reshape_models import BUILD, ROTARY, build, texts
 from torch import Tensor, nn
 
+from headwise.models.ask import answers
+from headwise.models.weights import AttentionWeights, read_layers, with_layers
 from headwise.reshape.align import fold, key_maps, key_rule, orthogonal_maps, turns
 from headwise.reshape.moments import activations, moments
-from headwise.reshape.passes import answers
 from headwise.reshape.pool import aligned
-from headwise.reshape.weights import AttentionWeights, read_layers, with_layers
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

@@ -8,13 +8,13 @@ import transformers as tf
 from reshape_models import BERT, BUILD, build, texts
 
 from headwise import KVCache
+from headwise.gpt.gpt import GPT
 from headwise.heads.maps import head_maps
-from headwise.model.gpt import GPT
+from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.damage import cache_bytes, decode_speeds, entropies, measure
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune
 from headwise.reshape.share import share
-from headwise.reshape.weights import head_counts, read_layers
 
 SAME = [[(h, h) for h in range(6)]] * 2
 

@@ -11,8 +11,9 @@ from reshape_models import ROTARY
 from torch import nn
 
 from headwise import HeadwiseError
-from headwise.model.folder import Folder
-from headwise.model.hf import load_folder
+from headwise.models.hf import load_folder
+from headwise.models.open import Folder
+from headwise.models.weights import cast, read_layers
 from headwise.reshape.distance import compared
 from headwise.reshape.export import verify
 from headwise.reshape.job import Changed, Listener, _heal
@@ -20,7 +21,6 @@ from headwise.reshape.prune import prune
 from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.share import share
 from headwise.reshape.text import Calibration
-from headwise.reshape.weights import cast, read_layers
 
 HALF = [torch.bfloat16, torch.float16]
 LONG = {**ROTARY, "max_position_embeddings": 512}

@@ -18,12 +18,12 @@ from reshape_models import build
 from torch import Tensor, nn
 
 from headwise import HeadwiseError
-from headwise.model.checkpoint import read_metadata
-from headwise.model.train import Stopped
+from headwise.gpt.checkpoint import read_metadata
+from headwise.gpt.train import Stopped
+from headwise.models.ask import answers
 from headwise.reshape.distance import compared, divergence, relative_error
 from headwise.reshape.heal import STATE, Healing, heal
 from headwise.reshape.moments import moments
-from headwise.reshape.passes import answers
 from headwise.reshape.prune import prune, zero
 from headwise.reshape.recipe import HealRecipe, schedule
 from headwise.reshape.refit import refit

@@ -16,12 +16,13 @@ from surveys import survey_of
 from torch import Tensor, nn
 
 from headwise import HeadwiseError
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
+from headwise.gpt.train import Stopped
 from headwise.heads.effect import ablation
-from headwise.model.folder import Folder
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.tokens import Tokens
-from headwise.model.train import Stopped
-from headwise.reshape import changes, job, lineage
+from headwise.models import lineage
+from headwise.models.open import Folder
+from headwise.reshape import changes, job
 from headwise.reshape.changes import head_scores, pruning, sharing
 from headwise.reshape.job import Job, Listener, run_job
 from headwise.reshape.recipe import HealRecipe

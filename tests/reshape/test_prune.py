@@ -11,12 +11,12 @@ from torch import nn
 
 import headwise as hw
 from headwise import HeadwiseError
+from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.effect import ablate
-from headwise.model.gpt import GPT, GPTConfig
+from headwise.models.ask import answers
+from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.passes import answers
 from headwise.reshape.prune import Gone, cache_note, named_heads, prune, weakest, zero
-from headwise.reshape.weights import head_counts, read_layers
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))

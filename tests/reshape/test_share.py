@@ -12,14 +12,14 @@ from reshape_models import BUILD, SHAREABLE, build, texts
 from torch import Tensor, nn
 
 from headwise import HeadwiseError
+from headwise.models.ask import answers
+from headwise.models.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
 from headwise.reshape import group
 from headwise.reshape.align import fold, key_rule
 from headwise.reshape.group import adjacent, cheapest, pooling_error
 from headwise.reshape.moments import moments
-from headwise.reshape.passes import answers
 from headwise.reshape.pool import ALIGNING, POOLS
 from headwise.reshape.share import share
-from headwise.reshape.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
 
 
 @torch.no_grad()

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from headwise import HeadwiseError
-from headwise.model import verbs
-from headwise.model.data import Stream, verb_corpus
-from headwise.model.folder import Folder, open_folder
-from headwise.model.run import Settings, run_training
-from headwise.model.tokens import Tokens
+from headwise.gpt import verbs
+from headwise.gpt.data import Stream, verb_corpus
+from headwise.gpt.run import Settings, run_training
+from headwise.gpt.tokens import Tokens
+from headwise.models.open import Folder, open_folder
 from headwise.reshape.text import AT_ONCE, batches, read_calibration, spread
 
 TEXT = "".join(f"line {n} of many\n" for n in range(60))

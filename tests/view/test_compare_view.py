@@ -17,7 +17,7 @@ from rich.console import Console
 
 from headwise.errors import HeadwiseError
 from headwise.intervals import interval_of
-from headwise.study.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
+from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
 from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
 from headwise.view.compare_page import page_html, write_page
 from headwise.view.compare_plot import check_plotting, write_png

@@ -18,8 +18,8 @@ from surveys import HOSTILE as HOSTILE_TOKENS
 from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 
 from headwise.errors import HeadwiseError
+from headwise.models.lineage import renamed
 from headwise.records import CurvePoint, HeadMap, HeadMaps, HeadSurvey, RunSummary
-from headwise.reshape.lineage import renamed
 from headwise.view.report import report_html, round_steps, write_report
 from headwise.view.survey_data import shares_of
 from headwise.view.survey_words import KINDS

@@ -23,10 +23,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import example_model, head_steps
-from headwise.model.gpt import GPT, GPTConfig
-from headwise.model.layer import MultiHeadAttention
-from headwise.model.presets import PRESETS
+from headwise.layer.layer import MultiHeadAttention
 from headwise.records import HeadSteps
 from headwise.view.phrases import WORDS
 from headwise.view.step_tables import MOST_KEYS, decimals_for

@@ -12,8 +12,8 @@ from surveys import broken_survey, survey_of
 
 from headwise.errors import HeadwiseError
 from headwise.intervals import Interval
+from headwise.models.lineage import renamed
 from headwise.records import HeadSurvey
-from headwise.reshape.lineage import renamed
 from headwise.view.survey_table import check_order, print_survey
 
 

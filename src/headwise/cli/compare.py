@@ -17,8 +17,8 @@ from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from headwise.study.compare.experiment import Report
-    from headwise.study.compare.results import Comparison, Ledger
+    from headwise.lab.compare.experiment import Report
+    from headwise.lab.compare.results import Comparison, Ledger
 
 FOLDER = Path("runs") / "compare"
 PAGE = Path("docs") / "claims.md"
@@ -52,7 +52,7 @@ def compare(
     Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
     """
     with needs_torch():
-        from headwise.study.compare.registry import CLAIMS, find_experiment
+        from headwise.lab.compare.registry import CLAIMS, find_experiment
 
     is_ledger = experiment == CLAIMS
     chosen = None if is_ledger else find_experiment(experiment)
@@ -66,11 +66,11 @@ def compare(
     found: Comparison | Ledger
     with _progress(folder) as report:
         if chosen is None:
-            from headwise.study.compare.claims import run_claims
+            from headwise.lab.compare.claims import run_claims
 
             found = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
-            from headwise.study.compare.run import compare as run
+            from headwise.lab.compare.run import compare as run
 
             found = run(chosen, folder, seeds, steps, text, count, report)
     _write_files(found, png, html, page)
@@ -102,7 +102,7 @@ def _check_files(**paths: Path | None) -> None:
 
 
 def _write_files(found: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None) -> None:
-    from headwise.study.compare.results import Ledger
+    from headwise.lab.compare.results import Ledger
 
     if html is not None:
         from headwise.view.compare_page import write_page
@@ -119,7 +119,7 @@ def _write_files(found: Comparison | Ledger, png: Path | None, html: Path | None
 
 
 def _print(found: Comparison | Ledger, *paths: Path | None) -> None:
-    from headwise.study.compare.results import Ledger
+    from headwise.lab.compare.results import Ledger
     from headwise.view.compare import print_comparison, print_ledger
 
     if isinstance(found, Ledger):

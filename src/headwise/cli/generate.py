@@ -26,8 +26,8 @@ def generate(
 ) -> None:
     """Continue a text with a trained model."""
     with needs_torch():
-        from headwise.model.generate import generate as continue_text
-        from headwise.model.run import load_run
+        from headwise.gpt.generate import generate as continue_text
+        from headwise.gpt.run import load_run
     model, tokenizer = load_run(run)
     ids = tokenizer.prompt(prompt) or tokenizer.opening()
     written = tokenizer.decode(ids)

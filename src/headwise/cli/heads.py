@@ -17,7 +17,7 @@ from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from headwise.heads.survey import Text
-    from headwise.model.folder import Folder
+    from headwise.models.open import Folder
     from headwise.records import HeadMaps, HeadSurvey
 
 HELD_OUT = 4096  # tokens of what a run held out, where no text is given
@@ -122,7 +122,7 @@ def heads(
 
 def _compared(model: Path, against: Path, choices: _Choices) -> HeadSurvey:
     """The survey of the other model; where one was made from the other, heads have the names of their counterparts."""
-    from headwise.reshape.lineage import counterparts, renamed
+    from headwise.models.lineage import counterparts, renamed
 
     other, pairs = look(against, choices, on=model)[0], counterparts(model, against)
     return other if pairs is None else renamed(other, pairs)
@@ -136,7 +136,7 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
     with needs_torch():
         from headwise.heads.maps import LONGEST, head_maps
         from headwise.heads.survey import survey
-        from headwise.model.folder import open_folder
+        from headwise.models.open import open_folder
     folder = open_folder(model)
     text = _text(folder, choices, on or model)
     size = sum(parameter.numel() for parameter in folder.model.parameters())
@@ -154,7 +154,7 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
             progress=progress,
         )
     if not choices.text and choices.ids is None and found.loss is not None and _on_verbs(on or model):
-        from headwise.model.verbs import WHOLE_LINES
+        from headwise.gpt.verbs import WHOLE_LINES
 
         found = replace(found, notes=(*found.notes, WHOLE_LINES))
     first = text.documents[0]
@@ -167,10 +167,10 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
 
 
 def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
+    from headwise.gpt.run import held_out_documents
     from headwise.heads.survey import Text
     from headwise.heads.texts import read_documents, read_ids
-    from headwise.model.run import held_out_documents
-    from headwise.reshape.lineage import run_of
+    from headwise.models.lineage import run_of
 
     if choices.ids is not None:
         return read_ids(folder, choices.ids, choices.documents)
@@ -190,8 +190,8 @@ def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
 
 def _on_verbs(run: Path) -> bool:
     """Was the model, or the run it comes from, trained on the built-in corpus?"""
-    from headwise.model.run import read_run
-    from headwise.reshape.lineage import run_of
+    from headwise.gpt.run import read_run
+    from headwise.models.lineage import run_of
 
     own = run_of(run)
     found = None if own is None else read_run(own)
@@ -227,7 +227,7 @@ def _check_target(option: str, path: Path | None) -> None:
 def _write_report(
     model: Path, path: Path, survey: HeadSurvey, maps: HeadMaps | None, against: HeadSurvey | None
 ) -> None:
-    from headwise.model.run import read_summary
+    from headwise.gpt.run import read_summary
     from headwise.view.report import write_report
 
     write_report(path, survey, maps=maps, summary=read_summary(model), against=against)
@@ -237,7 +237,7 @@ def write_report_of(run: Path, example: str) -> Path:
     """The report of a finished run: its heads on what it held out, and the exact maps of an example."""
     with needs_torch():
         from headwise.heads.maps import head_maps
-        from headwise.model.folder import open_folder
+        from headwise.models.open import open_folder
     survey, _ = look(run, _Choices((), None, None, None, None, True, 0))
     folder = open_folder(run)
     assert folder.tokens is not None

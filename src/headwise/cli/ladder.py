@@ -30,7 +30,7 @@ def ladder(
     1 when one does not agree.
     """
     with needs_torch():
-        from headwise.study.ladder import run_ladder
+        from headwise.lab.ladder import run_ladder
         from headwise.view.ladder import print_ladder
     columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(24)
     with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:

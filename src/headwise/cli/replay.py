@@ -21,7 +21,7 @@ def replay_microgpt(
     given: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path | None, as_json: bool
 ) -> None:
     """Train microgpt on the lines of a text and print losses and samples. With --out, keep weights and losses there."""
-    from headwise.study.microgpt import replay
+    from headwise.lab.microgpt import replay
 
     names = _names(given, resume, folder)
     steps = 1000 if given["steps"] is None else given["steps"]

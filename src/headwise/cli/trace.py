@@ -32,8 +32,8 @@ def trace(
     values, what each head adds through the output projection, and the residual.
     """
     with needs_torch():
+        from headwise.gpt.run import load_run
         from headwise.heads.steps import example_model, head_steps
-        from headwise.model.run import load_run
         from headwise.view.steps import print_steps, write_steps
     if not text:
         raise HeadwiseError("the text is empty; pass one with --text")

@@ -16,8 +16,8 @@ from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from headwise.model.run import Result, Settings
-    from headwise.model.train import Progress as TrainingProgress
+    from headwise.gpt.run import Result, Settings
+    from headwise.gpt.train import Progress as TrainingProgress
 
 
 @app.command(
@@ -76,7 +76,7 @@ def train(
         return
     folder, settings = _run_settings(given, out_folder, resume)
     with needs_torch(), _training_progress() as report:
-        from headwise.model.run import run_training
+        from headwise.gpt.run import run_training
 
         result = run_training(folder, settings, report, resume, _say, *([] if samples is None else [samples]))
         report_path = write_report_of(folder, result.example)
@@ -90,7 +90,7 @@ def train(
 def _run_settings(given: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
     """The settings of a new run, or those of the run that is resumed, with which the given ones must agree."""
     with needs_torch():
-        from headwise.model.run import Settings, read_run
+        from headwise.gpt.run import Settings, read_run
     wanted = {name: value for name, value in given.items() if value is not None}
     if folder is None:
         if resume:

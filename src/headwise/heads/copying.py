@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.heads.sites import Site
-from headwise.model.gpt import GPT
+from headwise.gpt.gpt import GPT
+from headwise.models.sites import Site
 
 
 @torch.no_grad()

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.sites import Site, attach, sites_of
+from headwise.gpt.gpt import GPT
 from headwise.heads.statistics import Document
 from headwise.heads.watch import Seen, evaluating, listening, unknown_head
 from headwise.intervals import Interval, interval_of
-from headwise.model.gpt import GPT
-from headwise.model.layer import Call
+from headwise.models.sites import Site, attach, sites_of
+from headwise.records import Call
 
 HOWS = ("zero", "mean")
 LARGEST = 2**26  # logits held at once when several variants of a model run in one batch

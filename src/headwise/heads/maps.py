@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.sites import Site
+from headwise.gpt.gpt import GPT
 from headwise.heads.statistics import Document
 from headwise.heads.watch import evaluating, listening, run
-from headwise.model.gpt import GPT
-from headwise.model.layer import Call
-from headwise.records import HeadMap, HeadMaps
+from headwise.models.sites import Site
+from headwise.records import Call, HeadMap, HeadMaps
 from headwise.rungs.tensor import trace
 
 LONGEST = 400  # tokens; every head keeps a T x T map

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.sites import Site
+from headwise.gpt.gpt import GPT
 from headwise.heads.statistics import Document, row_weights
 from headwise.heads.watch import evaluating, listening, run
 from headwise.intervals import Interval, interval_of
-from headwise.model.gpt import GPT
-from headwise.model.layer import Call
+from headwise.models.sites import Site
+from headwise.records import Call
 
 MARGIN = 0.1  # of accuracy above the best fixed offset, Voita et al. 2019 (arXiv 1905.09418), section 5.2
 RETRIEVAL = 0.1  # of the copied tokens, Wu et al. 2024 (arXiv 2404.15574), section 2

@@ -33,7 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.masks import Allowed, Bias, Both, BroadcastGrid, Mask, Window
-from headwise.model.layer import Call
+from headwise.records import Call
 from headwise.rungs.tensor import as_tensor
 from headwise.spec import Options, resolve_kv_index
 

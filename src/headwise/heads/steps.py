@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.sites import attention_layers, observe
-from headwise.model.data import Documents
-from headwise.model.gpt import GPT, Block, GPTConfig
-from headwise.model.layer import Call, MultiHeadAttention
-from headwise.model.presets import Recipe, find_preset
-from headwise.model.tokens import Tokens
-from headwise.model.train import make_optimizers, one_thread, schedule, update
+from headwise.gpt.data import Documents
+from headwise.gpt.gpt import GPT, Block, GPTConfig
+from headwise.gpt.presets import Recipe, find_preset
+from headwise.gpt.tokens import Tokens
+from headwise.gpt.train import make_optimizers, one_thread, schedule, update
+from headwise.layer.layer import MultiHeadAttention
+from headwise.models.sites import attention_layers, observe
 from headwise.positions import RoPE
-from headwise.records import HeadSteps, KeySteps, VectorStage
+from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
 
 EXAMPLE_STEPS = 200

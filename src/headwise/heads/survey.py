@@ -23,12 +23,11 @@ from headwise.errors import HeadwiseError
 from headwise.heads.copying import copying
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.heads.roles import ROLES, roles_of
-from headwise.heads.sites import Site
 from headwise.heads.statistics import Document, Measured, measure, top_keys, uniform
 from headwise.heads.watch import Factors, evaluating, listening, run
 from headwise.intervals import Interval, interval_of
-from headwise.model.layer import Call
-from headwise.records import HeadProfile, HeadSurvey
+from headwise.models.sites import Site
+from headwise.records import Call, HeadProfile, HeadSurvey
 
 STATISTICS = {
     "entropy": "nats; 0 looks at one key, log n at n keys alike",

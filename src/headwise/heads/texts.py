@@ -9,7 +9,7 @@ from pathlib import Path
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.survey import Text
-from headwise.model.folder import Folder
+from headwise.models.open import Folder
 
 SUFFIXES = (".txt", ".md", ".rst", ".text")  # what is read from a folder
 

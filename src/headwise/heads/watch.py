@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.sites import Site, attach, sites_of
+from headwise.gpt.gpt import GPT
 from headwise.heads.statistics import Document, Measured, measure, output_factors, top_keys
 from headwise.masks import Lengths
-from headwise.model.gpt import GPT
-from headwise.model.layer import Call
+from headwise.models.sites import Site, attach, sites_of
+from headwise.records import Call
 from headwise.rungs.cache import KVCache
 
 Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each

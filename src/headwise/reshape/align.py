@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.reshape.weights import AttentionWeights
+from headwise.models.weights import AttentionWeights
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each
 

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, has_loss, importance
 from headwise.heads.survey import Text, survey
-from headwise.model.folder import Folder
+from headwise.models.open import Folder
+from headwise.models.weights import attentions, head_counts
 from headwise.reshape.group import adjacent
 from headwise.reshape.job import Change, Changed
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import Pruned, cache_note, named_heads, obstacle, prune, weakest
 from headwise.reshape.share import Shared, check_share, needs_text, share
 from headwise.reshape.text import Calibration
-from headwise.reshape.weights import attentions, head_counts
 
 SCORES = ("importance", "ablation", "role")
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cost import cache_bytes_per_token
+from headwise.gpt.forms import hf_config
+from headwise.gpt.gpt import GPT
 from headwise.heads.effect import has_loss
 from headwise.heads.watch import watch
-from headwise.model.forms import hf_config
-from headwise.model.gpt import GPT
+from headwise.models.ask import gives_logits
 from headwise.reshape.distance import compared
-from headwise.reshape.passes import gives_logits
 from headwise.reshape.report import Damage, Pair
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)

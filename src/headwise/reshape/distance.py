@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.heads.effect import has_loss
-from headwise.reshape.passes import answers, gives_logits
+from headwise.models.ask import answers, gives_logits
 
 
 class Comparison(NamedTuple):

@@ -15,13 +15,13 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.model.checkpoint import save_model, write_tensors
-from headwise.model.folder import Folder
-from headwise.model.gpt import GPT
-from headwise.model.tokens import Tokens
-from headwise.reshape.lineage import RECORD
-from headwise.reshape.passes import answers
-from headwise.reshape.weights import cast, stock_form
+from headwise.gpt.checkpoint import save_model, write_tensors
+from headwise.gpt.gpt import GPT
+from headwise.gpt.tokens import Tokens
+from headwise.models.ask import answers
+from headwise.models.lineage import RECORD
+from headwise.models.open import Folder
+from headwise.models.weights import cast, stock_form
 from headwise.reshape.workplace import Workplace
 
 TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well

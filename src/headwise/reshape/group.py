@@ -17,8 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from headwise.models.weights import AttentionWeights
 from headwise.reshape.moments import activations, keys, queries
-from headwise.reshape.weights import AttentionWeights
 
 Groups = tuple[tuple[int, ...], ...]
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.model.state import interrupts, restore_state, save_state
-from headwise.model.train import Stopped, update
+from headwise.gpt.state import interrupts, restore_state, save_state
+from headwise.gpt.train import Stopped, update
+from headwise.models.ask import answers, gives_logits, hidden_states
+from headwise.models.weights import attentions
 from headwise.reshape.distance import compared, divergence, relative_error
-from headwise.reshape.passes import answers, gives_logits, hidden_states
 from headwise.reshape.recipe import HealRecipe, schedule
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.text import batches, spread
-from headwise.reshape.weights import attentions
 from headwise.reshape.workplace import STATE
 
 

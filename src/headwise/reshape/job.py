@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.model.folder import Folder, open_folder
-from headwise.model.presets import check_seed
-from headwise.model.train import Stopped
-from headwise.model.verbs import WHOLE_LINES
+from headwise.gpt.presets import check_seed
+from headwise.gpt.train import Stopped
+from headwise.gpt.verbs import WHOLE_LINES
+from headwise.models.ask import check_class
+from headwise.models.lineage import ancestors, digest
+from headwise.models.open import Folder, open_folder
+from headwise.models.weights import cast, family_of
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healed, heal
-from headwise.reshape.lineage import ancestors, digest
-from headwise.reshape.passes import check_class
 from headwise.reshape.prune import Gone, zero
 from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.report import Damage, HealPoint, Reshaped
 from headwise.reshape.text import Calibration, read_calibration
-from headwise.reshape.weights import cast, family_of
 from headwise.reshape.workplace import Workplace
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.reshape.passes import hooked, run_body
-from headwise.reshape.weights import AttentionWeights, attentions, input_projection
+from headwise.models.ask import hooked, run_body
+from headwise.models.weights import AttentionWeights, attentions, input_projection
 
 
 @torch.no_grad()

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from headwise.models.weights import AttentionWeights, grouped
 from headwise.reshape.align import as_complex, fold, key_maps, key_rule, medoid, orthogonal_maps, write_planes
 from headwise.reshape.group import Pool
 from headwise.reshape.moments import activations, keys, mean_norm, queries
-from headwise.reshape.weights import AttentionWeights, grouped
 
 RANK = 1e-12  # a component this much smaller than the first is rounding
 

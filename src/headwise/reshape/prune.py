@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.reshape.weights import attentions, cannot_carry, family_of, head_counts, read_layers, with_layers
+from headwise.models.weights import attentions, cannot_carry, family_of, head_counts, read_layers, with_layers
 
 Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 

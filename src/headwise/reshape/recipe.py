@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError
-from headwise.model.presets import warm_cosine
+from headwise.gpt.presets import warm_cosine
 
 
 @dataclass(frozen=True, kw_only=True)

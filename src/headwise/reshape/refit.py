@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.reshape.passes import hooked, run_body
-from headwise.reshape.weights import blocks, output_projection, read_layers
+from headwise.models.ask import hooked, run_body
+from headwise.models.weights import blocks, output_projection, read_layers
 
 RIDGE = 1e-3  # of the mean square of a feature
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwise.records import Ancestor
+
 
 @dataclass(frozen=True)
 class HealPoint:
@@ -36,15 +38,6 @@ class Damage:
     parameters: Pair
     tokens_per_second: Pair | None  # of one text being generated; None for a model that generates none
     decode_context: int  # tokens in the cache while that was measured
-
-
-@dataclass(frozen=True)
-class Ancestor:
-    """An earlier model that a reshaped one comes from."""
-
-    folder: str  # where it was at that time, seen from the folder that the reshaped model was written to
-    digest: str  # SHA-256 of its weights, by which it is known wherever it is now
-    heads: tuple[tuple[int, ...], ...]  # for each layer the number there of each head of the reshaped model
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPINGS, Groups, adjacent, best
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
-from headwise.reshape.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
-from headwise.model import verbs
-from headwise.model.data import HELD_OUT_SHARE
-from headwise.model.folder import Folder, TextTokens
-from headwise.model.run import Settings, read_run
-from headwise.reshape.lineage import run_of
+from headwise.gpt import verbs
+from headwise.gpt.data import HELD_OUT_SHARE
+from headwise.gpt.run import Settings, read_run
+from headwise.models.lineage import run_of
+from headwise.models.open import Folder, TextTokens
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 AT_ONCE = 4096  # tokens, at most, of a batch that is only read

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from headwise.model.checkpoint import load_model, read_tensors
-from headwise.reshape.passes import answers
-from headwise.reshape.weights import cast
+from headwise.gpt.checkpoint import load_model, read_tensors
+from headwise.models.ask import answers
+from headwise.models.weights import cast
 
 
 def main(folder: Path, probe: Path, how: str) -> None:
@@ -32,7 +32,7 @@ def _load(folder: Path, how: str) -> tuple[nn.Module, str]:
     if how == "own":
         return load_model(folder)[0], "headwise"
     try:
-        from headwise.model.hf import load_folder
+        from headwise.models.hf import load_folder
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise

@@ -16,7 +16,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import is_unfinished, sync_folder, write_whole
-from headwise.reshape.lineage import RECORD
+from headwise.models.lineage import RECORD
 
 if sys.platform != "win32":
     import fcntl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwise.files import write_whole
-from headwise.study.compare.results import Comparison, Ledger, Table
+from headwise.lab.compare.results import Comparison, Ledger, Table
 from headwise.view.compare import metric_table, setting, shown, spent
 
 INTRODUCTION = """\

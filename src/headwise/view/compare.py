@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.study.compare.results import Cell, Comparison, Ledger, Metric, Table
+from headwise.lab.compare.results import Cell, Comparison, Ledger, Metric, Table
 
 MISSING = "-"
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from headwise.files import write_whole
-from headwise.study.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
+from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
 from headwise.view.compare import metric_table, setting, shown, spent
 from headwise.view.compare_svg import difference_plot, escaped, value_plot
 

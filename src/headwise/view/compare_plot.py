@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.study.compare.results import Comparison
+from headwise.lab.compare.results import Comparison
 from headwise.view.compare import setting
 
 if TYPE_CHECKING:

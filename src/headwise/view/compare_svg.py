@@ -6,7 +6,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 
-from headwise.study.compare.results import Comparison, Metric
+from headwise.lab.compare.results import Comparison, Metric
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 440, 176, 18, 6, 30, 26  # in the units of the view box
 LONGEST = 21  # characters of an arm's name that fit at its left

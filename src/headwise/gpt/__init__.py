@@ -1,0 +1,1 @@
+"""A small GPT: tokens, corpora, training, generation, and the baseline it has to beat."""

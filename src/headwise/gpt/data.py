@@ -1,0 +1,190 @@
+"""What a model learns from and what it is tested on: a stream of tokens, or documents one line each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.files import read_text
+from headwise.gpt import verbs
+from headwise.gpt.ngram import NGramModel, best_ngram
+from headwise.gpt.tokens import Tokens
+
+IGNORED = -100  # a target that does not count
+HELD_OUT_SHARE = 0.1
+EXAMPLE_TOKENS = 48
+HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
+
+Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T)
+
+
+class Stream:
+    """One long text; a batch is a set of random pieces of it. The last tenth is held out."""
+
+    def __init__(self, tokens: Tokens, text: str, context: int) -> None:
+        ids = torch.tensor(tokens.encode(text))
+        cut = int(len(ids) * (1 - HELD_OUT_SHARE))
+        self.context, self.digest = context, _digest(text)
+        self.train, self.held_out = ids[:cut], ids[cut:]
+        for name, part in (("training", self.train), ("held-out", self.held_out)):
+            if len(part) <= context:
+                raise HeadwiseError(
+                    f"the {name} part of the text has {len(part)} tokens, fewer than context {context} + 1; "
+                    f"pass a longer text or a smaller --context"
+                )
+
+    def batch(self, generator: torch.Generator, size: int) -> Batch:
+        starts = torch.randint(len(self.train) - self.context, (size, 1), generator=generator)
+        pieces = self.train[starts + torch.arange(self.context + 1)]
+        return pieces[:, :-1], pieces[:, 1:]
+
+    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+        """Pieces side by side, so that each token is scored at most once."""
+        starts = torch.arange(0, len(self.held_out) - self.context, self.context)
+        wanted = max(1, limit // self.context)
+        if len(starts) > wanted:
+            starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
+        for some in torch.split(starts, size):
+            pieces = self.held_out[some[:, None] + torch.arange(self.context + 1)]
+            yield pieces[:, :-1], pieces[:, 1:]
+
+    def held_out_documents(self, limit: int) -> list[list[int]]:
+        """Held-out ids in pieces of the context's length, about `limit` tokens of them."""
+        pieces = [inputs.tolist() for inputs, _ in self.held_out_batches(1, limit)]
+        return [ids for piece in pieces for ids in piece]
+
+    def ngram(self, vocab_size: int) -> tuple[int, float]:
+        """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
+        best = best_ngram(self.train.numpy(), self.held_out.numpy(), vocab_size)
+        return best.order, best.loss
+
+
+class Documents:
+    """Lines between boundaries; a batch is a set of whole lines, padded, each used once before any comes again.
+
+    In scored lines, only what follows the token `scored_after` counts, if there is one.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        train: Sequence[str],
+        held_out: Sequence[str],
+        context: int,
+        scored_after: str | None = None,
+    ) -> None:
+        if tokens.boundary is None:
+            raise HeadwiseError("documents need a tokenizer with a boundary token between them")
+        if not train or not held_out:
+            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
+        self.boundary, self.context = tokens.boundary, context
+        self.digest = _digest("\n".join((*train, "", *held_out)))
+        self._train = [tokens.document(line)[: context + 1] for line in train]
+        self._held_out = [tokens.document(line)[: context + 1] for line in held_out]
+        self._scored_after = None if scored_after is None else tokens.encode(scored_after)[0]
+        if self._scored_after is not None and any(self._scored_after not in ids[:-1] for ids in self._held_out):
+            raise HeadwiseError(
+                f"context {context} ends before the {scored_after!r} of a held-out line; pass a larger one"
+            )
+        self._padded = self._pad(self._train)
+        self._lengths = torch.tensor([len(ids) for ids in self._train])
+
+    def batch(self, generator: torch.Generator, size: int) -> Batch:
+        chosen = torch.randperm(len(self._train), generator=generator)[:size]
+        longest = int(self._lengths[chosen].max())
+        inputs, targets = self._padded
+        return inputs[chosen, : longest - 1], targets[chosen, : longest - 1]
+
+    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+        lines = self._held_out
+        if sum(map(len, lines)) > limit:
+            lines = lines[: max(1, limit * len(lines) // sum(map(len, lines)))]
+        for start in range(0, len(lines), size):
+            inputs, targets = self._pad(lines[start : start + size])
+            if self._scored_after is not None:
+                after = (inputs == self._scored_after).cumsum(1) > 0
+                targets = targets.masked_fill(~after, IGNORED)
+            yield inputs, targets
+
+    def held_out_documents(self, limit: int) -> list[list[int]]:
+        """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
+        ends = np.cumsum([len(ids) for ids in self._held_out])
+        return [ids[:-1] for ids in self._held_out[: max(1, int(np.searchsorted(ends, limit)))]]
+
+    def ngram(self, vocab_size: int) -> tuple[int, float]:
+        """Order and loss of the best n-gram on the scored tokens."""
+        train, held_out = (np.concatenate([np.array(ids) for ids in lines]) for lines in (self._train, self._held_out))
+        counted = np.concatenate([self._counted(ids) for ids in self._held_out])
+        best = best_ngram(train, held_out, vocab_size, counted=counted, boundary=self.boundary)
+        return best.order, best.loss
+
+    def ngram_model(self, vocab_size: int, order: int) -> NGramModel:
+        train = np.concatenate([np.array(ids) for ids in self._train])
+        return NGramModel(train, vocab_size, order, boundary=self.boundary)
+
+    def _counted(self, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """The positions that count: all but the first boundary, or those behind the first `scored_after`."""
+        if self._scored_after is None:
+            return np.arange(len(ids)) > 0
+        return np.arange(len(ids)) > ids.index(self._scored_after)
+
+    def _pad(self, lines: Sequence[list[int]]) -> Batch:
+        longest = max(map(len, lines))
+        inputs = torch.full((len(lines), longest - 1), self.boundary)
+        targets = torch.full((len(lines), longest - 1), IGNORED)
+        for row, ids in enumerate(lines):
+            inputs[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+            targets[row, : len(ids) - 1] = torch.tensor(ids[1:])
+        return inputs, targets
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Data with the tokenizer made for it."""
+
+    name: str
+    tokens: Tokens
+    data: Stream | Documents
+    example: str  # a held-out piece to look at
+    cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
+
+
+def verb_corpus(seed: int, context: int) -> Corpus:
+    """The built-in corpus, tokenised into words. What counts is the Spanish half, which the English half determines."""
+    corpus = verbs.corpus(seed)
+    tokens = Tokens.words(corpus.train_lines)
+    data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, scored_after="=")
+    example = max(corpus.held_out_lines, key=lambda line: len(line.split()))
+    return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
+
+
+def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
+    """A text file: a stream, or a document a line; characters, or the tokens of a tokenizer file."""
+    text = read_text(path)
+    documents = [line.strip() for line in text.splitlines() if line.strip()] if lines else []
+    tokens = (
+        Tokens.from_file(tokenizer)
+        if tokenizer
+        else Tokens.characters("".join(documents) if lines else text, boundary=lines)
+    )
+    if not lines:
+        stream = Stream(tokens, text, context)
+        return Corpus(
+            path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
+        )
+    order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
+    cut = int(len(documents) * (1 - HELD_OUT_SHARE))
+    train, held_out = [documents[i] for i in order[:cut]], [documents[i] for i in order[cut:]]
+    data = Documents(tokens, train, held_out, context)
+    return Corpus(path.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

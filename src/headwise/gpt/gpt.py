@@ -1,0 +1,200 @@
+"""A GPT, read from top to bottom: configuration, norms, feed-forward, block, model.
+
+One class serves microgpt, GPT-2 / nanoGPT, Llama and Qwen3: they differ in the fields of `GPTConfig`, and the tables
+below turn a field into a module. Pre-norm residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import Causal
+from headwise.positions import RoPE
+from headwise.rungs.cache import KVCache
+from headwise.spec import AttentionSpec, require_size
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),  # So et al. 2021, arXiv 2109.08668
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2
+    "silu": F.silu,  # with gated=True: SwiGLU, Shazeer 2020, arXiv 2002.05202
+}
+NORMS = ("rms", "layer")
+POSITIONS = ("rope", "learned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The shape of a model. Widths count features, `context` counts tokens."""
+
+    vocab_size: int
+    context: int
+    n_layers: int
+    n_heads: int
+    d_model: int
+    n_kv_heads: int | None = None  # default n_heads
+    head_dim: int | None = None  # default d_model / n_heads
+    d_ff: int | None = None  # default 4 * d_model
+    norm: str = "rms"
+    norm_gain: bool = True
+    norm_eps: float = 1e-5
+    embedding_norm: bool = False
+    final_norm: bool = True
+    position: str = "rope"
+    rope_theta: float = 10_000.0
+    activation: str = "silu"
+    gated: bool = True
+    bias: bool = False
+    tied: bool = False  # the output projection is the token embedding
+    qk_norm: bool = False
+    dropout: float = 0.0
+    init_std: float = 0.02
+    scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
+            require_size(name, getattr(self, name))
+        for name in ("n_kv_heads", "head_dim", "d_ff"):
+            if getattr(self, name) is not None:
+                require_size(name, getattr(self, name))
+        for name in ("norm_eps", "rope_theta", "init_std"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and value > 0):
+                raise HeadwiseError(f"{name}={value!r} must be a positive number")
+        for name, known in (("norm", NORMS), ("position", POSITIONS), ("activation", tuple(ACTIVATIONS))):
+            if getattr(self, name) not in known:
+                raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
+        _ = self.attention  # validates heads and widths
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The spec of every layer's attention."""
+        return AttentionSpec(
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads or self.n_heads,
+            head_dim=self.head_dim,  # type: ignore[arg-type]  # None takes the default
+            q_bias=self.bias,
+            kv_bias=self.bias,
+            out_bias=self.bias,
+            mask=Causal(),
+            rope=RoPE(self.rope_theta) if self.position == "rope" else None,
+            qk_norm=self.qk_norm,
+            dropout=self.dropout,
+        )
+
+    @property
+    def feed_forward_width(self) -> int:
+        return self.d_ff or 4 * self.d_model
+
+
+def make_norm(config: GPTConfig) -> nn.Module:
+    """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) or LayerNorm over the width, with or without gain."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain)
+    return nn.LayerNorm(config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias)
+
+
+class FeedForward(nn.Module):
+    """down(act(up x)), or down(act(gate x) * up x) when gated. (B,T,c) -> (B,T,c)"""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        width = config.feed_forward_width
+        self.gate = nn.Linear(config.d_model, width, bias=config.bias) if config.gated else None
+        self.up = nn.Linear(config.d_model, width, bias=config.bias)
+        self.down = nn.Linear(width, config.d_model, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        result: Tensor = self.down(hidden)
+        return result
+
+
+class Block(nn.Module):
+    """One layer: tokens exchange information in the heads, then each thinks for itself in the feed-forward."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        spec = config.attention
+        self.attention_norm = make_norm(config)
+        self.attention = MultiHeadAttention.from_spec(spec)
+        self.feed_forward_norm = make_norm(config)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, cache: KVCache | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), cache=cache))
+        result: Tensor = x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        return result
+
+
+class GPT(nn.Module):
+    """Token ids (B,T) -> logits (B,T,V) of the next token at each position."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        learned = config.position == "learned"
+        self.position_embedding = nn.Embedding(config.context, config.d_model) if learned else None
+        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tied:
+            self.lm_head.weight = self.token_embedding.weight
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                if name.endswith("bias"):
+                    nn.init.zeros_(parameter)
+                continue  # gains start at 1
+            last = name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init
+            std = self.config.init_std / (math.sqrt(2 * self.config.n_layers) if last else 1)
+            nn.init.normal_(parameter, std=std)
+
+    def forward(self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False) -> Tensor:
+        """Logits of ids (B,T). With `caches`, ids are what follows the cached tokens.
+
+        `last_only` gives the logits (B,1,V) of the last position alone, all that generation needs.
+        """
+        start = caches[0].length if caches else 0
+        end = start + ids.shape[1]
+        if end > self.config.context:
+            raise HeadwiseError(
+                f"{end} tokens exceed the model's context of {self.config.context}; pass fewer, or train with --context"
+            )
+        x = self.token_embedding(ids)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[start:end]
+        x = self.embedding_norm(x)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, caches[layer] if caches else None)
+        x = self.final_norm(x[:, -1:] if last_only else x)
+        logits: Tensor = self.lm_head(x)
+        return logits
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats per token of targets (B,T); targets of -100 do not count."""
+        return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+
+    def new_caches(self) -> list[KVCache]:
+        """One empty cache for each layer."""
+        return [KVCache() for _ in range(self.config.n_layers)]
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of distinct weights; tied ones count once."""
+        return sum(p.numel() for p in self.parameters())

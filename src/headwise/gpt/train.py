@@ -1,0 +1,221 @@
+"""Training: batches in, weights out, and nothing lost when it is stopped.
+
+A step is a pure function of the weights, the optimizer's moments and (seed, step): the batch and the dropout of step s
+are drawn from a generator seeded by both. So what a resumed run needs is the weights, the moments and the number of the
+step; random state, place in the data and place in the schedule follow from it. They are saved together in one file,
+which is replaced in one move: a run killed at any moment and resumed ends with the same bytes as one left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.gpt.data import HELD_OUT_TOKENS, Documents, Stream
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe, warm_cosine
+from headwise.gpt.state import interrupts, restore_state, save_state
+from headwise.records import CurvePoint
+
+STATE = "state.safetensors"
+METRICS = "metrics.jsonl"
+EVALUATIONS = 10  # per run at least, the last one at its end
+LONGEST_WAIT = 500  # steps between two evaluations at most
+GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands; losses in nats per token."""
+
+    step: int
+    steps: int
+    loss: float
+    tokens_per_second: float
+    held_out_loss: float | None  # on the steps that are evaluated
+
+
+class Stopped(KeyboardInterrupt):
+    """Training was interrupted and has saved its state."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+def train(
+    folder: Path,
+    config: GPTConfig,
+    recipe: Recipe,
+    data: Stream | Documents,
+    seed: int,
+    report: Callable[[Progress], None],
+    save_seconds: float = 10.0,
+) -> tuple[GPT, list[CurvePoint]]:
+    """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
+
+    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
+    model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
+    """
+    torch.manual_seed(seed)
+    model = GPT(config)
+    optimizers = make_optimizers(model, recipe)
+    weights = dict(model.named_parameters())
+    start, _ = restore_state(folder / STATE, weights, optimizers)
+    log = _Log(folder / METRICS, start)
+    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
+    saved, counted, since = time.monotonic(), 0, time.monotonic()
+
+    with interrupts() as interrupted:
+        for step in range(start, recipe.steps):
+            loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
+            counted += n_tokens
+            done = step + 1
+            evaluated = done % every == 0 or done == recipe.steps
+            if evaluated or done % 10 == 0:
+                speed = counted / (time.monotonic() - since)
+                limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
+                held_out = evaluate(model, data, limit) if evaluated else None
+                _require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
+                progress = Progress(done, recipe.steps, loss, speed, held_out)
+                log.add(progress)
+                report(progress)
+                counted, since = 0, time.monotonic()
+            stopping = interrupted()  # asked once: what is said to be saved must have been
+            if stopping or time.monotonic() - saved > save_seconds:
+                _require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
+                save_state(folder / STATE, weights, optimizers, done)
+                saved = time.monotonic()
+            if stopping:
+                raise Stopped(done)
+    save_state(folder / STATE, weights, optimizers, recipe.steps)
+    return model.eval(), log.curve()
+
+
+def _step(
+    model: GPT, optimizers: list[torch.optim.Optimizer], recipe: Recipe, data: Stream | Documents, seed: int, step: int
+) -> tuple[float, int]:
+    """One update; returns the loss before it and the number of tokens it saw."""
+    generator = torch.Generator().manual_seed(_mixed(seed, step))
+    if model.config.dropout:
+        torch.manual_seed(_mixed(seed, step))
+    inputs, targets = data.batch(generator, recipe.batch)
+    model.train()
+    loss = model.loss(inputs, targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    _require_finite(step + 1, loss=loss.item(), gradient=norm.item())
+    update(optimizers, schedule(recipe, step))
+    return loss.item(), inputs.numel()
+
+
+def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """A step of each optimizer at a share of its peak learning rate; the gradients are gone after it."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread within this block: a small model gains nothing from a second one, and waits for it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _require_finite(step: int, **numbers: float) -> None:
+    """Weights that went wrong reach neither the state nor the model."""
+    for name, number in numbers.items():
+        if not math.isfinite(number):
+            raise HeadwiseError(
+                f"training diverged: {name} is {number} at step {step}; lower the learning rate or take another seed"
+            )
+
+
+def schedule(recipe: Recipe, step: int) -> float:
+    """The share of the peak learning rate at a step."""
+    return warm_cosine(step, recipe.steps, recipe.warmup, recipe.final_lr)
+
+
+def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
+    named = list(model.named_parameters())
+    hidden = [p for name, p in named if p.ndim == 2 and name.startswith("blocks.")] if recipe.muon_lr else []
+    chosen = {id(p) for p in hidden}
+    others = [p for _, p in named if id(p) not in chosen]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    if recipe.muon_lr:
+        optimizers.append(torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+@torch.no_grad()
+def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
+    """Mean cross-entropy in nats per counted token, on `limit` tokens of the held-out part or a little more."""
+    training = model.training
+    model.eval()
+    total, count = 0.0, 0
+    for inputs, targets in data.held_out_batches(batch, limit):
+        n = int((targets >= 0).sum())
+        total, count = total + model.loss(inputs, targets).item() * n, count + n
+    model.train(training)
+    return total / count
+
+
+class _Log:
+    """metrics.jsonl: one JSON object a line. Lines after the step that training goes on from are dropped."""
+
+    def __init__(self, path: Path, start: int) -> None:
+        self.path = path
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.rows = [row for row in map(_parsed, lines) if row is not None and row["step"] <= start]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def add(self, progress: Progress) -> None:
+        row = {name: value for name, value in asdict(progress).items() if value is not None and name != "steps"}
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def curve(self) -> list[CurvePoint]:
+        return [
+            CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in self.rows if "held_out_loss" in row
+        ]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of the log; None for one that a kill cut short."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return row
+
+
+def _mixed(seed: int, step: int) -> int:
+    """One seed from two numbers; a prime keeps the steps of nearby seeds apart."""
+    return (seed * 1_000_003 + step) % 2**63

@@ -1,0 +1,192 @@
+"""The ledger: what courses claim, measured here, and a verdict that a rule makes of the figures.
+
+Every row is a function of what was measured. No verdict and no figure of this machine is typed in; what cannot run here
+stands with the published figure and its source.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from headwise.intervals import Interval, interval_of
+from headwise.lab.compare.arithmetic import flops_with_heads, parameters_with_heads, split_heads
+from headwise.lab.compare.experiment import Report
+from headwise.lab.compare.machine import machine
+from headwise.lab.compare.registry import EXPERIMENTS
+from headwise.lab.compare.results import FAILS, NOT_RUN, ArmResult, Claim, Comparison, Ledger, Metric, Table
+from headwise.lab.compare.roles import ROLES
+from headwise.lab.compare.run import SEEDS, compare_all, silent
+from headwise.lab.compare.speed import course_forms, decoding
+from headwise.lab.compare.verdict import effect, of_all
+
+CLEAR = 2.0  # times the mass of an even look that a head must give to a role
+
+ELSEWHERE = (
+    Claim(
+        "Shared key/value heads keep the quality of a large model: MHA a little above GQA, GQA above MQA.",
+        "Published for T5-XXL after uptraining: MHA 47.2, GQA with 8 groups 47.1, MQA 46.6 (Ainslie et al. 2023, arXiv "
+        "2305.13245).",
+        NOT_RUN,
+        "A model of that size does not run here.",
+    ),
+    Claim(
+        "Every head of a trained model is needed.",
+        "Published for a translation model and for BERT: 20 to 40 % of the heads can be removed with little loss "
+        "(Michel et al. 2019, arXiv 1905.10650).",
+        NOT_RUN,
+        "The test needs their models.",
+    ),
+    Claim(
+        "Deep models need several heads in each layer.",
+        "Published: deep models of one head a layer were trained to be as good (Liu et al. 2021, arXiv 2106.09650).",
+        NOT_RUN,
+        "Training dozens of layers does not fit into a quarter of an hour.",
+    ),
+)
+
+Counted = Callable[[], tuple[Claim, Table]]
+COUNTED: dict[str, Counted] = {
+    "split heads": split_heads,
+    "parameters": parameters_with_heads,
+    "FLOPs": flops_with_heads,
+    "course forms": course_forms,
+    "decoding": decoding,
+}
+
+
+def run_claims(
+    out: Path,
+    command: str,
+    n_seeds: int = SEEDS,
+    steps: int | None = None,
+    workers: int = 1,
+    report: Report = silent,
+    counted: Mapping[str, Counted] = COUNTED,
+) -> Ledger:
+    """Run all experiments, then count and time, and judge every claim. The arguments are those of `compare`.
+
+    command  how the ledger was asked for, to stand on its page
+    counted  what is counted and timed, by name
+    """
+    wall, cpu = time.monotonic(), _cpu_seconds()
+    comparisons = compare_all(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
+    rows: dict[str, tuple[Claim, Table]] = {}
+    for done, (name, measure) in enumerate(counted.items()):
+        report(f"claims: {name}", done, len(counted))
+        rows[name] = measure()
+    report("claims: all measured", len(counted), len(counted))
+    return Ledger(
+        command=command,
+        machine=machine(),
+        seeds=tuple(range(n_seeds)),
+        claims=(*(claim for claim, _ in rows.values()), *judged(comparisons), *ELSEWHERE),
+        comparisons=comparisons,
+        tables=tuple(table for _, table in rows.values()),
+        wall_seconds=time.monotonic() - wall,
+        cpu_seconds=_cpu_seconds() - cpu,
+    )
+
+
+def _cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
+    """The claims that the experiments decide."""
+    named = {comparison.name: comparison for comparison in comparisons}
+    return (
+        several_heads(named["heads"], named["two-lookups"]),
+        ordered_quality(named["sharing"]),
+        roles_of_heads(named["roles"]),
+    )
+
+
+def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
+    """Several heads against one, at equal parameters, on both data."""
+    shown, told = [], []
+    for comparison in (heads, lookups):
+        metric, first = comparison.metrics[0], comparison.arms[0]
+        equal = [arm for arm in comparison.arms[1:] if arm.parameters == first.parameters]
+        shown += [_effect(arm, metric) == 1 for arm in equal]
+        told.append(f"{comparison.name}, {metric.words}: " + ", ".join(_difference(arm, metric) for arm in equal))
+    return Claim(
+        "Several heads beat one wide head with as many parameters, on every benchmark.",
+        f"Differences from one head, with 95 % intervals. {_capital('. '.join(told))}.",
+        of_all(shown),
+        "Holds if every number of heads is detectably better than one head on both data, depends if some are; does not "
+        "hold if none is on either.",
+    )
+
+
+def ordered_quality(sharing: Comparison) -> Claim:
+    """MHA, then GQA, then MQA: each sharing must cost something."""
+    metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
+    steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
+    effects = [0 if step is None else effect(step, metric) for step in steps]
+    told = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
+    return Claim(
+        "Quality falls from MHA to GQA and from GQA to MQA.",
+        f"Held-out loss at equal parameters, differences with 95 % intervals: {', '.join(told)}.",
+        FAILS if 1 in effects else of_all([one == -1 for one in effects]),
+        "Holds if both steps are detectably worse, depends if one is; does not hold if none is, or if one is better.",
+    )
+
+
+def roles_of_heads(roles: Comparison) -> Claim:
+    """A role counts where training made it, where it is clear, and where it matters."""
+    trained = roles.arm("trained")
+    metrics = {metric.name: metric for metric in roles.metrics}
+    shown, told = [], []
+    for role in ROLES:
+        if not trained.scores:
+            shown.append(False)
+            continue
+        mass, even = trained.scores[role].mean.mean, trained.scores[f"even {role}"].mean.mean
+        cost = trained.scores[f"silenced {role}"].mean
+        learned = _effect(trained, metrics[role]) == 1 and mass >= CLEAR * even
+        shown.append(learned and cost.low > 0)
+        before = roles.arm("untrained").scores[role].mean.mean
+        told.append(
+            f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), silenced "
+            f"{cost.mean:+z.2f} ± {cost.half_width:.2f} nats{'' if shown[-1] else ': no role'}"
+        )
+    return Claim(
+        "Heads specialise by role.",
+        f"Mass that the best head gives, and what silencing it adds to the loss: {'; '.join(told) or 'diverged'}.",
+        of_all(shown),
+        f"A role counts if its head's mass is detectably above the untrained one and {CLEAR:g} times an even look, and "
+        f"silencing it detectably adds to the loss. Holds if all {len(ROLES)} roles count, depends if some do; "
+        "does not hold if none does.",
+    )
+
+
+def _effect(arm: ArmResult, metric: Metric) -> int:
+    """1 better than the first arm, -1 worse, 0 not detectably different, or not trained to the end."""
+    score = arm.scores.get(metric.name)
+    return 0 if score is None or score.difference is None else effect(score.difference, metric)
+
+
+def paired(arm: ArmResult, other: ArmResult, metric: Metric) -> Interval | None:
+    """Of the differences seed by seed; None where one of the two diverged."""
+    if metric.name not in arm.scores or metric.name not in other.scores:
+        return None
+    pairs = zip(arm.scores[metric.name].values, other.scores[metric.name].values, strict=True)
+    return interval_of([mine - theirs for mine, theirs in pairs])
+
+
+def _difference(arm: ArmResult, metric: Metric) -> str:
+    score = arm.scores.get(metric.name)
+    return f"{arm.name} {_pm(None if score is None else score.difference)}"
+
+
+def _pm(difference: Interval | None) -> str:
+    return "diverged" if difference is None else f"{difference.mean:+z.3f} ± {difference.half_width:.3f}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

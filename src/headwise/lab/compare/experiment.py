@@ -1,0 +1,166 @@
+"""What an experiment is, and how one unit of it, an arm with a seed, becomes scores.
+
+An arm is a variant of one model. All arms with the same seed learn from the same batches and are scored on the same
+held-out tokens, so that their differences can be taken seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe
+from headwise.gpt.train import evaluate, make_optimizers, one_thread, schedule, update
+from headwise.lab.compare.results import Metric, Table
+from headwise.layer.layer import MultiHeadAttention
+from headwise.spec import AttentionSpec
+
+LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
+
+Measure = Callable[[GPT, Corpus], dict[str, float]]
+Report = Callable[[str, int, int], None]  # is told what happened, how many tasks are done, how many there are
+
+
+class DivergedError(HeadwiseError):
+    """The loss of a model in training is no number any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the models of an experiment learn, and how."""
+
+    data: str  # what the built-in data is called
+    corpus: Callable[[Path | None, int], Corpus]  # of a text, or None for the built-in data; and a seed
+    recipe: Recipe
+    text_recipe: Recipe | None = None  # the recipe on a text; None: this task takes no text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A variant of the model: fields of GPTConfig, and what they cannot say as a function that builds it."""
+
+    name: str
+    shape: Mapping[str, Any]  # fields of GPTConfig, without the vocabulary
+    about: str = ""
+    build: Callable[[GPTConfig], GPT] = GPT
+    widened: bool = False  # take the feed-forward width that comes nearest to the parameters of the first arm
+    trained: bool = True
+
+
+def held_out_loss(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """Nats per counted held-out token."""
+    return {"loss": evaluate(model, corpus.data)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A question, and the arms that answer it; the others are compared with the first."""
+
+    name: str
+    question: str
+    task: Task
+    arms: tuple[Arm, ...]
+    metrics: tuple[Metric, ...] = (LOSS,)
+    measure: Measure = held_out_loss
+    notes: tuple[str, ...] = ()
+    timed: Callable[[Report], tuple[Table, ...]] | None = None  # speed, measured alone on the machine
+
+    def recipe(self, steps: int | None, text: Path | None) -> Recipe:
+        """The recipe with another number of steps, if one is given."""
+        recipe = self.task.recipe if text is None else self.task.text_recipe
+        if recipe is None:
+            raise HeadwiseError(f"{self.name} runs on {self.task.data} alone; leave --text out")
+        if steps is not None and steps < 1:
+            raise HeadwiseError(f"steps={steps} must be at least 1")
+        return recipe if steps is None else replace(recipe, steps=steps)
+
+    def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
+        """The shape of an arm's model."""
+        config = GPTConfig(vocab_size=vocab_size, **arm.shape)
+        if not arm.widened:
+            return config
+        first = self.arms[0]
+        wanted = count_parameters(GPTConfig(vocab_size=vocab_size, **first.shape), first.build)
+        width = config.feed_forward_width
+        have, more = (count_parameters(replace(config, d_ff=w), arm.build) for w in (width, width + 1))
+        return replace(config, d_ff=width + round((wanted - have) / (more - have)))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one unit gave."""
+
+    parameters: int
+    scores: dict[str, float]  # empty where training diverged
+    failure: str | None
+    cpu_seconds: float
+
+
+def run_unit(experiment: Experiment, arm: Arm, seed: int, steps: int | None, text: Path | None) -> Scored:
+    """Build, train and measure one model. The same unit gives the same scores in any process, beside any others."""
+    began = time.process_time()
+    with _alone(seed):
+        corpus = _corpus(experiment.task.corpus, text, seed)
+        model = arm.build(experiment.config(arm, len(corpus.tokens)))
+        try:
+            if arm.trained:
+                fit(model, experiment.recipe(steps, text), corpus, seed)
+            scores, failure = experiment.measure(model.eval(), corpus), None
+        except DivergedError as error:
+            scores, failure = {}, str(error)
+    return Scored(model.n_parameters, scores, failure, time.process_time() - began)
+
+
+# Kept for the next arm, which has the same seed where units run in order.
+@lru_cache(maxsize=2)
+def _corpus(make: Callable[[Path | None, int], Corpus], text: Path | None, seed: int) -> Corpus:
+    return make(text, seed)
+
+
+@contextmanager
+def _alone(seed: int) -> Iterator[None]:
+    """One thread, so that sums are always added up in the same order; torch's random state is left as it was."""
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
+    """Train in memory, to the end of the recipe. Raises DivergedError. A unit is short: it is done whole, or again."""
+    optimizers = make_optimizers(model, recipe)
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    for step in range(recipe.steps):
+        loss = model.loss(*corpus.data.batch(generator, recipe.batch))
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+            raise DivergedError(f"diverged at step {step + 1}, seed {seed}: loss {loss.item()}, gradient {norm.item()}")
+        update(optimizers, schedule(recipe, step))
+
+
+def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
+    """Number of distinct weights, from shapes alone."""
+    with torch.device("meta"):
+        return build(config).n_parameters
+
+
+def with_attention(config: GPTConfig, make: Callable[[AttentionSpec], MultiHeadAttention]) -> GPT:
+    """A GPT whose attention layers `make` builds; they begin with the weights that GPT draws for what both have."""
+    model = GPT(config)
+    for block in model.blocks:
+        layer = make(config.attention)
+        layer.load_state_dict(block.attention.state_dict(), strict=False)  # type: ignore[union-attr]
+        block.attention = layer
+    return model

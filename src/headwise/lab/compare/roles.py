@@ -1,0 +1,126 @@
+"""Do heads specialise by role? Known relations of the verb corpus, before and after training.
+
+A causal model predicts the next token from the position before it, so a role is defined from the position that
+predicts. For each role the head that plays it most is taken, among the untrained heads as well: the best of eight
+random heads looks busy too. The control "even" is a head that spreads its look evenly over all that it may see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.gpt import verbs
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT
+from headwise.gpt.train import evaluate
+from headwise.heads.maps import head_maps
+from headwise.lab.compare.base import SHAPE, VERBS_OR_TEXT
+from headwise.lab.compare.experiment import Arm, Experiment
+from headwise.lab.compare.results import Metric
+from headwise.layer.layer import MultiHeadAttention
+from headwise.models.sites import attention_layers
+
+LINES = 60  # conjugation lines scored, besides all held-out cells
+SPANISH = ("yo", "tú", "él")
+
+Place = tuple[int, list[int]]  # the position that looks, and those it would look at in this role
+
+
+def previous_token(words: Sequence[str]) -> list[Place]:
+    """At every position, the one before."""
+    return [(i, [i - 1]) for i in range(1, len(words))]
+
+
+def same_token(words: Sequence[str]) -> list[Place]:
+    """At a token that has occurred before, those occurrences."""
+    places = [(i, [j for j in range(i) if words[j] == words[i]]) for i in range(len(words))]
+    return [place for place in places if place[1]]
+
+
+def person(words: Sequence[str]) -> list[Place]:
+    """At "=", the English pronoun that opens the line: the Spanish pronoun comes next."""
+    return [(words.index("="), [1])] if "=" in words else []
+
+
+def translation(words: Sequence[str]) -> list[Place]:
+    """At the Spanish pronoun after "=", the English verb before it: the Spanish verb comes next."""
+    at = words.index("=") if "=" in words else len(words)
+    return [(at + 1, [at - 1])] if at + 1 < len(words) and words[at + 1] in SPANISH else []
+
+
+ROLES: dict[str, Callable[[Sequence[str]], list[Place]]] = {
+    "previous token": previous_token,
+    "same token": same_token,
+    "person": person,
+    "translation": translation,
+}
+
+
+def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """For each role its mass in the best head, the mass of an even look, and the loss that this head is worth."""
+    masses, even = _masses(model, corpus)
+    whole = evaluate(model, corpus.data)
+    found: dict[str, float] = {}
+    for role, mass_of_heads in masses.items():
+        number, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
+        with silenced(attention_layers(model)[number], head):
+            cost = evaluate(model, corpus.data) - whole
+        found |= {role: float(mass_of_heads.max()), f"even {role}": even[role], f"silenced {role}": cost}
+    return found
+
+
+def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """The mean mass of each role in each head (layers * heads,), and in an even look."""
+    lines = [*verbs.conjugation_lines()[:LINES], *(cell.line for cell in corpus.cells)]
+    masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}
+    even: dict[str, list[float]] = {role: [] for role in ROLES}
+    for line in lines:
+        ids = corpus.tokens.prompt(line)
+        words = corpus.tokens.shown(ids)
+        weights = np.stack([head.weights for head in head_maps(model, ids, words, "").maps])
+        for role, places in ROLES.items():
+            for looks, at in places(words):
+                masses[role].append(weights[:, looks, at].sum(-1))
+                even[role].append(len(at) / (looks + 1))
+    return (
+        {role: np.mean(found, axis=0) for role, found in masses.items()},
+        {role: float(np.mean(found)) for role, found in even.items()},
+    )
+
+
+@contextmanager
+def silenced(layer: MultiHeadAttention, head: int) -> Iterator[None]:
+    """Gate 0 for one head of a layer within this block."""
+    gate = torch.ones(layer.spec.n_heads)
+    gate[head] = 0
+
+    def close(
+        module: torch.nn.Module, args: tuple[Tensor, ...], given: dict[str, object]
+    ) -> tuple[tuple[Tensor, ...], dict[str, object]]:
+        return args, {**given, "gate": gate}
+
+    handle = layer.register_forward_pre_hook(close, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+ROLES_OF_HEADS = Experiment(
+    name="roles",
+    question="Do heads take roles, and does it matter when one falls silent?",
+    task=replace(VERBS_OR_TEXT, text_recipe=None),
+    arms=(Arm(name="untrained", shape=SHAPE, trained=False), Arm(name="trained", shape=SHAPE)),
+    metrics=(
+        *(Metric(role, f"mass of the role {role} in its best head", "") for role in ROLES),
+        *(Metric(f"silenced {role}", f"loss added by silencing the head of {role}", "nats") for role in ROLES),
+    ),
+    measure=role_scores,
+    notes=("The head of a role is the one that gives it most: chosen anew for each seed, untrained or trained.",),
+)

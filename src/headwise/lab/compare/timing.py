@@ -1,0 +1,47 @@
+"""Times that can be compared: all ways in turn within each round, so that a slow moment of the machine is shared.
+
+On one thread: with two, a single other process that keeps a core busy made a call of 5 ms take 16 or 400 here, since
+the threads wait for each other at every step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+from headwise.gpt.train import one_thread
+
+Times = dict[str, list[float]]  # seconds of each round
+
+
+@torch.no_grad()
+@one_thread()
+def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+    """Seconds of each way in each round; a first round that is not counted warms up.
+
+    The order moves on by one each round: a way finds caches and allocator as the one before it left them.
+    """
+    names = list(ways)
+    times: Times = {name: [] for name in ways}
+    for way in ways.values():
+        way()
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            began = time.perf_counter()
+            ways[name]()
+            times[name].append(time.perf_counter() - began)
+    return times
+
+
+def median_ratio(times: Times, name: str, over: str) -> float:
+    """The median over the rounds of the time of one way divided by that of another."""
+    return statistics.median(a / b for a, b in zip(times[name], times[over], strict=True))
+
+
+def milliseconds(times: Times, name: str) -> float:
+    """The median time of one way."""
+    return 1000 * statistics.median(times[name])

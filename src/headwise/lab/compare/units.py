@@ -1,0 +1,184 @@
+"""Units on the disk and side by side: each is kept as soon as it is done, and none is done twice.
+
+A unit's file is named by a digest of all that decides its scores. So a folder can hold the units of any number of
+experiments, two experiments that share an arm share its units, and a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import signal
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise import __version__
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, run_unit
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One arm of an experiment with one seed."""
+
+    experiment: Experiment
+    arm: Arm
+    seed: int
+    steps: int | None  # None takes the recipe's
+    text: Path | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment.name}: {self.arm.name}, seed {self.seed}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that decides the scores."""
+        arm, first = self.arm, self.experiment.arms[0]
+        return {
+            "model": _shape_of(arm) | {"trained": arm.trained},
+            "parameters_of": _shape_of(first) if arm.widened else None,
+            "data": _name_of(self.experiment.task.corpus),
+            "text": None if self.text is None else hashlib.sha256(self.text.read_bytes()).hexdigest(),
+            "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
+            "measure": _name_of(self.experiment.measure),
+            "seed": self.seed,
+            "versions": {"headwise": __version__, "torch": torch.__version__},
+        }
+
+
+def _shape_of(arm: Arm) -> dict[str, Any]:
+    return {"shape": dict(arm.shape), "build": _name_of(arm.build)}
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
+    """Seed by seed, so that the arms of a seed find its data ready."""
+    return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
+
+
+class Store:
+    """A folder of finished units."""
+
+    def __init__(self, folder: Path) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise HeadwiseError(f"--out {folder} is a file; pass a folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+
+    def path(self, key: dict[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self.folder / f"unit-{digest[:16]}.json"
+
+    def read(self, key: dict[str, Any]) -> Scored | None:
+        """What a unit gave; None if it is not done."""
+        path = self.path(key)
+        if not path.exists():
+            return None
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            if saved["key"] != json.loads(json.dumps(key)):
+                raise KeyError("another unit")
+            return Scored(**saved["scored"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise HeadwiseError(
+                f"{path} is damaged ({type(error).__name__}: {error}); remove it or take another --out"
+            ) from None
+
+    def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:
+        document = {"unit": label, "key": key, "scored": asdict(scored)}
+        write_whole(self.path(key), json.dumps(document, indent=2) + "\n")
+
+
+def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
+    """All units, from the store or done now; the result maps the unit's file to its scores.
+
+    Each is written as soon as it is done, so that Ctrl-C loses at most those in progress. They are done in `workers`
+    processes of one thread each, or in this process if that is 1; the scores are the same.
+    """
+    keys = {store.path(key): (unit, key) for unit in units for key in [unit.key]}
+    done = {path: scored for path, (_, key) in keys.items() if (scored := store.read(key)) is not None}
+    missing = {path: pair for path, pair in keys.items() if path not in done}
+    if done:
+        report(f"{len(done)} units were finished before, in {store.folder}", len(done), len(keys))
+    # Closed at once when this loop is left by Ctrl-C: the workers would otherwise be waited for.
+    with closing(_results({path: unit for path, (unit, _) in missing.items()}, workers)) as results:
+        for path, scored in results:
+            unit, key = missing[path]
+            store.write(key, unit.label, scored)
+            done[path] = scored
+            report(f"{unit.label}: {_words(unit, scored)}", len(done), len(keys))
+    return done
+
+
+def _words(unit: Unit, scored: Scored) -> str:
+    if scored.failure is not None:
+        return scored.failure
+    metric = unit.experiment.metrics[0]
+    return f"{metric.words} {scored.scores[metric.name]:.3f}, {scored.cpu_seconds:.1f} s of processor time"
+
+
+def _arguments(unit: Unit) -> tuple[Experiment, Arm, int, int | None, Path | None]:
+    return unit.experiment, unit.arm, unit.seed, unit.steps, unit.text
+
+
+def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Scored], None, None]:
+    if workers == 1 or len(units) <= 1:
+        for path, unit in units.items():
+            yield path, run_unit(*_arguments(unit))
+        return
+    with _processes(min(workers, len(units))) as pool:
+        with _deaf_to_interrupts():
+            futures = {pool.submit(run_unit, *_arguments(unit)): path for path, unit in units.items()}
+        for future in as_completed(futures):
+            try:
+                scored = future.result()
+            except BrokenProcessPool:
+                raise HeadwiseError(
+                    "a worker process died, perhaps for want of memory; finished units are kept: "
+                    "run the same command again, with --workers 1"
+                ) from None
+            yield futures[future], scored
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose processes end with this block, in the middle of a unit if it is left by an error or by Ctrl-C."""
+    before = set(multiprocessing.active_children())
+    # Not forked: a fork of a process whose torch has run threads may hang.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context)
+    try:
+        yield pool
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that start in this block ignore Ctrl-C, which reaches all of a terminal's: the first one decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,155 @@
+"""microgpt in scalars: the whole of a GPT in one file, from a list of names to new ones. Read it top to bottom.
+
+The algorithm is that of Karpathy's microgpt (2026). A vector is a list of numbers, a matrix a list of rows. To learn,
+the numbers are `Value`s, which remember how they were made, so that `backward` finds the slope of the loss along every
+weight; to write, they are floats. One thing is done for speed: a dot product is a single node, and so is log(sum(exp)).
+
+Nothing here sees more than one token at a time. That is also why attention is causal: a token can only look at keys and
+values that have been appended, and later ones have not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from headwise.lab.microgpt.draw import (
+    ADAM_EPS,
+    BETA1,
+    BETA2,
+    CONTEXT,
+    HEAD_WIDTH,
+    N_HEADS,
+    N_LAYERS,
+    NORM_EPS,
+    TEMPERATURE,
+    Draw,
+    Replay,
+    Report,
+    learning_rate,
+)
+from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
+
+Vector = Sequence[Scalar]
+Weights = Mapping[str, Sequence[Vector]]
+Seen = list[list[Vector]]  # for each layer, one vector for each token so far
+
+
+def linear(matrix: Sequence[Vector], x: Vector) -> Vector:
+    """y = W x: each row of W asks x one question, and the answer is a dot product. (n,m) and (m,) -> (n,)"""
+    return [dot(row, x) for row in matrix]
+
+
+def add(x: Vector, y: Vector) -> Vector:
+    return [a + b for a, b in zip(x, y, strict=True)]
+
+
+def rms_norm(x: Vector) -> Vector:
+    """x at a root mean square of 1, so that no layer has to guess how loud the one before it speaks."""
+    scale = (dot(x, x) / len(x) + NORM_EPS) ** -0.5
+    return [a * scale for a in x]
+
+
+def softmax(x: Vector) -> Vector:
+    """exp(x) over its sum: positive numbers that add up to 1."""
+    total = log_sum_exp(x)
+    return [exp(a - total) for a in x]
+
+
+def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
+    """Four small attentions side by side. Each head owns four places of q, of every key and of every value.
+
+    q (16,), keys and values (tokens so far, 16) -> (16,): what the heads heard, one after another.
+    """
+    joined = []
+    for head in range(N_HEADS):
+        own = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
+        scores = [dot(q[own], key[own]) / math.sqrt(HEAD_WIDTH) for key in keys]  # how much this token wants each
+        weights = softmax(scores)
+        places = zip(*[value[own] for value in values], strict=True)
+        joined += [dot(weights, place) for place in places]  # what the tokens say, mixed by weight, place by place
+    return joined
+
+
+def gpt(weights: Weights, token: int, position: int, keys: Seen, values: Seen) -> Vector:
+    """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
+    x = rms_norm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
+    for i in range(N_LAYERS):
+        # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
+        normed = rms_norm(x)
+        keys[i].append(linear(weights[f"layer{i}.attn_wk"], normed))
+        values[i].append(linear(weights[f"layer{i}.attn_wv"], normed))
+        heard = attention(linear(weights[f"layer{i}.attn_wq"], normed), keys[i], values[i])
+        x = add(x, linear(weights[f"layer{i}.attn_wo"], heard))
+        # Each token thinks for itself.
+        hidden = linear(weights[f"layer{i}.mlp_fc1"], rms_norm(x))
+        x = add(x, linear(weights[f"layer{i}.mlp_fc2"], [relu(a) for a in hidden]))
+    return linear(weights["lm_head"], x)
+
+
+def loss_of(weights: Weights, ids: list[int]) -> Scalar:
+    """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""
+    keys, values = no_tokens_yet()
+    surprises = []
+    for position, (token, following) in enumerate(pairwise(ids)):
+        logits = gpt(weights, token, position, keys, values)
+        surprises.append(log_sum_exp(logits) - logits[following])  # -log softmax(logits)[following]
+    return sum(surprises) / len(surprises)
+
+
+def write(weights: Weights, draw: Draw) -> str:
+    """A new document, one token after another, each drawn by what the model expects next."""
+    keys, values = no_tokens_yet()
+    ids = [draw.tokens.end]
+    for position in range(CONTEXT):
+        logits = gpt(weights, ids[-1], position, keys, values)
+        ids.append(draw.choose([number(p) for p in softmax([x / TEMPERATURE for x in logits])]))
+        if ids[-1] == draw.tokens.end:
+            break
+    return draw.tokens.decode(ids)
+
+
+def no_tokens_yet() -> tuple[Seen, Seen]:
+    return [[] for _ in range(N_LAYERS)], [[] for _ in range(N_LAYERS)]
+
+
+class Adam:
+    """Moves every weight against its slope, in steps that all have about the same length.
+
+    The step is the running mean of the slope over the root of the running mean of its square. Both means start at 0, so
+    each is divided by the share of it that is filled by now.
+    """
+
+    def __init__(self, weights: list[Value]) -> None:
+        self.weights = weights
+        self.means = [0.0] * len(weights)
+        self.squares = [0.0] * len(weights)
+        self.steps = 0
+
+    def update(self, rate: float) -> None:
+        self.steps += 1
+        filled_mean, filled_square = 1 - BETA1**self.steps, 1 - BETA2**self.steps
+        for i, weight in enumerate(self.weights):
+            self.means[i] = mean = BETA1 * self.means[i] + (1 - BETA1) * weight.grad
+            self.squares[i] = square = BETA2 * self.squares[i] + (1 - BETA2) * weight.grad**2
+            weight.data -= rate * (mean / filled_mean) / (math.sqrt(square / filled_square) + ADAM_EPS)
+            weight.grad = 0.0
+
+
+def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
+    """Learn from one document a step, then write some of our own."""
+    weights = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in draw.weights.items()}
+    adam = Adam([value for matrix in weights.values() for row in matrix for value in row])
+    losses = []
+    for step in range(steps):
+        loss = loss_of(weights, draw.document(step))
+        assert isinstance(loss, Value)  # since the weights are
+        loss.backward()
+        adam.update(learning_rate(step, steps))
+        losses.append(loss.data)
+        if report is not None:
+            report(step + 1, loss.data)
+
+    learned = {key: [[value.data for value in row] for row in matrix] for key, matrix in weights.items()}
+    return Replay(losses, [write(learned, draw) for _ in range(n_samples)], learned)

@@ -1,0 +1,1 @@
+"""The attention layer: four Linears around `attend`, its heads as objects, and layers from elsewhere."""

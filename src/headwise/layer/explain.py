@@ -1,0 +1,144 @@
+"""Which path a call of the layer takes, why not another, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import Bias, Both, BroadcastGrid, Mask
+from headwise.rungs import paths
+from headwise.rungs.cache import KVCache
+from headwise.spec import Sizes, check_per_head
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The way of one call.
+
+    path     the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"
+    refused  for each other way the reason
+    sizes    B, H, G, T, S, D, E; S counts what a cache holds
+    keys     the number of keys read, after windows have cut K and V
+    flops    of the projections and of the attention products, a multiplication and an addition counting 2
+    bytes    read and written at least once: weights, x and result, q, k, v and heads; `mask` if a tensor is made of
+             it; `maps`, the (B,H,T,S) numbers of the explicit path
+    """
+
+    path: str
+    refused: dict[str, str]
+    sizes: Sizes
+    keys: int
+    flops: dict[str, int]
+    bytes: dict[str, int]
+
+    def __str__(self) -> str:
+        s = self.sizes
+        queries = "1 query" if s.T == 1 else f"{s.T} queries"
+        lines = [
+            f"{self.path}: {queries} of {s.H} heads read {self.keys} of {s.S} keys of {s.G} heads, batch {s.B}",
+            f"  flops  {_parts(self.flops, 1000, ('', 'k', 'M', 'G', 'T'))}",
+            f"  bytes  {_parts(self.bytes, 1024, ('B', 'KiB', 'MiB', 'GiB', 'TiB'))}",
+        ]
+        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in self.refused.items()])
+
+
+def explain(
+    layer: MultiHeadAttention,
+    x: Tensor,
+    context: Tensor | None = None,
+    mask: Mask | None = None,
+    cache: KVCache | None = None,
+    positions: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Explanation:
+    """What `layer(x, ...)` with these arguments would do. Nothing is computed, and the cache stays as it is."""
+    both = layer.mask_with(mask)
+    layer.check(x, context, both, cache, positions)
+    spec, (B, T, _) = layer.spec, x.shape
+    held = 0 if cache is None else cache.kept
+    n_new = 0 if cache is not None and cache.holds_context else (x if context is None else context).shape[1]
+    sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
+    if layer.relative_bias is not None:
+        # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
+        # for all of it.
+        bias = Bias(layer.relative_bias.new_zeros(1, 1, 1, 1).expand(1, sizes.H, T, sizes.S))
+        both = bias if both is None else both & bias
+    options = layer.options(both, gate)
+    if both is not None:
+        both.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
+    if gate is not None:
+        check_per_head("gate", gate.shape, sizes.H)
+    if cache is not None:
+        if cache.holds_context:
+            cache.held(context)
+        else:
+            cache.check_room(n_new)
+    path = paths.choose(sizes, options)
+    keys = len(range(*path.keys.indices(sizes.S)))
+    return Explanation(
+        path.name,
+        paths.refusals(path, sizes, options),
+        sizes,
+        keys,
+        _flops(layer, sizes, path, keys, n_new),
+        _bytes(layer, x, sizes, path, keys),
+    )
+
+
+def _flops(layer: MultiHeadAttention, sizes: Sizes, path: paths.Path, keys: int, n_new: int) -> dict[str, int]:
+    """The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides."""
+    spec, (B, H, _, T, _, D, E) = layer.spec, sizes
+    queries = spec.d_in * spec.q_dim + (spec.joined_dim * spec.d_out if spec.out_proj else 0)
+    pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
+    return {
+        "projections": 2 * B * (T * queries + n_new * spec.d_context * (spec.k_dim + spec.v_dim)),
+        "attention": 2 * B * H * pairs * (D + E),
+    }
+
+
+def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, keys: int) -> dict[str, int]:
+    spec, (B, H, G, T, S, D, E) = layer.spec, sizes
+    each = x.element_size()
+    counts = {
+        "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
+        "x and result": B * T * (spec.d_in + spec.d_out) * each,
+        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D + E)) * each,
+    }
+    dense = path.rest or (path.band is not None and path.name != paths.CAUSAL)
+    if dense and path.name != paths.EXPLICIT:
+        counts["mask"] = _mask_bytes(path, sizes, keys, each)
+    if path.name == paths.EXPLICIT:
+        counts["maps"] = 3 * B * H * T * S * max(4, each)
+    return counts
+
+
+def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
+    """Of the tensor that the masks become: one number a pair, for each document and head that they tell apart."""
+    grid = BroadcastGrid(
+        (sizes.B, sizes.H, sizes.T, sizes.S),
+        lambda values: torch.as_tensor(values, device="cpu"),
+        torch.arange,
+        path.keys,
+    )
+    rest = Both(path.rest)
+    allowed, bias = rest.allowed(grid), rest.bias(grid)
+    inside = torch.empty(sizes.T, keys, device="meta") if path.band is not None else None
+    shapes = [x.shape for x in (allowed, bias, inside) if x is not None]
+    pairs = math.prod(max(shape[-n] if len(shape) >= n else 1 for shape in shapes) for n in range(1, 5))
+    return pairs * (1 if bias is None else max(4, each))
+
+
+def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
+    total = _readable(sum(counts.values()), base, units)
+    return f"{total} = " + " + ".join(f"{_readable(n, base, units)} {name}" for name, n in counts.items())
+
+
+def _readable(number: float, base: int, units: tuple[str, ...]) -> str:
+    power = 0
+    while number >= base and power < len(units) - 1:
+        number, power = number / base, power + 1
+    return f"{number:.0f} {units[power]}".rstrip() if number >= 99.95 else f"{number:.3g} {units[power]}".rstrip()

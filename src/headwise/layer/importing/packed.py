@@ -1,0 +1,276 @@
+"""Bare attention weights in the layouts of the field, made into a layer, with a certificate.
+
+A certificate is a measurement: the original (or, for bare weights, the formula written out) and the layer answer the
+same random input in eval mode, and the largest difference is handed back with the layer. `importers` does the same for
+modules. Weights are copied, never kept; the caller's random state stays as it is; the copies may be trained, whether
+the originals were frozen or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.layer.importing.certificate import CAUSAL, FORMULA, Imported, attended, certified, project, split_heads
+from headwise.layer.importing.parts import Parts, build, check_matrix
+from headwise.masks import Mask
+from headwise.positions import RoPE
+from headwise.spec import require_size
+
+
+def from_packed(
+    weight: Tensor,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    bias: Tensor | None = None,
+    out_weight: Tensor | None = None,
+    out_bias: Tensor | None = None,
+    layout: str = "qkv",
+    *,
+    mask: Mask | None = None,
+    rope: RoPE | None = None,
+    dropout: float = 0.0,
+) -> Imported:
+    """A layer from one matrix that holds queries, keys and values; certified against the formula written out.
+
+    weight      ((h + 2g) * d, d_in), y = W x; bias ((h + 2g) * d,) or None. The head width d follows from the rows
+    out_weight  (d_out, h*d) or None for no output projection; out_bias (d_out,) or None
+    layout      "qkv"        all queries, then all keys, then all values: MPT, ModernBERT, Phi-3, ChatGLM; with one
+                             key/value head Falcon-7B and StarCoder
+                "per_head"   for each head its query, key and value: GPT-NeoX, BLOOM, Falcon-RW
+                "per_group"  for each key/value head the queries that read it, then the key, then the value:
+                             Falcon-40B, InternLM2
+    mask, rope, dropout    as in MultiHeadAttention; weights do not say them. `mask` must fit any batch and length
+
+    Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
+    """
+    kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    width = _packed_width(weight, bias, n_heads, kv_heads, layout)
+    q, k, v = _unpacked(weight, layout, n_heads, kv_heads, width)
+    bq, bk, bv = (None,) * 3 if bias is None else _unpacked(bias, layout, n_heads, kv_heads, width)
+    parts = Parts(q, k, v, out_weight, bq, bk, bv, out_bias)
+    layer = build(parts, n_heads, kv_heads, mask=mask, rope=rope, dropout=dropout)
+
+    def formula(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+        """Split the way those models do it: the activations, not the weights."""
+        mine = project(x, weight, bias)
+        theirs = mine if context is None else project(context, weight, bias)
+        if layout == "qkv":
+            q, (k, v) = mine[..., : n_heads * width], theirs[..., n_heads * width :].chunk(2, -1)
+        else:
+            q = split_heads(mine, kv_heads)[..., : -2 * width]
+            k, v = split_heads(theirs, kv_heads)[..., -2 * width :].chunk(2, -1)
+        joined = attended(split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads), added, rope)
+        return joined if out_weight is None else project(joined, out_weight, out_bias)
+
+    return certified(layer, formula, f'from_packed, layout "{layout}"', FORMULA)
+
+
+def from_conv1d(
+    c_attn_weight: Tensor,
+    c_attn_bias: Tensor | None,
+    c_proj_weight: Tensor,
+    c_proj_bias: Tensor | None,
+    n_heads: int,
+    *,
+    mask: Mask | None = CAUSAL,
+    dropout: float = 0.0,
+) -> Imported:
+    """A layer from GPT-2's tensors, whose matrices are transposed, y = x W; certified against the formula written out.
+
+    c_attn_weight (d_in, 3*h*d), the queries' columns first; c_attn_bias (3*h*d,) or None; c_proj_weight (h*d, d_out);
+    c_proj_bias (d_out,) or None. Radford et al. 2019; the mask is GPT-2's unless another is passed.
+    Raises HeadwiseError as `from_packed` does.
+    """
+    check_matrix("c_attn_weight", c_attn_weight)
+    check_matrix("c_proj_weight", c_proj_weight)
+    columns = c_attn_weight.shape[1]
+    require_size("n_heads", n_heads)
+    if columns % (3 * n_heads):
+        raise HeadwiseError(f"c_attn_weight has {columns} columns; n_heads={n_heads} needs a multiple of {3 * n_heads}")
+    rows, out_rows = c_attn_weight.t(), c_proj_weight.t()
+    done = from_packed(rows, n_heads, None, c_attn_bias, out_rows, c_proj_bias, mask=mask, dropout=dropout)
+    return replace(done, path="from_conv1d")
+
+
+def from_separate(
+    q: Tensor | nn.Linear,
+    k: Tensor | nn.Linear,
+    v: Tensor | nn.Linear,
+    o: Tensor | nn.Linear | None,
+    n_heads: int,
+    n_kv_heads: int | None = None,
+    *,
+    q_bias: Tensor | None = None,
+    k_bias: Tensor | None = None,
+    v_bias: Tensor | None = None,
+    o_bias: Tensor | None = None,
+    mask: Mask | None = None,
+    rope: RoPE | None = None,
+    dropout: float = 0.0,
+) -> Imported:
+    """A layer from four nn.Linear, or four matrices and their biases; certified against the formula written out.
+
+    q (h*d, d_in), k (g*d, d_context), v (g*e, d_context), o (d_out, h*e) or None, y = W x. Where only one of k and v
+    has a bias (Whisper), the other gets zeros. mask, rope, dropout as in MultiHeadAttention; `mask` must fit any batch
+    and length.
+
+    Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
+    """
+    kv_heads = n_heads if n_kv_heads is None else n_kv_heads
+    (wq, bq), (wk, bk), (wv, bv) = (
+        _linear(name, part, bias) for name, part, bias in (("q", q, q_bias), ("k", k, k_bias), ("v", v, v_bias))
+    )
+    wo, bo = (None, o_bias) if o is None else _linear("o", o, o_bias)
+    layer = build(Parts(wq, wk, wv, wo, bq, bk, bv, bo), n_heads, kv_heads, mask=mask, rope=rope, dropout=dropout)
+
+    def formula(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+        source = x if context is None else context
+        q, k, v = project(x, wq, bq), project(source, wk, bk), project(source, wv, bv)
+        joined = attended(split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads), added, rope)
+        return joined if wo is None else project(joined, wo, bo)
+
+    return certified(layer, formula, "from_separate", FORMULA)
+
+
+KERAS_ROLES = ("query", "key", "value", "attention_output")
+
+
+def from_keras(
+    weights: Mapping[str, np.ndarray] | Sequence[np.ndarray], *, mask: Mask | None = None, dropout: float = 0.0
+) -> Imported:
+    """A layer from the weights of Keras' MultiHeadAttention or GroupedQueryAttention, as NumPy arrays.
+
+    A sequence in the order of `get_weights()`: query kernel (d_in, h, d) and bias (h, d), key kernel (d_context, g, d)
+    and bias, value kernel (d_context, g, e) and bias, output kernel (h, e, d_out) and bias (d_out,); with
+    use_bias=False the four kernels only. Or a mapping by variable path, such as "query/kernel" or
+    "attention/attention_output/bias:0". Keras takes causality (use_causal_mask) per call and dropout from its config:
+    pass mask= and dropout=. Keras itself is not run: the certificate is against its documented computation in NumPy.
+
+    Raises HeadwiseError for another number of weights (use_gate), kernels that do not have three axes, key and value
+    widths that differ, sizes that do not fit.
+    """
+    arrays = _keras_arrays(weights)
+    kernels = [arrays[role, "kernel"] for role in KERAS_ROLES]
+    for role, kernel in zip(KERAS_ROLES, kernels, strict=True):
+        if kernel.ndim != 3:
+            raise HeadwiseError(f"Keras {role} kernel has shape {kernel.shape}; 3 axes are needed, one of them heads")
+    tensors = {name: _from_numpy(" ".join(name), array) for name, array in arrays.items()}
+    q, k, v = (tensors[role, "kernel"].flatten(1).t() for role in KERAS_ROLES[:3])
+    o = tensors["attention_output", "kernel"].flatten(0, 1).t()
+    flat = {role: array.flatten() for (role, kind), array in tensors.items() if kind == "bias"}
+    bq, bk, bv, bo = (flat.get(role) for role in KERAS_ROLES)
+    n_heads, n_kv_heads = kernels[0].shape[1], kernels[1].shape[1]
+    layer = build(Parts(q, k, v, o, bq, bk, bv, bo), n_heads, n_kv_heads, mask=mask, dropout=dropout)
+
+    def documented(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+        source = x if context is None else context
+        return torch.from_numpy(
+            _keras_call(arrays, x.numpy(), source.numpy(), None if added is None else added.numpy())
+        )
+
+    what = "Keras' documented computation, transcribed in NumPy (Keras was not run)"
+    return certified(layer, documented, f"from_keras, {len(arrays)} arrays", what)
+
+
+def _linear(name: str, part: Any, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a Linear, or of a matrix with its bias beside it."""
+    if isinstance(part, Tensor):
+        return part, bias
+    if not isinstance(part, nn.Linear):
+        raise HeadwiseError(f"{name} is {type(part).__name__}; pass an nn.Linear, or its weight as (out, in)")
+    if bias is not None and part.bias is not None:
+        raise HeadwiseError(f"{name} is a Linear with a bias of its own, and {name}_bias= is given too; pass one")
+    return part.weight, part.bias if bias is None else bias
+
+
+def _packed_width(weight: Tensor, bias: Tensor | None, n_heads: int, kv_heads: int, layout: str) -> int:
+    """The width of a head, out of the number of rows."""
+    if layout not in ("qkv", "per_head", "per_group"):
+        raise HeadwiseError(f"layout={layout!r} is not known; one of qkv, per_head, per_group")
+    require_size("n_heads", n_heads)
+    require_size("n_kv_heads", kv_heads)
+    check_matrix("weight", weight)
+    if layout == "per_head" and kv_heads != n_heads:
+        raise HeadwiseError(
+            f'layout "per_head" gives each of {n_heads} heads its own key and value, and n_kv_heads={kv_heads}; '
+            f'pass layout="per_group" or "qkv"'
+        )
+    if n_heads % kv_heads:
+        raise HeadwiseError(f"n_kv_heads={kv_heads} does not divide n_heads={n_heads}")
+    rows, heads = weight.shape[0], n_heads + 2 * kv_heads
+    if rows % heads:
+        raise HeadwiseError(
+            f"weight has {rows} rows; n_heads={n_heads} and n_kv_heads={kv_heads} need a multiple of "
+            f"{n_heads} + 2 * {kv_heads} = {heads}"
+        )
+    if bias is not None and tuple(bias.shape) != (rows,):
+        raise HeadwiseError(f"bias has shape {tuple(bias.shape)}; weight has {rows} rows")
+    return rows // heads
+
+
+def _unpacked(rows: Tensor, layout: str, n_heads: int, kv_heads: int, width: int) -> list[Tensor]:
+    """The rows of queries, keys and values, each in the order of the heads."""
+    if layout == "qkv":
+        n, m = n_heads * width, kv_heads * width
+        return [rows[:n], rows[n : n + m], rows[n + m :]]
+    blocks = rows.reshape(kv_heads, -1, *rows.shape[1:])  # "per_head" has groups of one
+    return [
+        block.flatten(0, 1) for block in (blocks[:, : -2 * width], blocks[:, -2 * width : -width], blocks[:, -width:])
+    ]
+
+
+def _keras_call(
+    arrays: Mapping[tuple[str, str], np.ndarray], x: np.ndarray, source: np.ndarray, added: np.ndarray | None
+) -> np.ndarray:
+    """Keras' own order: three EinsumDense, the query divided by sqrt(key_dim), softmax, EinsumDense."""
+
+    def dense(role: str, equation: str, value: np.ndarray) -> np.ndarray:
+        wide = np.promote_types(arrays[role, "kernel"].dtype, np.float32)
+        out = np.einsum(equation, value.astype(wide), arrays[role, "kernel"].astype(wide))
+        return np.asarray(out + arrays[role, "bias"] if (role, "bias") in arrays else out)
+
+    query = dense("query", "btc,chd->bthd", x)
+    key, value = dense("key", "bsc,chd->bshd", source), dense("value", "bsc,che->bshe", source)
+    key, value = (np.repeat(y, query.shape[2] // y.shape[2], axis=2) for y in (key, value))
+    scores = np.einsum("bshd,bthd->bhts", key, query / math.sqrt(query.shape[-1]))
+    scores = scores if added is None else scores + added.clip(min=-1e9)  # as Keras, no -inf
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    heads = np.einsum("bhts,bshe->bthe", powers / powers.sum(-1, keepdims=True), value)
+    return dense("attention_output", "bthe,heo->bto", heads.astype(query.dtype))
+
+
+def _keras_arrays(weights: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str, str], np.ndarray]:
+    """The arrays by role and kind, such as ("query", "kernel")."""
+    if isinstance(weights, Mapping):
+        named = {tuple(path.removesuffix(":0").split("/")[-2:]): np.asarray(array) for path, array in weights.items()}
+        wanted = {(role, kind) for role in KERAS_ROLES for kind in ("kernel", "bias")}
+        unknown = sorted("/".join(name) for name in set(named) - wanted)
+        missing = [f"{role}/kernel" for role in KERAS_ROLES if (role, "kernel") not in named]
+        if unknown or missing or len(named) != len(weights):
+            raise HeadwiseError(
+                f"Keras weights: {len(weights)} paths, unknown {unknown}, missing {missing}; one layer has "
+                f"{', '.join(KERAS_ROLES)}, each with a kernel and perhaps a bias"
+            )
+        return {(role, kind): named[role, kind] for role, kind in wanted if (role, kind) in named}
+    kinds = {4: ("kernel",), 8: ("kernel", "bias")}.get(len(weights))
+    if kinds is None:
+        raise HeadwiseError(
+            f"Keras MultiHeadAttention has 8 weights, or 4 with use_bias=False, and these are {len(weights)}; "
+            f"pass get_weights() of one attention layer"
+        )
+    names = [(role, kind) for role in KERAS_ROLES for kind in kinds]
+    return dict(zip(names, map(np.asarray, weights), strict=True))
+
+
+def _from_numpy(name: str, array: np.ndarray) -> Tensor:
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise HeadwiseError(f"Keras {name} is {array.dtype}; pass float16, float32 or float64")
+    return torch.from_numpy(np.array(array))

@@ -1,0 +1,272 @@
+"""The multi-head attention layer: four Linears around `attend`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.layer.head import Heads, permuted, without
+from headwise.masks import Alibi, Bias, Lengths, Mask, Window, bare_mask_error
+from headwise.positions import RelativeBias, RoPE
+from headwise.records import Call
+from headwise.rungs.cache import KVCache
+from headwise.rungs.rope import Rotation
+from headwise.rungs.tensor import attend
+from headwise.spec import AttentionSpec, Options
+
+_numbers = itertools.count()
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention for self and cross attention, MHA, GQA and MQA, with or without a cache.
+
+    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.2. The arguments are the fields of `AttentionSpec`, which
+    explains them; `layer.spec` gives them back with every size filled in. The projections are the Linear modules
+    `q_proj` (h*d, d_in), `k_proj` (g*d, d_context), `v_proj` (g*e, d_context), `o_proj` (d_out, h*e); head 3 owns rows
+    3*d to 4*d of `q_proj.weight` and columns 3*e to 4*e of `o_proj.weight`, and `layer.heads[3]` hands them out.
+
+        layer = MultiHeadAttention(768, 12, n_kv_heads=4, mask=Causal(), rope=RoPE())
+        y = layer(x)                                            # (B, T, 768) -> (B, T, 768)
+        y = layer(x, context=memory, mask=Lengths(lengths))     # cross attention
+        y = layer(next_token, cache=cache)                      # with cache = KVCache()
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        d_in: int | None = None,
+        d_context: int | None = None,
+        d_out: int | None = None,
+        q_bias: bool = False,
+        kv_bias: bool = False,
+        out_bias: bool = False,
+        out_proj: bool = True,
+        mask: Mask | None = None,
+        rope: RoPE | None = None,
+        qk_norm: bool = False,
+        softcap: float | None = None,
+        sink: bool = False,
+        dropout: float = 0.0,
+        relative_bias: RelativeBias | None = None,
+        kv_index: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.spec = spec = AttentionSpec(**given)
+        self.q_proj = nn.Linear(spec.d_in, spec.q_dim, bias=q_bias)
+        self.k_proj = nn.Linear(spec.d_context, spec.k_dim, bias=kv_bias)
+        self.v_proj = nn.Linear(spec.d_context, spec.v_dim, bias=kv_bias)
+        self.o_proj = nn.Linear(spec.joined_dim, spec.d_out, bias=out_bias) if out_proj else None
+        self.q_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
+        self.k_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
+        self.sink = nn.Parameter(torch.zeros(n_heads)) if sink else None
+        buckets = relative_bias.n_buckets if relative_bias else 0
+        self.relative_bias = nn.Parameter(torch.zeros(buckets, n_heads)) if relative_bias else None
+        self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
+        self._rotation = Rotation(rope, spec.head_dim) if rope else None
+        self._number = next(_numbers)  # by which a cache knows its layer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is another layer: a cache must not take it for this one."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._number = next(_numbers)
+
+    @classmethod
+    def from_spec(cls, spec: AttentionSpec) -> MultiHeadAttention:
+        """The layer that a spec describes."""
+        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
+
+    @property
+    def heads(self) -> Heads:
+        """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
+        return Heads(self)
+
+    def without(self, heads: Sequence[int]) -> MultiHeadAttention:
+        """A smaller layer that computes what this one does with gate 0 on those heads; see `headwise.layer.head`."""
+        return without(self, heads)
+
+    def permuted(self, order: Sequence[int]) -> MultiHeadAttention:
+        """A layer whose head i is this one's head order[i]: the same function, its heads in another order."""
+        return permuted(self, order)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        mask: Mask | None = None,
+        cache: KVCache | None = None,
+        positions: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from x (B,T,d_in) to itself, or to `context` (B,S,d_context). Returns (B,T,d_out).
+
+        mask       joined with the layer's own mask by &; S counts what the cache holds
+        cache      keys and values of earlier tokens, x being what comes after them; or of the context, computed by the
+                   first call and used by the later ones, which may leave `context` out
+        positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
+        gate       (H,) multiplies each head's output; gate 0 silences a head
+        """
+        both = self.mask_with(mask)
+        self.check(x, context, both, cache, positions)
+        start = 0 if cache is None else cache.length
+        q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
+        if cache is not None and cache.holds_context:
+            k, v = cache.held(context)
+        else:
+            source = x if context is None else context
+            k = self._ready(self.k_proj(source), self.spec.n_kv_heads, self.k_norm, start, positions)
+            v = self._split(self.v_proj(source), self.spec.n_kv_heads)
+            if cache is not None:
+                k, v = cache.offer(k, v)
+        if self.relative_bias is not None:
+            bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2]))
+            both = bias if both is None else both & bias
+
+        options = self.options(both, gate)
+        out = attend(q, k, v, options)
+        if cache is not None:  # only now: a call that was refused leaves the cache as it was
+            cache.take(self._number, context)
+        if self.watchers:
+            cross = context is not None or (cache is not None and cache.holds_context)
+            for watcher in self.watchers:
+                changed = watcher(Call(self, q, k, v, options, out, cross, start))
+                out = out if changed is None else changed
+        joined = out.transpose(1, 2).flatten(2)
+        result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
+        return result
+
+    def mask_with(self, mask: Mask | None) -> Mask | None:
+        """The layer's own mask joined with that of a call."""
+        own = self.spec.mask
+        return own & mask if own is not None and mask is not None else own if mask is None else mask
+
+    def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
+        """What the layer passes to `attend` besides q, k and v."""
+        dropout = self.spec.dropout if self.training else 0.0
+        return Options(mask, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
+
+    def _ready(
+        self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
+    ) -> Tensor:
+        """Projected queries or keys as (B,h,T,d), normed and turned."""
+        x_bhtd = self._split(x_btc, n_heads)
+        first = self._rotation is not None and self._rotation.rope.before_norm
+        if self._rotation is not None and first:
+            x_bhtd = self._rotation(x_bhtd, start, positions)
+        if norm is not None:
+            # Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain.
+            gain = getattr(norm, "weight", x_bhtd)
+            x_bhtd = norm(x_bhtd.to(gain.dtype)).to(x_bhtd.dtype)
+        if self._rotation is not None and not first:
+            x_bhtd = self._rotation(x_bhtd, start, positions)
+        return x_bhtd
+
+    def _split(self, x_btc: Tensor, n_heads: int) -> Tensor:
+        """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width."""
+        B, T, width = x_btc.shape
+        return x_btc.reshape(B, T, n_heads, width // n_heads).transpose(1, 2)
+
+    def _bias_by_distance(self, T: int, S: int) -> Tensor:
+        """The learned bias (1,H,T,S); queries stand at the end of the keys."""
+        rule = self.spec.relative_bias
+        assert rule is not None and self.relative_bias is not None
+        device = self.relative_bias.device
+        behind = torch.arange(T, device=device)[:, None] + (S - T) - torch.arange(S, device=device)
+        n, first = rule.n_buckets, torch.zeros_like(behind)
+        if rule.two_sided:
+            n //= 2
+            first = n * (behind < 0)
+            behind = behind.abs()
+        behind = behind.clamp(min=0)
+        exact = n // 2
+        steps = torch.log(behind.clamp(min=1) / exact) / math.log(rule.max_distance / exact) * (n - exact)
+        bucket = torch.where(behind < exact, behind, (exact + steps.long()).clamp(max=n - 1))
+        return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
+
+    def check(
+        self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
+    ) -> None:
+        """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
+        _require_width("x", x, self.spec.d_in, "d_in")
+        if mask is not None and not isinstance(mask, Mask):
+            raise bare_mask_error(mask)
+        if positions is not None and self._rotation is None:
+            raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
+        if positions is not None and tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
+            raise HeadwiseError(
+                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
+                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
+            )
+        if cache is not None:
+            cache.check_layer(self._number)
+            if cache.batch not in (None, x.shape[0]):
+                raise HeadwiseError(
+                    f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
+                )
+            if cache.window is not None and context is None:
+                _check_rolling(cache.window, mask)
+        if context is None:
+            if self.spec.d_context != self.spec.d_in and (cache is None or not cache.holds_context):
+                raise HeadwiseError(
+                    f"this layer reads keys of width d_context={self.spec.d_context} and x has {self.spec.d_in}; "
+                    f"pass context="
+                )
+            return
+        _require_width("context", context, self.spec.d_context, "d_context")
+        if x.shape[0] != context.shape[0]:
+            raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
+        if cache is not None and cache.length and not cache.holds_context:
+            raise HeadwiseError(
+                f"the cache holds {cache.length} tokens of self attention, and context= is passed; "
+                f"use a new KVCache for it"
+            )
+        if self._rotation is not None:
+            raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
+        if cache is not None and cache.window is not None:
+            raise HeadwiseError(
+                f"context= with a cache of window={cache.window}: a context does not roll; drop window="
+            )
+
+    def extra_repr(self) -> str:
+        sizes = f"n_heads={self.spec.n_heads}, n_kv_heads={self.spec.n_kv_heads}, head_dim={self.spec.head_dim}"
+        return sizes if self.spec.mask is None else f"{sizes}, mask={self.spec.mask!r}"
+
+
+def _check_rolling(window: int, mask: Mask | None) -> None:
+    """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
+    parts = () if mask is None else mask.parts()
+    for part in parts:
+        if isinstance(part, Lengths):
+            raise HeadwiseError(
+                f"Lengths with a cache of window={window}: it counts from the first key, which rolls away"
+            )
+        if isinstance(part, Window | Alibi) and part.offset is not None:
+            raise HeadwiseError(
+                f"{type(part).__name__}(offset={part.offset}) with a cache of window={window}: the offset counts from "
+                f"the first key, which rolls away; leave it out"
+            )
+    lefts = [part.left for part in parts if isinstance(part, Window) and part.left is not None]
+    if not lefts or min(lefts) > window:
+        reach = f"Window(left={min(lefts)})" if lefts else "no Window"
+        raise HeadwiseError(
+            f"a cache of window={window} drops what is older, and this layer looks further back: it has {reach}; "
+            f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"
+        )
+
+
+def _require_width(name: str, x: Tensor, width: int, field: str) -> None:
+    if x.ndim != 3:
+        raise HeadwiseError(f"{name} has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
+    if x.shape[-1] != width:
+        raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")

@@ -1,1 +1,0 @@
-"""Small models: tokens, corpora, training, and the baselines they have to beat."""

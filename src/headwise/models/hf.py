@@ -1,0 +1,256 @@
+"""The one door to transformers: model folders, their tokenizers, and the attention interface.
+
+Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands each such call of
+some modules to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is run,
+and no pickle is opened.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils import logging
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.tokens import BOUNDARY
+
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
+NAME = "headwise"  # of our entry in the two interfaces
+
+# query (B,H,T,D), key (B,G,S,D), value (B,G,S,E), mask and keywords as transformers gives them -> (B,H,T,E)
+Attention = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, Mapping[str, Any]], Tensor]
+
+_routes: WeakKeyDictionary[nn.Module, Attention] = WeakKeyDictionary()
+
+
+def load_folder(folder: Path) -> PreTrainedModel:
+    """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included)."""
+    config = read_config(folder)
+    pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+    if not any(folder.glob("*.safetensors")):
+        if pickled:
+            raise HeadwiseError(
+                f"{folder / pickled[0]} is a pickle, which can run code; convert it to model.safetensors"
+            )
+        raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
+    kind = _architecture(folder, config)
+    _check_shards(folder)
+    with _quiet():
+        try:
+            model, found = kind.from_pretrained(
+                folder,
+                config=_own_choices(_config_class(kind, folder).from_pretrained(folder, **LOCAL)),
+                use_safetensors=True,
+                output_loading_info=True,
+                **LOCAL,
+            )
+        except Exception as error:  # the library lets through whatever its parts raise
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if _brings_code(folder / "config.json"):
+                first = f"transformers has no class for it{FOREIGN_CODE}"
+            raise HeadwiseError(f"{folder} does not load as {kind.__name__}: {first}") from None
+    if found["missing_keys"]:  # transformers would draw them at random
+        raise HeadwiseError(
+            f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(found['missing_keys'])[:3])}"
+        )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def _config_class(kind: Any, folder: Path) -> Any:
+    """The class of the config; `AutoConfig` where `config.json` names no architecture."""
+    return AutoConfig if kind is AutoModel else kind.config_class
+
+
+def _own_choices(config: Any) -> Any:
+    """A config without what could lead to foreign code: its own kernels of attention, and code of the folder."""
+    for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if part is not None:
+            part._attn_implementation = None
+            if hasattr(part, "auto_map"):
+                del part.auto_map
+    return config
+
+
+def _brings_code(path: Path) -> bool:
+    """Does this file of a model folder name code that lies beside it?"""
+    try:
+        return "auto_map" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _check_shards(folder: Path) -> None:
+    """The index of a sharded model names safetensors files of this folder, and those are there."""
+    path = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists() or not path.exists():
+        return
+    try:
+        names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
+    for name in sorted(names, key=str):
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise HeadwiseError(f"{path} names {name!r}, which is no safetensors file of this folder; it is not opened")
+        if not (folder / name).is_file():
+            raise HeadwiseError(f"{path} names {name}, which is not there; the model is not whole")
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
+    """The class that `config.json` names; where it names none, the model without a head."""
+    names = config.get("architectures")
+    if not names:
+        return AutoModel
+    name = names[0] if isinstance(names, list) else None
+    kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    if kind is None and isinstance(name, str):
+        raise HeadwiseError(
+            f"{folder / 'config.json'} names the architecture {name}, which transformers {transformers.__version__} "
+            f"does not have{FOREIGN_CODE if 'auto_map' in config else ''}"
+        )
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        raise HeadwiseError(
+            f"{folder / 'config.json'} names the architecture {name or names}, which is no model of transformers "
+            f"{transformers.__version__}"
+        )
+    return kind
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+    if not path.exists():
+        raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise HeadwiseError(f"{path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise HeadwiseError(f"{path} holds no fields")
+    return config
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Is there a tokenizer file?"""
+    names = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+    return any((folder / name).exists() for name in names)
+
+
+class FolderTokens:
+    """The tokenizer of a model folder, through transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        with _quiet():
+            try:
+                self._tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
+            except Exception as error:  # the library lets through whatever its parts raise
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                if _brings_code(folder / "tokenizer_config.json"):
+                    first = f"transformers has no class for it{FOREIGN_CODE}"
+                raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
+        boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other
+        self.frame = ([boundary], []) if boundary is not None else self._find_frame()
+        self.specials = frozenset(self._tokenizer.all_special_ids)
+
+    def _find_frame(self) -> tuple[list[int], list[int]]:
+        """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""
+        framed = list(self._tokenizer("a").input_ids)
+        plain = self.encode("a")
+        for start in range(len(framed) - len(plain) + 1):
+            if framed[start : start + len(plain)] == plain:
+                return framed[:start], framed[start + len(plain) :]
+        return [], []
+
+    def __len__(self) -> int:
+        return len(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without those of the frame."""
+        with _quiet():  # a text longer than the model is cut into documents later
+            return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each id as a reader should see it; what is no whole character shows as the vocabulary writes it."""
+        shown = []
+        for i in ids:
+            text = str(self._tokenizer.decode([i]))
+            shown.append(str(self._tokenizer.convert_ids_to_tokens(i)) if not text or "\ufffd" in text else text)
+        return tuple(shown)
+
+
+def is_hf(module: nn.Module) -> bool:
+    """Is this a model of transformers?"""
+    return isinstance(module, PreTrainedModel)
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Does the forward of this module call the attention interface itself?"""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+@contextmanager
+def routed(model: nn.Module, routes: Mapping[nn.Module, Attention]) -> Iterator[None]:
+    """Inside this block the attention of each module in `routes` is computed by its function.
+
+    Blocks nest: the innermost one serves a module, and the end of a block brings back what was before.
+    """
+    before = {module: _routes.get(module) for module in routes}
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    found = [(config, config._attn_implementation) for config in configs.values()]
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without it the causal and padding masks would be lost
+    _routes.update(routes)
+    try:
+        for config, _ in found:
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, implementation in found:
+            config._attn_implementation = implementation
+        for module, route in before.items():
+            if route is None:
+                _routes.pop(module, None)
+            else:
+                _routes[module] = route
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
+) -> tuple[Tensor, None]:
+    """Our entry in the attention interface; returns (B,T,H,E)."""
+    route = _routes.get(module)
+    if route is None:
+        raise HeadwiseError(
+            f"{type(module).__name__} calls the attention interface outside the model that is watched; "
+            f"watch the whole model"
+        )
+    return route(module, query, key, value, attention_mask, keywords).transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's progress bars and warnings: what matters is said by our own errors."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,0 +1,128 @@
+"""Where the heads of a reshaped model come from: `headwise.json` says which head of each earlier model they were.
+
+Models are known by the contents of their weights, not by their folders, which are moved and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.run import RUN
+from headwise.records import Ancestor, HeadProfile, HeadSurvey
+
+RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
+WEIGHTS = "model*.safetensors"
+BLOCK = 1 << 24  # bytes read at once
+
+
+def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) -> tuple[Ancestor, ...]:
+    """The models that a child of `source`, to be written to `out`, comes from, the nearest first.
+
+    origins  for each layer of the child the number in `source` of each of its heads
+    """
+
+    def seen_from_out(path: Path) -> str:
+        return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
+
+    found = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
+    for older in recorded(source):
+        try:
+            rows = list(zip(origins, older.heads, strict=True))
+            heads = tuple(tuple(row[n] for n in own) for own, row in rows)
+            found.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
+        except (ValueError, IndexError):
+            raise _damaged(source / RECORD) from None
+    return tuple(found)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of a folder's weights."""
+    paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
+    return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+
+
+@lru_cache(maxsize=16)  # a command asks several times, and files may be large
+def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Of files one after the other; sizes and times are there so that a changed file is read again."""
+    found = hashlib.sha256()
+    for path, _, _ in files:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                found.update(block)
+    return found.hexdigest()
+
+
+def run_of(folder: Path) -> Path | None:
+    """The run of headwise that a folder is, or that its model comes from; None without one, or where it has moved."""
+    if (folder / RUN).exists():
+        return folder
+    for older in recorded(folder):
+        path = folder / older.folder
+        if (path / RUN).exists() and digest(path) == older.digest:
+            return path
+    return None
+
+
+def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
+    """Heads of one model and the heads of another that they come from, go to, or share an ancestor with, by name.
+
+    None where neither comes from the other and both come from no third model.
+    """
+    records = [recorded(path) for path in (folder, other)]
+    if not any(records):
+        return None
+    ours, theirs = (
+        {digest(path): None} | {older.digest: _names(older.heads) for older in record}
+        for path, record in zip((folder, other), records, strict=True)
+    )
+    common = next((known for known in ours if known in theirs), None)
+    if common is None:
+        return None
+    mine, yours = ours[common], theirs[common]
+    if mine is None and yours is None:
+        return None  # the same weights
+    if yours is None:
+        return mine
+    back = {older: name for name, older in yours.items()}
+    return back if mine is None else {name: back[older] for name, older in mine.items() if older in back}
+
+
+def renamed(survey: HeadSurvey, pairs: dict[str, str]) -> HeadSurvey:
+    """A survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.
+
+    A head without a counterpart is `L0.H1 (gone)`.
+    """
+    known = {own: name for name, own in pairs.items()}
+
+    def called(profile: HeadProfile) -> HeadProfile:
+        name = known.get(profile.name, f"{profile.name} (gone)")
+        return replace(profile, name=name, was=profile.name)
+
+    return replace(survey, profiles=tuple(map(called, survey.profiles)))
+
+
+def recorded(folder: Path) -> list[Ancestor]:
+    """The ancestors that a folder's record names; none without a record. Raises HeadwiseError for a damaged one."""
+    path = folder / RECORD
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["ancestors"]
+        return [Ancestor(x["folder"], x["digest"], tuple(map(tuple, x["heads"]))) for x in found]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> HeadwiseError:
+    return HeadwiseError(f"{path} is damaged: it does not say where the model's heads come from; remove it")
+
+
+def _names(heads: Sequence[Sequence[int]]) -> dict[str, str]:
+    return {f"L{layer}.H{n}": f"L{layer}.H{old}" for layer, row in enumerate(heads) for n, old in enumerate(row)}

@@ -1,0 +1,84 @@
+"""Any model folder: a run of headwise, or a model in Hugging Face layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import nn
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.run import RUN, load_run
+
+
+class TextTokens(Protocol):
+    """What a text needs to become ids, and ids to be read."""
+
+    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document
+    specials: frozenset[int]  # ids that stand for no text
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each id as a reader should see it, one by one."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model that was read from a folder, in eval mode."""
+
+    path: Path
+    model: nn.Module  # a GPT of ours, or a PreTrainedModel
+    tokens: TextTokens | None  # None when the folder has no tokenizer
+    context: int | None  # most tokens of a document; None where the model sets no bound
+    family: str  # "headwise", or transformers' model_type
+    vocab_size: int | None
+
+    @property
+    def name(self) -> str:
+        """How a reader knows the model: the name of its folder, with that above it where it is just `model`."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/model" if path.name == "model" else path.name
+
+
+def open_folder(path: Path) -> Folder:
+    """Read a model folder, with our own model where it is one of ours, else through transformers.
+
+    Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
+    """
+    if is_own(path):
+        model, tokens = load_run(path)
+        return Folder(path, model, tokens, model.config.context, "headwise", model.config.vocab_size)
+    try:
+        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
+    loaded = load_folder(path)
+    found = FolderTokens(path) if has_tokenizer(path) else None
+    config = loaded.config.get_text_config()
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if getattr(config, "model_type", "") in RELATIVE:
+        context = None
+    return Folder(path, loaded, found, context, loaded.config.model_type, getattr(config, "vocab_size", None))
+
+
+RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
+
+
+def is_own(path: Path) -> bool:
+    """Does the folder hold a run, or a model that headwise wrote?"""
+    if (path / RUN).exists():
+        return True
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "headwise" in config

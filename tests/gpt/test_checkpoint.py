@@ -1,0 +1,334 @@
+"""Reading model folders: whatever is wrong with one is said in one error, and no pickle is ever opened."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+
+from headwise import HeadwiseError
+from headwise.gpt.checkpoint import load_model, read_metadata, read_tensors, save_model, write_tensors
+from headwise.gpt.tokens import Tokens
+
+TOKENS = Tokens.characters("abcdefghijklmnopqrs", boundary=False)
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+@pytest.fixture(params=["llama", "nanogpt", "microgpt"])
+def folder(request: Any, tiny: Any, tmp_path: Path) -> Path:
+    """A sound model folder, one for each kind of names."""
+    save_model(tmp_path / "run", tiny(request.param), TOKENS)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def sound(tiny: Any, tmp_path: Path) -> Path:
+    save_model(tmp_path / "run", tiny("llama"), TOKENS)
+    return tmp_path / "run"
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(HeadwiseError) as caught:
+        load_model(folder)
+    return str(caught.value)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    config["headwise"].update(changes)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+class Trap:
+    """Opening this pickle creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Path:
+    """The file that a trap creates. A trap that is opened does create it."""
+    path = tmp_path / "sprung"
+    pickle.loads(pickle.dumps(Trap(path)))
+    assert path.exists()
+    path.unlink()
+    return path
+
+
+def test_a_folder_holds_what_hugging_face_expects(folder: Path) -> None:
+    assert sorted(p.name for p in folder.iterdir()) == [CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json"]
+
+
+def test_saving_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    model, tokens = load_model(folder)
+    save_model(tmp_path / "again", model, tokens)
+    for path in folder.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_cut_short_at_any_point(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    rng = random.Random(0)
+    cuts = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(data) - 1, *rng.sample(range(len(data)), 30)}
+    for cut in cuts:
+        (folder / WEIGHTS).write_bytes(data[:cut])
+        message = refusal(folder)
+        assert f"{WEIGHTS} is damaged or cut short ({cut} bytes)" in message
+
+
+def test_a_damaged_header_is_an_error_or_harmless(sound: Path) -> None:
+    """A flipped byte may hit a free-form string; otherwise it is refused. It never ends in any other exception."""
+    data = (sound / WEIGHTS).read_bytes()
+    header, rng, refused = 8 + int.from_bytes(data[:8], "little"), random.Random(1), 0
+    for place in [*range(8), *rng.sample(range(8, header), 200)]:
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << rng.randrange(8)
+        (sound / WEIGHTS).write_bytes(damaged)
+        try:
+            load_model(sound)
+        except HeadwiseError:
+            refused += 1
+    assert refused > 150
+
+
+def test_bytes_behind_the_end_are_refused(sound: Path) -> None:
+    with (sound / WEIGHTS).open("ab") as file:
+        file.write(b"more")
+    assert "is damaged or cut short" in refusal(sound)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_torch_save_under_the_name_of_safetensors(sound: Path, sprung: Path, new_format: bool) -> None:
+    torch.save({"a": Trap(sprung)}, sound / WEIGHTS, _use_new_zipfile_serialization=new_format)
+    assert "is a pickle under another name, which can run code; convert it to safetensors" in refusal(sound)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
+def test_no_file_of_the_folder_is_unpickled(sound: Path, sprung: Path, protocol: int, name: str) -> None:
+    (sound / name).write_bytes(pickle.dumps(Trap(sprung), protocol=protocol))
+    assert name in refusal(sound)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "weights.pkl"])
+def test_pickled_weights_in_the_folder_are_refused_by_name(sound: Path, sprung: Path, name: str) -> None:
+    (sound / WEIGHTS).unlink()
+    torch.save({"a": Trap(sprung)}, sound / name)
+    assert f"{name} is a pickle, which can run code; convert it to model.safetensors" in refusal(sound)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl"])
+def test_a_path_to_a_pickle_is_refused_by_name(tmp_path: Path, sprung: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix}"
+    torch.save({"a": Trap(sprung)}, path)
+    assert f"{path} is a pickle, which can run code" in refusal(path)
+    with pytest.raises(HeadwiseError, match="is a pickle, which can run code"):
+        read_tensors(path)
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers(sound: Path, value: float) -> None:
+    tensors = load_file(sound / WEIGHTS)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, sound / WEIGHTS)
+    assert "has NaN or inf in model.layers.1.mlp.up_proj.weight; the model is not usable" in refusal(sound)
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert "is no run folder; train one with `headwise train --out" in refusal(tmp_path / "none")
+
+
+def test_a_file_in_place_of_the_folder(sound: Path) -> None:
+    assert "is no run folder" in refusal(sound / CONFIG)
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (WEIGHTS, "has no model.safetensors: it is no run folder, or its training has not finished"),
+        (CONFIG, "has no config.json"),
+        (TOKENIZER, "has no tokenizer.json"),
+    ],
+)
+def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
+    (folder / name).unlink()
+    assert message in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"no json",
+        b"\xff\xfe{}",
+        b"[]",
+        b"3",
+        b"null",
+        b"{}",
+        b'{"model_type": "llama"}',
+        b'{"headwise": 3}',
+        b'{"headwise": [1]}',
+        b'{"headwise": {}}',
+        b'{"headwise": null}',
+    ],
+)
+def test_a_config_that_says_nothing_of_ours(sound: Path, content: bytes) -> None:
+    (sound / CONFIG).write_bytes(content)
+    assert f"{CONFIG} does not describe a headwise model" in refusal(sound)
+
+
+def test_a_field_that_is_not_known_is_named(sound: Path) -> None:
+    change_config(sound, n_brains=3)
+    assert "n_brains" in refusal(sound)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_layers": 1.5},
+        {"n_layers": "2"},
+        {"n_layers": None},
+        {"n_layers": 0},
+        {"vocab_size": 19.5},
+        {"d_ff": -3},
+        {"d_ff": "wide"},
+        {"d_model": 24.0},
+        {"n_kv_heads": "x"},
+        {"norm_eps": "small"},
+        {"rope_theta": None},
+        {"context": "long"},
+        {"activation": ["silu"]},
+        {"dropout": 2},
+    ],
+    ids=str,
+)
+def test_a_field_of_a_wrong_kind(sound: Path, changes: dict[str, Any]) -> None:
+    change_config(sound, **changes)
+    refusal(sound)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"d_ff": 29}, {"d_model": 12}, {"vocab_size": 23}, {"n_layers": 3}, {"n_kv_heads": 3}, {"qk_norm": True}],
+    ids=str,
+)
+def test_weights_that_do_not_fit_the_config(sound: Path, changes: dict[str, Any]) -> None:
+    change_config(sound, **changes)
+    assert "holds weights that do not fit its config.json" in refusal(sound)
+
+
+@pytest.mark.parametrize("changes", [{"n_layers": 1}, {"tied": True}], ids=str)
+def test_weights_that_the_config_has_no_place_for(sound: Path, changes: dict[str, Any]) -> None:
+    """Half a model is not a model: no tensor of the file is left out in silence."""
+    change_config(sound, **changes)
+    assert "holds weights that do not fit its config.json" in refusal(sound)
+
+
+def test_every_tensor_is_needed(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    for name in tensors:
+        save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / WEIGHTS)
+        message = refusal(folder)
+        assert "holds weights that do not fit its config.json" in message
+        assert name in message
+
+
+@pytest.mark.parametrize("change", ["wider", "longer", "flat", "scalar", "empty"])
+def test_every_tensor_s_shape_is_checked(folder: Path, change: str) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    for name, tensor in tensors.items():
+        if not tensor.any():
+            continue  # GPT-2's biases of a model that has none
+        wrong = {
+            "wider": torch.cat([tensor, tensor[..., -1:]], -1),
+            "longer": torch.cat([tensor, tensor[-1:]], 0),
+            "flat": tensor.flatten()[None],
+            "scalar": tensor.flatten()[0],
+            "empty": tensor[:0],
+        }[change]
+        save_file({**tensors, name: wrong.contiguous()}, folder / WEIGHTS)
+        assert "holds weights that do not fit its config.json" in refusal(folder)
+
+
+def test_an_empty_weights_file_of_no_tensors(sound: Path) -> None:
+    save_file({}, sound / WEIGHTS)
+    assert "holds weights that do not fit its config.json" in refusal(sound)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b"[]"])
+def test_a_damaged_tokenizer(sound: Path, content: bytes) -> None:
+    (sound / TOKENIZER).write_bytes(content)
+    assert f"{TOKENIZER} is no tokenizer file of the tokenizers library" in refusal(sound)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(sound: Path) -> None:
+    vocabulary = {chr(97 + i): i for i in range(23)}
+    Tokenizer(models.WordLevel(vocabulary)).save(str(sound / TOKENIZER))
+    message = refusal(sound)
+    assert "23" in message
+    assert "19" in message
+
+
+def test_half_precision_weights_are_read(sound: Path) -> None:
+    whole, _ = load_model(sound)
+    save_file({name: tensor.half() for name, tensor in load_file(sound / WEIGHTS).items()}, sound / WEIGHTS)
+    half, _ = load_model(sound)
+    assert half.lm_head.weight.dtype == torch.float32
+    torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
+
+
+def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(3, 5).T, "b": torch.tensor(7.0), "c": torch.zeros(0, 2)}
+    write_tensors(tmp_path / "x.safetensors", tensors, {"step": "11"})
+    again = read_tensors(tmp_path / "x.safetensors")
+    assert sorted(again) == ["a", "b", "c"]
+    assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
+    assert read_metadata(tmp_path / "x.safetensors") == {"step": "11"}
+
+
+def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
+    """The file begins with the length of its header, and some lengths begin like a pickle or a zip archive."""
+    path, beginnings = tmp_path / "x.safetensors", set()
+    for length in (*range(1, 300, 8), *range(19_280 - 100, 19_280, 8)):
+        save_file({"a" * length: torch.ones(3)}, path)
+        beginnings.add(path.read_bytes()[:2])
+        assert list(read_tensors(path)) == ["a" * length]
+    assert {b"\x80\x00", b"PK"} <= beginnings
+
+
+def test_a_save_that_fails_leaves_the_earlier_file_whole(
+    sound: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in sound.iterdir()}
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_model(sound, tiny("llama", seed=3), TOKENS)
+    assert {path.name: path.read_bytes() for path in sound.iterdir()} == before
+
+
+def test_a_left_over_temporary_file_is_no_obstacle(sound: Path, tiny: Any) -> None:
+    shutil.copy(sound / CONFIG, sound / f".{WEIGHTS}.1234.tmp")
+    save_model(sound, tiny("llama", seed=3), TOKENS)
+    load_model(sound)

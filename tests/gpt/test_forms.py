@@ -1,0 +1,177 @@
+"""Hugging Face reads our folders: the same logits, the same ids, nothing missing and nothing left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise import HeadwiseError
+from headwise.gpt.checkpoint import load_model, save_model
+from headwise.gpt.forms import hf_form
+from headwise.gpt.gpt import GPT
+from headwise.gpt.tokens import Tokens
+
+TEXT = "the quick brown fox jumps"
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> preset, form, changes
+    "verbs": ("verbs", "qwen3", {}),
+    "verbs untied": ("verbs", "qwen3", {"tied": False}),
+    "verbs kv heads": ("verbs", "qwen3", {"n_heads": 6, "n_kv_heads": 2, "head_dim": 10}),
+    "verbs theta": ("verbs", "qwen3", {"rope_theta": 37.0}),
+    "llama": ("llama", "llama", {}),
+    "llama mqa": ("llama", "llama", {"n_kv_heads": 1}),
+    "llama bias": ("llama", "llama", {"bias": True}),
+    "llama tied": ("llama", "llama", {"tied": True}),
+    "llama relu2": ("llama", "llama", {"activation": "relu2"}),
+    "llama relu": ("llama", "llama", {"activation": "relu"}),
+    "llama gelu": ("llama", "llama", {"activation": "gelu"}),
+    "llama gelu_tanh": ("llama", "llama", {"activation": "gelu_tanh"}),
+    "llama head_dim": ("llama", "llama", {"head_dim": 10}),
+    "llama theta": ("llama", "llama", {"rope_theta": 37.0}),
+    "llama eps": ("llama", "llama", {"norm_eps": 0.1}),
+    "nanogpt": ("nanogpt", "gpt2", {}),
+    "nanogpt bias": ("nanogpt", "gpt2", {"bias": True}),
+    "nanogpt untied": ("nanogpt", "gpt2", {"tied": False}),
+    "nanogpt gelu_tanh": ("nanogpt", "gpt2", {"activation": "gelu_tanh", "bias": True}),
+    "nanogpt d_ff": ("nanogpt", "gpt2", {"d_ff": 31}),
+    "nanogpt eps": ("nanogpt", "gpt2", {"norm_eps": 0.1}),
+}
+NO_FORM: dict[str, tuple[str, dict[str, Any]]] = {
+    "microgpt": ("microgpt", {}),
+    "llama without gains": ("llama", {"norm_gain": False}),
+    "llama with embedding norm": ("llama", {"embedding_norm": True}),
+    "llama without final norm": ("llama", {"final_norm": False}),
+    "llama with learned positions": ("llama", {"position": "learned"}),
+    "llama without gate": ("llama", {"gated": False}),
+    "llama with layer norm": ("llama", {"norm": "layer"}),
+    "verbs with bias": ("verbs", {"bias": True}),
+    "verbs with another eps": ("verbs", {"norm_eps": 1e-5}),
+    "nanogpt with kv heads": ("nanogpt", {"n_kv_heads": 1}),
+    "nanogpt with head_dim": ("nanogpt", {"head_dim": 7}),
+    "nanogpt with relu": ("nanogpt", {"activation": "relu"}),
+    "nanogpt with qk_norm": ("nanogpt", {"qk_norm": True}),
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """The library's own deprecations are not ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture(scope="module")
+def hf() -> Any:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    with quiet():
+        transformers = pytest.importorskip("transformers", reason="the forms need the extra hf")
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens.characters(TEXT, boundary=True)
+
+
+def read_by_hf(hf: Any, folder: Path) -> Any:
+    with quiet():
+        model, report = hf.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
+        assert not report[kind], kind
+    return model.eval()
+
+
+def same_bytes(one: GPT, other: GPT) -> bool:
+    a, b = one.state_dict(), other.state_dict()
+    return list(a) == list(b) and all(a[n].numpy().tobytes() == b[n].numpy().tobytes() for n in a)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hugging_face_computes_the_same_logits(
+    hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path, variant: str
+) -> None:
+    preset, form, changes = VARIANTS[variant]
+    model = tiny(preset, len(tokens), **changes)
+    save_model(tmp_path, model, tokens)
+    theirs = read_by_hf(hf, tmp_path)
+    ids = torch.randint(len(tokens), (2, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits = model(ids)
+        assert (theirs(ids).logits - logits).abs().max() < 1e-5
+        assert logits.std() > 0.1  # the comparison is not one of zeros
+    assert theirs.config.tie_word_embeddings == model.config.tied
+    assert theirs.config.model_type == form == hf_form(model.config)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_saved_is_read_back_byte_for_byte(tiny: Any, tokens: Tokens, tmp_path: Path, variant: str) -> None:
+    preset, _, changes = VARIANTS[variant]
+    model = tiny(preset, len(tokens), **changes)
+    save_model(tmp_path, model, tokens)
+    again, read = load_model(tmp_path)
+    assert again.config == model.config
+    assert same_bytes(again, model)
+    assert (again.lm_head.weight is again.token_embedding.weight) == model.config.tied
+    assert not again.training
+    assert read.encode(TEXT) == tokens.encode(TEXT)
+
+
+@pytest.mark.parametrize("variant", NO_FORM)
+def test_a_model_without_a_form_keeps_its_own_names(tiny: Any, tokens: Tokens, tmp_path: Path, variant: str) -> None:
+    preset, changes = NO_FORM[variant]
+    model = tiny(preset, len(tokens), **changes)
+    assert hf_form(model.config) is None
+    save_model(tmp_path, model, tokens)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "headwise"
+    assert same_bytes(load_model(tmp_path)[0], model)
+
+
+@pytest.mark.parametrize("preset", ["verbs", "nanogpt", "llama"])
+def test_what_hugging_face_saves_again_is_still_ours(
+    hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path, preset: str
+) -> None:
+    model = tiny(preset, len(tokens))
+    save_model(tmp_path, model, tokens)
+    theirs = read_by_hf(hf, tmp_path)
+    with quiet():
+        theirs.save_pretrained(tmp_path)
+    assert same_bytes(load_model(tmp_path)[0], model)
+
+
+def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tiny: Any, tokens: Tokens, tmp_path: Path) -> None:
+    """GPT-2 always has biases. One that was trained there cannot be dropped on the way back."""
+    save_model(tmp_path, tiny("nanogpt", len(tokens)), tokens)
+    theirs = read_by_hf(hf, tmp_path)
+    with torch.no_grad(), quiet():
+        theirs.transformer.h[1].mlp.c_fc.bias += 0.5
+        theirs.save_pretrained(tmp_path)
+    with pytest.raises(HeadwiseError, match=r"transformer\.h\.1\.mlp\.c_fc\.bias|blocks\.1\.feed_forward\.up\.bias"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["characters", "words"])
+def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tiny: Any, tmp_path: Path, kind: str) -> None:
+    ours = Tokens.characters(TEXT, boundary=True) if kind == "characters" else Tokens.words([TEXT])
+    save_model(tmp_path, tiny("llama", len(ours)), ours)
+    with quiet():
+        theirs = hf.AutoTokenizer.from_pretrained(tmp_path)
+    ids = ours.encode(TEXT)
+    assert theirs(TEXT)["input_ids"] == ids
+    assert theirs.decode(ids) == ours.decode(ids) == TEXT
+    assert len(theirs) == len(ours)
+
+
+def test_the_boundary_is_the_beginning_and_the_end(tiny: Any, tokens: Tokens, tmp_path: Path) -> None:
+    save_model(tmp_path, tiny("llama", len(tokens)), tokens)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["bos_token_id"] == config["eos_token_id"] == tokens.boundary == len(tokens) - 1

@@ -1,0 +1,169 @@
+"""Continuing a text: the cache changes nothing, the seed decides everything, and limits are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from headwise import HeadwiseError
+from headwise.gpt.generate import generate
+from headwise.gpt.presets import PRESETS
+
+NAMES = tuple(PRESETS)
+PROMPT = [3, 1, 4, 1, 5]
+N = 41  # far beyond the context of 11
+
+
+def text(model: Any, n: int = N, prompt: list[int] = PROMPT, **options: Any) -> list[int]:
+    return list(generate(model, prompt, n, **options))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {"seed": 3}, {"temperature": 0.7, "top_k": 5, "seed": 2}, {"temperature": 2.0}],
+    ids=str,
+)
+def test_the_cache_does_not_change_the_text(tiny: Any, name: str, options: dict[str, Any]) -> None:
+    model = tiny(name)
+    with_cache = text(model, **options)
+    assert len(with_cache) == N
+    assert text(model, cache=False, **options) == with_cache
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_takes_the_likeliest_and_forgets_the_older_half(tiny: Any, name: str) -> None:
+    model, ids, expected = tiny(name), list(PROMPT), []
+    for _ in range(N):
+        if len(ids) > 11:
+            ids = ids[-5:]
+        with torch.no_grad():
+            expected.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+        ids.append(expected[-1])
+    assert text(model, temperature=0) == expected
+
+
+def test_top_k_1_is_greedy(tiny: Any) -> None:
+    model = tiny("llama")
+    assert text(model, top_k=1, temperature=5.0, seed=7) == text(model, temperature=0)
+
+
+def test_the_seed_decides(tiny: Any) -> None:
+    model = tiny("llama")
+    torch.manual_seed(1)
+    first = text(model, seed=5)
+    torch.manual_seed(2)
+    assert text(model, seed=5) == first
+    assert text(model, seed=6) != first
+
+
+def test_generating_leaves_the_global_random_state(tiny: Any) -> None:
+    model = tiny("llama")
+    before = torch.get_rng_state()
+    text(model)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_sampling_follows_the_model(tiny: Any) -> None:
+    model, n = tiny("llama"), 3000
+    with torch.no_grad():
+        p = (model(torch.tensor([PROMPT]))[0, -1] / 1.5).softmax(-1)
+    counts = Counter(next(generate(model, PROMPT, 1, temperature=1.5, seed=seed)) for seed in range(n))
+    for token in range(19):
+        expected = p[token].item()
+        assert abs(counts[token] / n - expected) < 5 * (expected * (1 - expected) / n) ** 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("top_k", [2, 5])
+def test_top_k_samples_among_the_likeliest(tiny: Any, top_k: int) -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        likeliest = set(model(torch.tensor([PROMPT]))[0, -1].topk(top_k).indices.tolist())
+    seen = {next(generate(model, PROMPT, 1, temperature=9.0, top_k=top_k, seed=seed)) for seed in range(100)}
+    assert seen == likeliest
+
+
+def test_top_k_beyond_the_vocabulary_is_all(tiny: Any) -> None:
+    model = tiny("llama")
+    assert text(model, top_k=19) == text(model, top_k=1000) == text(model)
+
+
+def test_top_k_counts_tokens_of_equal_likelihood(tiny: Any) -> None:
+    """Where all are equally likely, still no more than k are sampled."""
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    seen = {next(generate(model, PROMPT, 1, top_k=3, seed=seed)) for seed in range(100)}
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-300])
+def test_a_low_temperature_is_nearly_greedy(tiny: Any, temperature: float) -> None:
+    model = tiny("llama")
+    assert text(model, temperature=temperature) == text(model, temperature=0)
+
+
+def test_stop_ends_the_text(tiny: Any) -> None:
+    model = tiny("llama")
+    whole = text(model, seed=1)
+    stop = whole[20]
+    assert text(model, seed=1, stop=stop) == whole[: whole.index(stop)]
+
+
+def test_no_tokens(tiny: Any) -> None:
+    assert text(tiny("llama"), 0) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_long_prompt_the_last_context_is_read(tiny: Any, name: str) -> None:
+    model, long = tiny(name), [(7 * i) % 19 for i in range(50)]
+    assert text(model, prompt=long, seed=2) == text(model, prompt=long[-11:], seed=2)
+
+
+def test_a_context_of_one(tiny: Any) -> None:
+    model = tiny("llama", context=1)
+    assert text(model, 7, seed=2) == text(model, 7, seed=2, cache=False)
+
+
+def test_no_gradients_are_kept(tiny: Any) -> None:
+    model = tiny("llama")
+    text(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_gradients_stay_on_between_two_tokens(tiny: Any) -> None:
+    for _ in generate(tiny("llama"), PROMPT, 3):
+        assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"prompt": []}, "the prompt is empty, and this model has no token that begins a text; pass --prompt"),
+        ({"prompt": [3, 19]}, "token id 19 lies outside the vocabulary of 19"),
+        ({"prompt": [3, -1]}, "token id -1 lies outside the vocabulary of 19"),
+        ({"n": -1}, "tokens=-1 is negative"),
+        ({"temperature": -0.5}, "temperature=-0.5 must be 0 or more; 0 takes the likeliest token"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"top_k": -3}, "top_k=-3 must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_refused(tiny: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        text(tiny("llama"), **arguments)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 3}], ids=str)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_damaged_weights_are_named(tiny: Any, options: dict[str, Any], value: float) -> None:
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3] = value
+    with pytest.raises(HeadwiseError, match=r"logits are NaN or inf; its weights are damaged or its training diverged"):
+        text(model, **options)

@@ -1,0 +1,208 @@
+"""The GPT: every preset is one class, causal, the same with and without caches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from headwise import HeadwiseError
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS, find_preset
+
+NAMES = tuple(PRESETS)
+B, V = 2, 19
+
+
+def ids(length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(V, (B, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_gives_finite_logits_near_uniform(name: str) -> None:
+    model = GPT(GPTConfig(vocab_size=V, **PRESETS[name].shape))
+    logits = model(ids(7))
+    assert logits.shape == (B, 7, V)
+    assert logits.dtype == torch.float32
+    assert F.cross_entropy(logits.flatten(0, 1), ids(7, 1).flatten()).item() == pytest.approx(math.log(V), abs=0.3)
+
+
+def test_microgpt_has_4192_parameters() -> None:
+    model = GPT(GPTConfig(vocab_size=27, **PRESETS["microgpt"].shape))
+    assert model.n_parameters == 4192
+    assert all(parameter.ndim == 2 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_token_changes_nothing_before_it(tiny: Any, name: str) -> None:
+    model, text = tiny(name), ids(11)
+    before = model(text)
+    for t in range(11):
+        other = text.clone()
+        other[:, t] = (other[:, t] + 1) % V
+        changed = (model(other) != before).any(-1).any(0)
+        assert not changed[:t].any()
+        assert changed[t:].all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunks", [[11], [1] * 11, [5, 1, 2, 3]], ids=str)
+def test_cached_equals_whole(tiny: Any, name: str, chunks: list[int]) -> None:
+    model, text = tiny(name).double(), ids(11)
+    caches = model.new_caches()
+    with torch.no_grad():
+        parts = [model(piece, caches) for piece in text.split(chunks, 1)]
+        tolerance = 1e-12 if model.config.position == "learned" else 1e-6
+        torch.testing.assert_close(torch.cat(parts, 1), model(text), rtol=tolerance, atol=tolerance)
+    assert [cache.length for cache in caches] == [11, 11]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_last_only_is_the_last_row(tiny: Any, name: str) -> None:
+    model = tiny(name)
+    last = model(ids(7), last_only=True)
+    assert last.shape == (B, 1, V)
+    torch.testing.assert_close(last, model(ids(7))[:, -1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_matters(tiny: Any, name: str) -> None:
+    model, text = tiny(name), torch.tensor([[1, 2, 3, 4, 5]])
+    swapped = torch.tensor([[2, 1, 3, 4, 5]])
+    assert (model(text)[0, -1] - model(swapped)[0, -1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tied_weights_are_one_tensor(tiny_config: Any, name: str) -> None:
+    tied, loose = (GPT(tiny_config(name, tied=value)) for value in (True, False))
+    assert tied.lm_head.weight is tied.token_embedding.weight
+    assert loose.lm_head.weight is not loose.token_embedding.weight
+    assert loose.n_parameters - tied.n_parameters == V * tied.config.d_model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_used(tiny: Any, name: str) -> None:
+    model = tiny(name)
+    model.loss(ids(11), ids(11, 1)).backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_of_the_shape_matters(tiny: Any, name: str) -> None:
+    """Turning a switch round changes the model's answer or its parameters."""
+    model = tiny(name)
+    base, config = model(ids(7)), model.config
+    switches: dict[str, Any] = {
+        "norm": "layer" if config.norm == "rms" else "rms",
+        "norm_eps": 0.5,
+        "norm_gain": not config.norm_gain,
+        "embedding_norm": not config.embedding_norm,
+        "final_norm": not config.final_norm,
+        "position": "learned" if config.position == "rope" else "rope",
+        "activation": "gelu_tanh" if config.activation == "relu2" else "relu2",
+        "gated": not config.gated,
+        "bias": not config.bias,
+        "tied": not config.tied,
+        "qk_norm": not config.qk_norm,
+        "d_ff": 29,
+        "n_layers": 3,
+    }
+    if config.position == "rope":
+        switches["rope_theta"] = 3.0
+    for field, value in switches.items():
+        other = tiny(name, **{field: value})
+        same_parameters = {n: p.shape for n, p in other.named_parameters()} == {
+            n: p.shape for n, p in model.named_parameters()
+        }
+        assert not (same_parameters and torch.allclose(other(ids(7)), base)), field
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "gelu_tanh", "silu"])
+def test_activations_are_their_formulas(tiny: Any, activation: str) -> None:
+    x = torch.linspace(-3, 3, 41, dtype=torch.float64)
+    formula = {
+        "relu": x.clamp(min=0),
+        "relu2": x.clamp(min=0) ** 2,
+        "gelu": x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+        "gelu_tanh": 0.5 * x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "silu": x / (1 + torch.exp(-x)),
+    }[activation]
+    model = tiny("llama", activation=activation)
+    torch.testing.assert_close(model.blocks[0].feed_forward.activation(x), formula, rtol=1e-12, atol=1e-12)
+
+
+def test_residual_matrices_start_smaller() -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=101, context=11, n_layers=8, n_heads=4, d_model=64, init_std=0.05))
+    block = model.blocks[3]
+    for matrix, std in (
+        (block.attention.q_proj, 0.05),
+        (block.feed_forward.up, 0.05),
+        (model.token_embedding, 0.05),
+        (block.attention.o_proj, 0.05 / 4),
+        (block.feed_forward.down, 0.05 / 4),
+    ):
+        assert matrix.weight.std().item() == pytest.approx(std, rel=0.1)
+
+
+def test_loss_is_the_mean_over_counted_targets(tiny: Any) -> None:
+    model, text, targets = tiny("llama"), ids(7), ids(7, 1)
+    targets[0, 3:] = -100
+    rows = F.log_softmax(model(text), -1).gather(2, targets.clamp(min=0)[..., None])[..., 0]
+    expected = -rows[targets >= 0].mean()
+    torch.testing.assert_close(model.loss(text, targets), expected)
+
+
+def test_dropout_acts_in_training_only(tiny: Any) -> None:
+    model, plain = tiny("llama", dropout=0.3), tiny("llama")
+    assert torch.equal(model(ids(7)), plain(ids(7)))
+    model.train()
+    assert not torch.equal(model(ids(7)), model(ids(7)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_longer_than_the_context_is_refused(tiny: Any, name: str) -> None:
+    model = tiny(name)
+    with pytest.raises(HeadwiseError, match=r"^12 tokens exceed the model's context of 11; pass fewer, or train with"):
+        model(ids(12))
+    caches = model.new_caches()
+    model(ids(7), caches)
+    with pytest.raises(HeadwiseError, match=r"^12 tokens exceed the model's context of 11"):
+        model(ids(5), caches)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"norm": "batch"}, "norm='batch' is not known; one of rms, layer"),
+        ({"position": "sine"}, "position='sine' is not known; one of rope, learned"),
+        ({"activation": "swish"}, "activation='swish' is not known; one of relu, relu2, gelu, gelu_tanh, silu"),
+        ({"n_layers": 0}, "n_layers=0 must be a positive whole number"),
+        ({"context": 0}, "context=0 must be a positive whole number"),
+        ({"vocab_size": 0}, "vocab_size=0 must be a positive whole number"),
+        ({"n_heads": 7}, "n_heads=7 does not divide d_model=24; pass head_dim=, or a width that 7 divides"),
+        ({"n_kv_heads": 4}, "n_kv_heads=4 does not divide n_heads=6; pass one of 1, 2, 3, 6"),
+        ({"n_kv_heads": 0}, "n_kv_heads=0"),
+        ({"d_ff": 0}, "d_ff=0"),
+        ({"d_ff": -5}, "d_ff=-5"),
+        ({"n_layers": 1.5}, "n_layers=1.5"),
+        ({"d_model": -24}, "d_model=-24"),
+        ({"dropout": 1.5}, "dropout=1.5 is outside [0, 1)"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0 must be a positive number"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(changes: dict[str, Any], message: str) -> None:
+    shape = {"vocab_size": V, "context": 11, "n_layers": 2, "n_heads": 6, "d_model": 24}
+    with pytest.raises(HeadwiseError) as refusal:
+        GPTConfig(**{**shape, **changes})
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("given, hint", [("lama", "did you mean llama?"), ("xyz", "there are verbs, microgpt,")])
+def test_an_unknown_preset_is_answered_with_the_nearest(given: str, hint: str) -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        find_preset(given)
+    assert f"no preset {given!r}; {hint}" in str(refusal.value)

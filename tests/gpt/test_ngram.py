@@ -1,0 +1,215 @@
+"""The n-gram baseline against a direct transcription of its formula with dictionaries, and against facts by hand."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.ngram import NGram, NGramModel, best_ngram, ngram_losses
+
+V = 7
+BOUNDARY = 3
+
+
+def stream(size: int, seed: int) -> np.ndarray:
+    """Tokens with some structure: skewed, and each drawn towards the one before. Token V - 1 never occurs."""
+    rng = np.random.default_rng(seed)
+    tokens = [0]
+    for fresh in rng.choice(V - 1, size - 1, p=[0.35, 0.25, 0.15, 0.12, 0.08, 0.05]):
+        tokens.append(int(tokens[-1] * 2 % (V - 1)) if rng.random() < 0.5 else int(fresh))
+    return np.array(tokens)
+
+
+class ByTheBook:
+    """Interpolated Kneser-Ney, one gram at a time. Slow, and short enough to be checked by eye."""
+
+    def __init__(self, train: list[int], order: int, boundary: int | None) -> None:
+        self.order, self.boundary = order, boundary
+        raw: dict[tuple[int, ...], int] = defaultdict(int)
+        before: dict[tuple[int, ...], set[object]] = defaultdict(set)
+        for i, token in enumerate(train):
+            start = self.start(train[:i])
+            if boundary is not None and token == boundary and (i == 0 or train[i - 1] == boundary):
+                continue
+            for first in range(start, i + 1):
+                gram = tuple(train[first : i + 1])
+                raw[gram] += 1
+                before[gram].add(train[first - 1] if first > start else ("nothing before occurrence", i))
+        self.count = {
+            gram: raw[gram] if len(gram) == order else len(before[gram]) for gram in raw if len(gram) <= order
+        }
+
+    def start(self, past: list[int]) -> int:
+        return max((j for j, token in enumerate(past) if token == self.boundary), default=0)
+
+    def discount(self, k: int) -> float:
+        n1, n2 = (sum(len(gram) == k and c == n for gram, c in self.count.items()) for n in (1, 2))
+        return n1 / (n1 + 2 * n2) if n1 else 0.5
+
+    def probability(self, past: list[int], token: int) -> float:
+        context = past[self.start(past) :]
+        return self.recurse(tuple(context[max(0, len(context) - self.order + 1) :]), token)
+
+    def recurse(self, h: tuple[int, ...], token: int) -> float:
+        lower = self.recurse(h[1:], token) if h else 1 / V
+        after = {gram[-1]: c for gram, c in self.count.items() if gram[:-1] == h}
+        if not after:
+            return lower
+        discount = self.discount(len(h) + 1)
+        kept = max(after.get(token, 0) - discount, 0)
+        return (kept + discount * len(after) * lower) / sum(after.values())
+
+
+def cases() -> list[tuple[int, int | None]]:
+    return [(order, boundary) for order in (1, 2, 3, 5) for boundary in (None, BOUNDARY)]
+
+
+@pytest.mark.parametrize(("order", "boundary"), cases())
+def test_both_paths_equal_the_transcription(order: int, boundary: int | None) -> None:
+    train, held_out = stream(211, seed=1), stream(53, seed=2)
+    held_out[29] = V - 1  # never seen in training
+    book = ByTheBook(train.tolist(), order, boundary)
+    model = NGramModel(train, V, order, boundary)
+    for i, token in enumerate(held_out.tolist()):
+        past = held_out[:i].tolist()
+        expected = [book.probability(past, w) for w in range(V)]
+        p = model.probabilities(past)
+        np.testing.assert_allclose(p, expected, rtol=1e-12)
+        assert math.isclose(p.sum(), 1, rel_tol=1e-12)
+        only_here = np.arange(held_out.size) == i
+        loss = ngram_losses(train, held_out, V, [order], only_here, boundary)[order]
+        assert math.isclose(loss, -math.log(expected[token]), rel_tol=1e-12)
+
+
+def test_one_pass_over_many_orders_equals_a_model_of_each() -> None:
+    train, held_out = stream(211, seed=3), stream(53, seed=4)
+    together = ngram_losses(train, held_out, V, (5, 1, 2), boundary=BOUNDARY)
+    assert list(together) == [5, 1, 2]
+    for order, loss in together.items():
+        assert ngram_losses(train, held_out, V, [order], boundary=BOUNDARY) == {order: loss}
+
+
+def test_a_bigram_worked_by_hand() -> None:
+    # Tokens 0 1 0 1 0 2 0 1, vocabulary 3. Level 2 counts: 01 three times, 10 twice, 02 and 20 once each.
+    # D_2 = 2 / (2 + 2 * 1) = 1/2. Level 1 counts what comes before: 0 after {nothing, 1, 2}, 1 after {0}, 2 after {0}.
+    # n1 = 2, n2 = 0, so D_1 = 1: P_1(0) = (3 - 1 + 3/3) / 5 = 3/5, P_1(1) = P_1(2) = (0 + 3/3) / 5 = 1/5.
+    # After 0 (count 4, two types): P(1) = (3 - 1/2 + 1/2 * 2 * 1/5) / 4.
+    model = NGramModel([0, 1, 0, 1, 0, 2, 0, 1], 3, 2)
+    np.testing.assert_allclose(model.probabilities([]), [3 / 5, 1 / 5, 1 / 5], rtol=1e-12)
+    after_0 = [Fraction(3, 5) / 4, (Fraction(5, 2) + Fraction(1, 5)) / 4, (Fraction(1, 2) + Fraction(1, 5)) / 4]
+    assert sum(after_0) == 1
+    np.testing.assert_allclose(model.probabilities([0]), [float(p) for p in after_0], rtol=1e-12)
+    assert model.predict([2, 0]) == 1
+    assert model.predict([1]) == 0
+
+
+def test_a_frequent_word_of_one_context_is_no_good_guess_elsewhere() -> None:
+    # Token 2 is the most frequent but follows only 1; token 3 is rarer but follows 4, 5 and 6.
+    train = [1, 2] * 11 + [4, 3, 5, 3, 6, 3, 4, 3]
+    assert NGramModel(train, V, 1).predict([]) in (1, 2)
+    unseen_context = NGramModel(train, V, 2).probabilities([0])
+    assert unseen_context[3] > unseen_context[2]
+
+
+def test_unseen_contexts_still_sum_to_one() -> None:
+    model = NGramModel(stream(211, seed=5), V, 5)
+    for context in ([], [V - 1], [V - 1] * 11, [0, V - 1], [V - 1, 0, 1, 2], [0, 1, 2, 4, 2, 4, 2]):
+        p = model.probabilities(context)
+        assert p.shape == (V,)
+        assert p.min() > 0
+        assert math.isclose(p.sum(), 1, rel_tol=1e-12)
+
+
+def test_orders_beyond_the_longest_document_add_nothing() -> None:
+    train = [0, 1, 2, 0, 2, 1, 0]  # documents 1 2 and 2 1 between boundaries 0
+    losses = ngram_losses(train, [0, 1, 2, 0], 3, (3, 5, 11), boundary=0)
+    assert losses[3] == losses[5] == losses[11]
+
+
+def test_a_document_does_not_see_the_one_before() -> None:
+    train = stream(211, seed=6)
+    one = np.array([0, 1, 4, BOUNDARY, 2, 4, 1, 0, BOUNDARY])
+    other = np.array([5, 2, 1, BOUNDARY, 2, 4, 1, 0, BOUNDARY])
+    later = np.arange(9) > 3
+    with_boundary = [ngram_losses(train, held_out, V, counted=later, boundary=BOUNDARY) for held_out in (one, other)]
+    assert with_boundary[0] == with_boundary[1]
+    without = [ngram_losses(train, held_out, V, counted=later) for held_out in (one, other)]
+    assert without[0][3] != without[1][3]
+
+
+def test_training_documents_do_not_see_each_other() -> None:
+    # In the other order every gram inside a document is the same; only those across the boundary differ.
+    documents = [stream(size, seed=size) for size in (31, 43)]
+    first, second = (np.append(document[document != BOUNDARY], BOUNDARY) for document in documents)
+    trains = [np.concatenate([[BOUNDARY], *pair]) for pair in ((first, second), (second, first))]
+    held_out = stream(53, seed=13)
+    one, other = (ngram_losses(train, held_out, V, boundary=BOUNDARY) for train in trains)
+    assert one == pytest.approx(other, rel=1e-12)
+    one, other = (ngram_losses(train, held_out, V) for train in trains)
+    assert one[3] != pytest.approx(other[3], rel=1e-6)
+
+
+def test_an_opening_boundary_is_neither_learned_nor_counted() -> None:
+    shared = [0, 1, 2, 0, 2, 2, 0]  # one boundary between documents
+    doubled = [0, 1, 2, 0, 0, 2, 2, 0]  # end and begin
+    held_out = [0, 2, 1, 0, 0, 1, 0]
+    assert ngram_losses(shared, held_out, 3, boundary=0) == ngram_losses(doubled, held_out, 3, boundary=0)
+    counted = np.array([False, True, True, True, False, True, True])
+    assert ngram_losses(shared, held_out, 3, boundary=0) == ngram_losses(
+        shared, held_out, 3, counted=counted, boundary=0
+    )
+
+
+def test_counted_chooses_the_positions() -> None:
+    train, held_out = stream(211, seed=7), stream(53, seed=8)
+    mask = np.random.default_rng(9).random(53) < 0.3
+    total = ngram_losses(train, held_out, V, [3])[3]
+    part, rest = (ngram_losses(train, held_out, V, [3], counted=m)[3] for m in (mask, ~mask))
+    assert math.isclose(total, (part * mask.sum() + rest * (~mask).sum()) / 53, rel_tol=1e-12)
+    assert part != rest
+
+
+def test_best_is_the_lowest_of_the_losses() -> None:
+    train, held_out = stream(211, seed=10), stream(53, seed=11)
+    losses = ngram_losses(train, held_out, V)
+    assert list(losses) == [1, 2, 3, 4, 5, 6]
+    order = min(losses, key=lambda n: losses[n])
+    assert order > 1  # the stream has structure for a context to find
+    assert best_ngram(train, held_out, V) == NGram(order, losses[order])
+    assert best_ngram(train, held_out, V, orders=[1]) == NGram(1, losses[1])
+
+
+def test_random_tokens_cost_what_random_tokens_cost() -> None:
+    rng = np.random.default_rng(12)
+    losses = ngram_losses(rng.integers(0, V, 100_003), rng.integers(0, V, 10_007), V, (1, 2, 3))
+    assert all(abs(loss - math.log(V)) < 0.01 for loss in losses.values())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ngram_losses([0, 1], [0], 2, orders=[]), "orders is empty"),
+        (lambda: ngram_losses([0, 1], [0], 2, orders=[0, 2]), "orders begin at 1, the model without context; got 0"),
+        (lambda: ngram_losses([0, 1], [0, 2], 2), "held_out has token ids 0 to 2; vocab_size=2 allows 0 to 1"),
+        (lambda: ngram_losses([-1, 1], [0], 2), "train has token ids -1 to 1; vocab_size=2 allows 0 to 1"),
+        (lambda: ngram_losses([0.5, 1], [0], 2), "train is float64 of shape"),
+        (lambda: ngram_losses([[0, 1]], [0], 2), r"train is int64 of shape \(1, 2\); give one row of token ids"),
+        (lambda: ngram_losses([0, 1], [0, 1], 2, counted=[True]), r"counted is bool of shape \(1,\).*shape \(2,\)"),
+        (lambda: ngram_losses([0, 1], [0, 1], 2, counted=[0, 1]), r"counted is int64 of shape \(2,\); it must be bool"),
+        (lambda: ngram_losses([0, 1], [0, 1], 2, counted=[False] * 2), "no held-out token of 2 is counted"),
+        (lambda: ngram_losses([0, 1], [], 2), "no held-out token of 0 is counted"),
+        (lambda: ngram_losses([], [0], 2), "train has 0 tokens and none to predict"),
+        (lambda: ngram_losses([0], [1], 2, boundary=0), "train has 1 tokens and none to predict"),
+        (lambda: ngram_losses([0], [1], 2, boundary=2), "boundary=2 is no token of a vocabulary of 2"),
+        (lambda: NGramModel([0, 1], 2, 0), "order=0; the lowest is 1"),
+        (lambda: NGramModel([0, 1], 2, 2).probabilities([5]), "context has token ids 5 to 5; vocab_size=2"),
+    ],
+)
+def test_bad_input_is_refused_with_the_numbers(call, message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
+        call()

@@ -1,0 +1,221 @@
+"""Text to ids and back: characters, words, and any tokenizer file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from headwise import HeadwiseError
+from headwise.gpt.tokens import BOUNDARY, Tokens
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@pytest.fixture
+def bpe(tmp_path: Path) -> Path:
+    """A small byte-level BPE, as GPT-2 has one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[BOUNDARY],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat, the cat that sat"] * 7, trainer)
+    tokenizer.save(str(tmp_path / "bpe.json"))
+    return tmp_path / "bpe.json"
+
+
+def saved(tokens: Tokens, folder: Path) -> Path:
+    path = folder / "tokenizer.json"
+    path.write_text(tokens.to_json(), encoding="utf-8")
+    return path
+
+
+@given(texts, st.booleans())
+def test_characters_come_back(text: str, boundary: bool) -> None:
+    tokens = Tokens.characters(text, boundary)
+    ids = tokens.encode(text)
+    assert tokens.decode(ids) == text
+    assert [sorted(set(text))[i] for i in ids] == list(text)
+
+
+@example("a\n\n\r\n  b", True)
+@given(texts, st.booleans())
+def test_the_tokenizer_file_says_the_same(text: str, boundary: bool) -> None:
+    """Characters are looked up directly, for speed; the library's own way must agree."""
+    tokens = Tokens.characters(text, boundary)
+    library = Tokenizer.from_str(tokens.to_json())
+    ids = tokens.encode(text)
+    assert library.encode(text, add_special_tokens=False).ids == ids
+    assert library.decode(ids, skip_special_tokens=False) == text
+
+
+def test_characters_are_numbered_in_order() -> None:
+    tokens = Tokens.characters("banana\n", boundary=True)
+    assert tokens.vocabulary == {"\n": 0, "a": 1, "b": 2, "n": 3, BOUNDARY: 4}
+    assert tokens.boundary == 4
+    assert len(tokens) == 5
+    assert Tokens.characters("banana", boundary=False).boundary is None
+
+
+def test_words_are_what_stands_between_spaces() -> None:
+    tokens = Tokens.words(["él habló =", "tú hablas"])
+    assert len(tokens) == 6
+    assert tokens.decode(tokens.encode("tú  habló\t=")) == "tú habló ="
+    assert tokens.document("tú") == [5, tokens.encode("tú")[0], 5]
+
+
+@pytest.mark.parametrize("kind", ["characters", "words"])
+def test_a_saved_tokenizer_is_read_back(tmp_path: Path, kind: str) -> None:
+    text = "the quick brown fox"
+    tokens = Tokens.characters(text, boundary=True) if kind == "characters" else Tokens.words([text])
+    again = Tokens.from_file(saved(tokens, tmp_path))
+    assert again.vocabulary == tokens.vocabulary
+    assert again.boundary == tokens.boundary
+    assert again.encode(text) == tokens.encode(text)
+    assert again.to_json() == tokens.to_json()
+
+
+def test_any_tokenizer_file_will_do(bpe: Path) -> None:
+    tokens, library = Tokens.from_file(bpe), Tokenizer.from_file(str(bpe))
+    text = "the mat, ñandú \U0001f600!\n"
+    assert tokens.encode(text) == library.encode(text).ids
+    assert tokens.decode(tokens.encode(text)) == text
+    assert len(tokens.encode("the cat sat")) < len("the cat sat")
+    assert len(tokens) == library.get_vocab_size()
+    assert tokens.boundary == 0
+
+
+@given(text=texts)
+def test_bytes_come_back(text: str) -> None:
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokens = Tokens(tokenizer)
+    assert tokens.decode(tokens.encode(text)) == text
+
+
+def test_a_typed_boundary_is_ordinary_text_in_characters() -> None:
+    tokens = Tokens.characters(BOUNDARY + "a", boundary=True)
+    ids = tokens.encode("a" + BOUNDARY)
+    assert len(ids) == 1 + len(BOUNDARY)
+    assert tokens.boundary not in ids
+    assert tokens.decode(ids) == "a" + BOUNDARY
+
+
+def test_a_typed_boundary_is_ordinary_text_in_bpe(bpe: Path) -> None:
+    tokens = Tokens.from_file(bpe)
+    ids = tokens.encode("the " + BOUNDARY)
+    assert tokens.boundary not in ids
+    assert tokens.decode(ids) == "the " + BOUNDARY
+
+
+def test_a_typed_boundary_is_no_word() -> None:
+    tokens = Tokens.words(["the cat"])
+    with pytest.raises(HeadwiseError) as refusal:
+        tokens.encode(f"the {BOUNDARY} cat")
+    assert BOUNDARY in str(refusal.value)
+
+
+def test_a_corpus_that_contains_the_boundary_as_a_word() -> None:
+    """It may be refused, when the vocabulary is made or when the text is read; it never becomes the boundary."""
+    try:
+        tokens = Tokens.words([f"the {BOUNDARY} cat"])
+        ids = tokens.encode(f"the {BOUNDARY} cat")
+    except HeadwiseError as refusal:
+        assert BOUNDARY in str(refusal)
+    else:
+        assert tokens.boundary not in ids
+
+
+def test_a_corpus_that_contains_the_boundary_leaves_no_gap_in_the_ids() -> None:
+    try:
+        tokens = Tokens.words([f"the {BOUNDARY} cat"])
+    except HeadwiseError:
+        return
+    assert sorted(tokens.vocabulary.values()) == list(range(len(tokens)))
+
+
+def test_words_of_one_letter_are_words() -> None:
+    tokens = Tokens.words(["a b c"])
+    assert tokens.encode("c  a") == [2, 0]
+    with pytest.raises(HeadwiseError, match="words"):
+        tokens.encode("ab")
+
+
+def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save(str(tmp_path / "lower.json"))
+    assert Tokens.from_file(tmp_path / "lower.json").encode("A b") == [0, 1]
+
+
+def test_prompts_begin_with_the_boundary_where_there_is_one() -> None:
+    assert Tokens.characters("ab", boundary=True).prompt("ba") == [2, 1, 0]
+    assert Tokens.characters("ab", boundary=False).prompt("ba") == [1, 0]
+    assert Tokens.characters("ab", boundary=True).prompt("") == [2]
+
+
+def test_boundaries_leave_no_trace_in_text() -> None:
+    tokens = Tokens.characters("ab", boundary=True)
+    assert tokens.document("ab") == [2, 0, 1, 2]
+    assert tokens.decode([2, 0, 2, 1, 2]) == "ab"
+    assert tokens.shown([2, 0, 1]) == (BOUNDARY, "a", "b")
+
+
+def test_documents_need_a_boundary() -> None:
+    with pytest.raises(HeadwiseError, match=r"this tokenizer has no <\|end\|> token to put between documents"):
+        Tokens.characters("ab", boundary=False).document("a")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("abX", "the model has not seen the characters 'X'; it knows 3: \\n a b"),
+        ("ZYXWVUT", "the model has not seen the characters 'T', 'U', 'V', 'W', 'X' and 2 more; it knows 3: \\n a b"),
+    ],
+)
+def test_unknown_characters_are_named(text: str, message: str) -> None:
+    for boundary in (True, False):
+        with pytest.raises(HeadwiseError) as refusal:
+            Tokens.characters("ab\n", boundary).encode(text)
+        assert str(refusal.value) == message
+
+
+def test_unknown_words_are_named() -> None:
+    with pytest.raises(HeadwiseError) as refusal:
+        Tokens.words(["he works", "él trabaja"]).encode("he slept well")
+    message = "the model has not seen the words 'slept', 'well'; it knows 4: he trabaja works él"
+    assert str(refusal.value) == message
+
+
+def test_of_a_large_vocabulary_40_are_named() -> None:
+    tokens = Tokens.characters("".join(chr(0x4E00 + i) for i in range(307)), boundary=True)
+    with pytest.raises(HeadwiseError) as refusal:
+        tokens.encode("x")
+    listed = str(refusal.value).split("it knows 307: ")[1]
+    assert len(listed.split()) == 40 + len(["..."])
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", json.dumps({"model": {"type": "Unheard"}})])
+def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(HeadwiseError, match=r"tokenizer.json is no tokenizer file of the tokenizers library"):
+        Tokens.from_file(path)
+
+
+def test_a_tokenizer_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(HeadwiseError, match=r"none.json is no tokenizer file"):
+        Tokens.from_file(tmp_path / "none.json")
+    with pytest.raises(HeadwiseError, match=r"is no tokenizer file"):
+        Tokens.from_file(tmp_path)

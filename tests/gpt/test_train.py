@@ -1,0 +1,424 @@
+"""Training: the schedule, the optimizers, the log, and a run that is stopped at any moment and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise import HeadwiseError
+from headwise.gpt.data import Documents, Stream
+from headwise.gpt.gpt import GPT
+from headwise.gpt.presets import PRESETS, Recipe
+from headwise.gpt.tokens import Tokens
+from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, schedule, train
+
+RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
+ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
+
+
+@pytest.fixture
+def data(prose: Any) -> Stream:
+    text = prose(150)
+    return Stream(Tokens.characters(text, boundary=False), text, 11)
+
+
+@pytest.fixture
+def config(tiny_config: Any, data: Stream) -> Any:
+    return tiny_config("llama", int(torch.cat([data.train, data.held_out]).max()) + 1, n_layers=1)
+
+
+def quiet(progress: Progress) -> None:
+    pass
+
+
+def same(one: GPT, other: GPT) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The log, read strictly: NaN and Infinity are not JSON."""
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} in the log")
+
+    return [json.loads(line, parse_constant=refuse) for line in (folder / METRICS).read_text().splitlines()]
+
+
+def test_the_schedule_warms_up_and_cools_down() -> None:
+    recipe = Recipe(steps=110, batch=1, lr=1.0, warmup=10, final_lr=0.2)
+    assert schedule(recipe, 0) == pytest.approx(0.1)
+    assert schedule(recipe, 9) == pytest.approx(1.0)
+    assert schedule(recipe, 10) == pytest.approx(1.0)
+    assert schedule(recipe, 60) == pytest.approx(0.6)
+    assert schedule(recipe, 85) == pytest.approx(0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2)
+    assert schedule(recipe, 109) == pytest.approx(0.2, abs=1e-3)
+    factors = [schedule(recipe, step) for step in range(110)]
+    assert factors[:10] == sorted(factors[:10])
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+
+
+@pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 100), (100, 7), (7, 7)])
+def test_the_schedule_stays_within_its_bounds(warmup: int, steps: int) -> None:
+    recipe = Recipe(steps=steps, batch=1, lr=1.0, warmup=warmup, final_lr=0.0)
+    factors = [schedule(recipe, step) for step in range(steps)]
+    assert all(0 < factor <= 1 for factor in factors)
+    if not warmup:
+        assert factors[0] == 1
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("changes", [{}, {"bias": True, "qk_norm": True}], ids=str)
+@pytest.mark.parametrize("muon", [None, 0.02])
+def test_every_parameter_is_in_one_group(tiny_config: Any, name: str, changes: Any, muon: float | None) -> None:
+    model = GPT(tiny_config(name, **changes))
+    recipe = replace(PRESETS[name].recipe, muon_lr=muon, weight_decay=0.7)
+    optimizers = make_optimizers(model, recipe)
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                found.append(names[id(p)])
+                assert group["weight_decay"] == (0.7 if p.ndim == 2 else 0.0)
+                assert group["peak_lr"] == (muon if isinstance(optimizer, torch.optim.Muon) else recipe.lr)
+    assert sorted(found) == sorted(names.values())
+
+
+def test_muon_takes_the_matrices_of_the_blocks(tiny_config: Any) -> None:
+    model = GPT(tiny_config("llama", qk_norm=True, bias=True))
+    _, muon = make_optimizers(model, RECIPE)
+    names = {id(p): n for n, p in model.named_parameters()}
+    taken = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    assert taken == {n for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2}
+    assert len(taken) == 2 * 7
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, name: str) -> None:
+    text = prose(150)
+    if PRESETS[name].lines:
+        tokens, lines = Tokens.characters(text, boundary=True), text.splitlines()
+        data: Any = Documents(tokens, lines[:130], lines[130:], 11)
+    else:
+        tokens = Tokens.characters(text, boundary=False)
+        data = Stream(tokens, text, 11)
+    config = tiny_config(name, len(tokens), n_layers=1)
+    recipe = replace(PRESETS[name].recipe, steps=100, batch=16, warmup=5, lr=1e-2)
+    torch.manual_seed(0)
+    before = evaluate(GPT(config), data)
+    model, curve = train(tmp_path, config, recipe, data, 0, quiet)
+    assert evaluate(model, data) == pytest.approx(curve[-1].held_out_loss)
+    assert curve[-1].held_out_loss < before - 0.3
+    assert not model.training
+
+
+def test_evaluate_is_the_mean_over_counted_tokens(tiny: Any, data: Stream, config: Any) -> None:
+    model = tiny("llama", config.vocab_size, n_layers=1)
+    losses, counts = [], []
+    for inputs, targets in data.held_out_batches(1):
+        losses.append(model.loss(inputs, targets).item())
+        counts.append(targets.numel())
+    expected = sum(a * n for a, n in zip(losses, counts, strict=True)) / sum(counts)
+    for batch in (1, 3, 64):
+        assert evaluate(model, data, batch=batch) == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluate_drops_nothing_and_restores_the_mode(tiny: Any, data: Stream, config: Any) -> None:
+    model = tiny("llama", config.vocab_size, n_layers=1, dropout=0.5).train()
+    assert evaluate(model, data) == evaluate(model, data)
+    assert model.training
+
+
+def test_the_log_has_a_line_a_report(tmp_path: Path, data: Stream, config: Any) -> None:
+    reports: list[Progress] = []
+    _, curve = train(tmp_path, config, RECIPE, data, 0, reports.append)
+    log = rows(tmp_path)
+    assert [row["step"] for row in log] == [3, 6, 9, 10, 12, 15, 18, 20, 21, 24, 27, 30, 31]
+    assert [row["step"] for row in log] == [report.step for report in reports]
+    assert [row["step"] for row in log if "held_out_loss" in row] == [3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 31]
+    assert all(math.isfinite(row["loss"]) and row["tokens_per_second"] > 0 for row in log)
+    assert [(p.step, p.train_loss, p.held_out_loss) for p in curve] == [
+        (row["step"], row["loss"], row["held_out_loss"]) for row in log if "held_out_loss" in row
+    ]
+    assert {report.steps for report in reports} == {31}
+
+
+def test_the_seed_decides(tmp_path: Path, data: Stream, config: Any) -> None:
+    models = []
+    for place, (seed, noise) in enumerate(((0, 1), (0, 2), (1, 1))):
+        torch.manual_seed(noise)
+        models.append(train(_folder(tmp_path / str(place)), config, RECIPE, data, seed, quiet)[0])
+    assert same(models[0], models[1])
+    assert not same(models[0], models[2])
+
+
+def test_every_step_and_every_seed_draws_its_own_batch(
+    tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[int, ...]] = []
+    draw = Stream.batch
+
+    def noted(self: Stream, generator: torch.Generator, size: int) -> Any:
+        batch = draw(self, generator, size)
+        drawn.append(tuple(batch[0].flatten().tolist()))
+        return batch
+
+    monkeypatch.setattr(Stream, "batch", noted)
+    for seed in (0, 1, 0):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        train(_folder(tmp_path / "run"), config, RECIPE, data, seed, quiet)
+    first, other, again = drawn[:31], drawn[31:62], drawn[62:]
+    assert again == first
+    assert len(set(first + other)) == 62
+
+
+def test_a_divergence_is_said_and_the_earlier_state_stays(
+    tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = train(_folder(tmp_path / "whole"), config, RECIPE, data, 0, quiet)
+    loss, folder, calls = GPT.loss, _folder(tmp_path / "run"), 0
+
+    def broken(self: GPT, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += self.training
+        return loss(self, inputs, targets) * (math.nan if self.training and calls == 14 else 1)
+
+    monkeypatch.setattr(GPT, "loss", broken)
+    with pytest.raises(HeadwiseError) as refusal:
+        train(folder, config, RECIPE, data, 0, quiet, save_seconds=0)
+    assert "training diverged: loss is nan at step 14" in str(refusal.value)
+    assert "lower the learning rate or take another seed" in str(refusal.value)
+    monkeypatch.undo()
+    resumed, _ = train(folder, config, RECIPE, data, 0, quiet)
+    assert same(resumed, whole)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 31])
+def test_a_rate_that_is_too_high_never_ends_well(tmp_path: Path, data: Stream, config: Any, steps: int) -> None:
+    """Weights that overflow are an error, even those of the last step; they reach neither the state nor the log."""
+    recipe = replace(ADAMW, steps=steps, lr=1e38, warmup=0)
+    with pytest.raises(HeadwiseError, match="training diverged"):
+        train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0)
+    rows(tmp_path)
+    if (tmp_path / STATE).exists():
+        with pytest.raises(HeadwiseError, match="training diverged"):
+            train(tmp_path, config, recipe, data, 0, quiet, save_seconds=0)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def interrupted_at(step: int) -> Any:
+    """A report that presses Ctrl-C once a step is reached."""
+
+    def report(progress: Progress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return report
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, ADAMW], ids=["muon", "adamw"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_interrupted_and_resumed_equals_left_alone(
+    tmp_path: Path, data: Stream, config: Any, recipe: Recipe, dropout: float
+) -> None:
+    config = replace(config, dropout=dropout)
+    whole, curve = train(_folder(tmp_path / "whole"), config, recipe, data, 3, quiet)
+    folder, handler = _folder(tmp_path / "run"), signal.getsignal(signal.SIGINT)
+    for step in (3, 20, 31):
+        with pytest.raises(Stopped, match=f"stopped after step {step}") as stop:
+            train(folder, config, recipe, data, 3, interrupted_at(step))
+        assert stop.value.step == step
+        assert signal.getsignal(signal.SIGINT) is handler
+        torch.manual_seed(step)  # whatever the new process's random state
+    resumed, again = train(folder, config, recipe, data, 3, quiet)
+    assert same(resumed, whole)
+    assert again == curve
+    strip = [{**row, "tokens_per_second": 0} for row in rows(folder)]
+    assert strip == [{**row, "tokens_per_second": 0} for row in rows(tmp_path / "whole")]
+
+
+def test_a_second_interrupt_does_not_wait(tmp_path: Path, data: Stream, config: Any) -> None:
+    def impatient(progress: Progress) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        train(tmp_path, config, RECIPE, data, 0, impatient)
+    assert not isinstance(stop.value, Stopped)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_log_that_a_kill_cut_short_goes_on(tmp_path: Path, data: Stream, config: Any) -> None:
+    whole, _ = train(_folder(tmp_path / "whole"), config, RECIPE, data, 0, quiet)
+    folder = _folder(tmp_path / "run")
+    with pytest.raises(Stopped):
+        train(folder, config, RECIPE, data, 0, interrupted_at(12))
+    lines = rows(folder)
+    with (folder / METRICS).open("a") as file:
+        file.write('{"step": 15, "loss": 1.0, "tokens_per_second": 1.0}\n{"step": 18, "lo')
+    resumed, _ = train(folder, config, RECIPE, data, 0, quiet)
+    assert same(resumed, whole)
+    assert rows(folder)[: len(lines)] == lines
+    assert [row["step"] for row in rows(folder)] == [row["step"] for row in rows(tmp_path / "whole")]
+
+
+def test_a_left_over_temporary_file_is_no_obstacle(tmp_path: Path, data: Stream, config: Any) -> None:
+    whole, _ = train(_folder(tmp_path / "whole"), config, RECIPE, data, 0, quiet)
+    folder = _folder(tmp_path / "run")
+    with pytest.raises(Stopped):
+        train(folder, config, RECIPE, data, 0, interrupted_at(12))
+    (folder / f".{STATE}.{os.getpid()}.tmp").write_bytes((folder / STATE).read_bytes()[:100])
+    resumed, _ = train(folder, config, RECIPE, data, 0, quiet)
+    assert same(resumed, whole)
+
+
+@pytest.mark.parametrize("cut", [0, 5, 1000])
+def test_a_damaged_state_is_said(tmp_path: Path, data: Stream, config: Any, cut: int) -> None:
+    with pytest.raises(Stopped):
+        train(tmp_path, config, RECIPE, data, 0, interrupted_at(12))
+    (tmp_path / STATE).write_bytes((tmp_path / STATE).read_bytes()[:cut])
+    with pytest.raises(HeadwiseError, match=rf"state.safetensors is damaged or cut short \({cut} bytes\)"):
+        train(tmp_path, config, RECIPE, data, 0, quiet)
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path, data: Stream, config: Any) -> None:
+    with pytest.raises(Stopped):
+        train(tmp_path, config, RECIPE, data, 0, interrupted_at(12))
+    for other in (replace(config, d_ff=29), replace(config, n_layers=2), replace(config, qk_norm=True)):
+        with pytest.raises(HeadwiseError):
+            train(tmp_path, other, RECIPE, data, 0, quiet)
+
+
+# A driver of real kills: a child process trains and saves often; its parent kills it after each delay, then lets the
+# last child finish. It prints, for each child, how it ended and the step that is saved. What the first
+# optimizer of a process imports takes seconds, so one is made before all children.
+DRIVER = """
+import functools, json, os, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from headwise.gpt import run
+from headwise.gpt.train import train
+run.train = functools.partial(train, save_seconds=0.02)
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
+from headwise.gpt.train import make_optimizers
+make_optimizers(GPT(GPTConfig(vocab_size=3, context=3, n_layers=1, n_heads=1, d_model=2)), PRESETS["llama"].recipe)
+folder, settings, delays = Path(sys.argv[1]), run.Settings(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
+
+def child():
+    run.run_training(folder, settings, lambda progress: None, resume=folder.exists())
+
+for delay in [*delays, None]:
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    state = folder / "state.safetensors"
+    step = 0
+    if state.exists():
+        from headwise.gpt.checkpoint import read_metadata
+        step = int(read_metadata(state)["step"])
+    if status and folder.exists() and (run.read_run(folder) or {}).get("status") == "finished":
+        status = 0  # killed on its way out, with all done
+    print(json.dumps({"status": status, "step": step}), flush=True)
+    if status == 0:
+        break
+"""
+
+
+def drive(folder: Path, settings: dict[str, Any], delays: list[float]) -> list[dict[str, int]]:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), json.dumps(settings), json.dumps(delays)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+SETTINGS: dict[str, Any] = {
+    "preset": "llama",
+    "seed": 5,
+    "steps": 300,
+    "shape": {"n_layers": 1, "d_model": 16, "n_heads": 2, "n_kv_heads": 1, "context": 16},
+}
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All that a run leaves, without the times."""
+    run = json.loads((folder / "run.json").read_text())
+    del run["summary"]["facts"]["training time"]
+    log = [{**row, "tokens_per_second": 0} for row in rows(folder)]
+    names = ("model.safetensors", "config.json", "tokenizer.json")
+    return {"run": run, "log": log, **{name: (folder / name).read_bytes() for name in names}}
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_and_resumed_equals_left_alone(tmp_path: Path, prose: Any) -> None:
+    (tmp_path / "book.txt").write_text(prose(200))
+    settings = {**SETTINGS, "text": str(tmp_path / "book.txt")}
+    assert drive(tmp_path / "whole", settings, [])[-1]["status"] == 0
+    rng = random.Random(7)
+    delays = [0.002, 0.02, 0.05, *(rng.uniform(0.05, 0.6) for _ in range(12))]
+    story = drive(tmp_path / "run", settings, delays)
+    assert story[-1]["status"] == 0
+    killed = [part for part in story if part["status"] == -signal.SIGKILL]
+    assert len(killed) >= 4
+    assert any(0 < part["step"] < 300 for part in killed), story
+    assert results(tmp_path / "run") == results(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_the_command_killed_and_resumed_equals_left_alone(tmp_path: Path, prose: Any) -> None:
+    (tmp_path / "book.txt").write_text(prose(200))
+    size = "--preset llama --layers 1 --width 16 --heads 2 --kv-heads 1 --context 16 --steps 150"
+    command = [shutil.which("headwise", path=str(Path(sys.executable).parent)), "train"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def start(folder: str, *more: str) -> subprocess.Popen[bytes]:
+        arguments = [*command, "book.txt", *size.split(), "--out", folder, *more]
+        return subprocess.Popen(
+            arguments, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    whole = start("whole")
+    killed = start("run")
+    while killed.poll() is None and not (tmp_path / "run" / METRICS).exists():
+        time.sleep(0.01)
+    killed.kill()
+    killed.communicate()
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    for process in (start("run", "--resume"), whole):
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output.decode()
+    assert results(tmp_path / "run") == results(tmp_path / "whole")

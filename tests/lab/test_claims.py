@@ -1,0 +1,221 @@
+"""The ledger: counts against hand arithmetic, verdicts against their rules, and the committed page against both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from comparisons import all_comparisons, ledger
+
+import headwise as hw
+from headwise.lab.compare import arithmetic, claims, speed
+from headwise.lab.compare.arithmetic import counted_flops, flops_with_heads, parameters_with_heads, split_heads
+from headwise.lab.compare.claims import ELSEWHERE, judged, run_claims
+from headwise.lab.compare.machine import machine
+from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
+from headwise.lab.compare.timing import Times
+from headwise.view.claims import claims_page, write_claims
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
+
+
+def times_of(**milliseconds: float) -> Callable[..., Times]:
+    """A clock that gives these times for the ways that begin with these words."""
+
+    def in_turn(ways: dict[str, object], rounds: int) -> Times:
+        return {name: [1e-3 * milliseconds[name.replace(", ", "_").split()[0]]] * rounds for name in ways}
+
+    return in_turn
+
+
+# Counted
+
+
+def test_split_heads_cost_a_quarter_not_a_sixteenth() -> None:
+    claim, table = split_heads()
+    assert table.rows == (("4 heads of 4", 16, 768), ("1 head of 16", 16, 768), ("4 heads of 16", 64, 3072))
+    assert claim.verdict == FAILS and "16 multiplications against 64, a factor of 4;" in claim.measured
+
+
+def test_a_single_head_has_4_d2_parameters_unless_it_drops_w_o() -> None:
+    claim, table = parameters_with_heads()
+    assert [row[2] for row in table.rows] == [3, 4, 4, 3]
+    assert claim.verdict == DEPENDS
+
+
+@pytest.mark.parametrize("heads", [1, 3, 6])
+def test_counted_flops_are_the_formula(heads: int) -> None:
+    layer = hw.MultiHeadAttention(30, heads, mask=hw.Causal())
+    assert counted_flops(layer, 7) == {"linear": 2 * 7 * 4 * 30 * 30, "attention": 2 * 2 * 7 * 7 * 30}
+
+
+@pytest.mark.parametrize(("growth", "verdict"), [(16.0, DEPENDS), (1.0, HOLDS)])
+def test_products_are_equal_and_the_softmax_decides(
+    growth: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "in_turn", times_of(**{"1": 1.0, "2": 1.0, "4": 1.0, "8": 1.0, "16": growth}))
+    claim, table = flops_with_heads(width=48, tokens=11, rounds=1)
+    assert claim.verdict == verdict and f"{growth:.1f} times as long" in claim.measured
+    assert len({row[1] for row in table.rows}) == 1 and [row[2] for row in table.rows][-1] == 16 * 11**2 / 1e6
+
+
+def test_unequal_products_would_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter(range(5))
+    monkeypatch.setattr(arithmetic, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
+    assert flops_with_heads(width=48, tokens=5, rounds=1)[0].verdict == FAILS
+
+
+# Timed
+
+
+@pytest.mark.parametrize(("wrapper", "verdict"), [((2.0, 2.0), HOLDS), ((2.0, 0.5), DEPENDS), ((1.0, 0.5), FAILS)])
+def test_the_class_must_be_faster_at_every_size(
+    wrapper: tuple[float, float], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = iter(wrapper)
+    monkeypatch.setattr(
+        speed, "in_turn", lambda ways, rounds: times_of(stacked=next(each), vectorised=1.0, fused=0.4)(ways, rounds)
+    )
+    claim, table = speed.course_forms([speed.LayerSize(1, 5, 6, 2), speed.LayerSize(1, 7, 6, 3)], rounds=1)
+    assert claim.verdict == verdict and "2.5 to 2.5 times the speed" in claim.measured
+    assert [row[4] for row in table.rows] == pytest.approx(list(wrapper))
+
+
+def test_the_timed_forms_are_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs: list[torch.Tensor] = []
+
+    def run(ways: dict[str, Callable[[], torch.Tensor]], rounds: int) -> Times:
+        with torch.no_grad():
+            outputs.extend(way() for way in ways.values())
+        return {name: [1.0] for name in ways}
+
+    monkeypatch.setattr(speed, "in_turn", run)
+    speed.course_forms([speed.LayerSize(2, 11, 30, 5)], rounds=1)
+    assert len(outputs) == 3
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("repeated", "shared", "verdict"), [(0.5, 0.5, HOLDS), (2.0, 0.5, DEPENDS), (2.0, 0.95, FAILS)]
+)
+def test_decoding_depends_on_the_repeat(
+    repeated: float, shared: float, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = times_of(MHA=1.0, GQA=shared, MQA=shared, GQA_repeated=repeated, MQA_repeated=repeated)
+    monkeypatch.setattr(speed, "in_turn", clock)
+    claim, table = speed.decoding([13], rounds=1)
+    assert claim.verdict == verdict and f"GQA {1 / shared:.2f}, GQA, repeated {1 / repeated:.2f}" in claim.measured
+    assert len(table.rows) == 5
+
+
+def test_repeated_or_not_a_decode_step_is_one_function() -> None:
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(1, 6, 1, 5), torch.randn(2, 1, 2, 11, 5)
+    torch.testing.assert_close(speed._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
+
+
+# Judged
+
+
+def verdict_of(word: str, found: tuple[Claim, ...]) -> str:
+    return next(claim.verdict for claim in found if word in claim.claim)
+
+
+@pytest.mark.parametrize(
+    ("heads", "lookups", "verdict"),
+    [
+        ((0.5, 0.3, 0.2), (0.7, 1.0, 1.0), HOLDS),
+        ((0.5, 0.5, 0.5), (0.7, 1.0, 1.0), DEPENDS),
+        ((0.5, 0.6, 0.2), (0.7, 0.7, 0.7), DEPENDS),
+        ((0.5, 0.6, 0.7), (0.7, 0.3, 0.7), FAILS),
+    ],
+)
+def test_several_heads_must_win_everywhere(heads: tuple[float, ...], lookups: tuple[float, ...], verdict: str) -> None:
+    found = judged(all_comparisons(heads=heads, lookups=lookups))
+    assert verdict_of("Several heads", found) == verdict
+
+
+def test_an_arm_with_more_parameters_proves_nothing() -> None:
+    heads, lookups = all_comparisons(heads=(0.5, 0.3, 0.2))[::2]
+    four = lookups.arms[2]
+    larger = ArmResult(four.name, "", four.parameters + 1, four.scores, None)
+    told = claims.several_heads(heads, type(lookups)(**{**vars(lookups), "arms": (*lookups.arms[:2], larger)}))
+    assert told.verdict == HOLDS and told.measured.count("4 heads") == 1
+
+
+@pytest.mark.parametrize(
+    ("sharing", "verdict"),
+    [((0.5, 0.6, 0.7), HOLDS), ((0.5, 0.6, 0.6), DEPENDS), ((0.5, 0.5, 0.5), FAILS), ((0.5, 0.6, 0.4), FAILS)],
+)
+def test_each_step_of_sharing_must_cost(sharing: tuple[float, ...], verdict: str) -> None:
+    found = judged(all_comparisons(sharing=sharing))
+    assert verdict_of("Quality falls", found) == verdict
+
+
+def test_the_steps_of_sharing_are_told_with_their_intervals() -> None:
+    claim = claims.ordered_quality(all_comparisons(sharing=(0.5, 0.6, 0.8))[1])
+    assert "GQA less MHA +0.100 ± 0.025, MQA less GQA +0.200 ± 0.000." in claim.measured
+
+
+@pytest.mark.parametrize(
+    ("masses", "cost", "verdict"), [(0.8, 0.5, HOLDS), (0.8, 0.0, FAILS), (0.35, 0.5, FAILS), (0.2, 0.0, FAILS)]
+)
+def test_a_role_must_be_learned_clear_and_missed(masses: float, cost: float, verdict: str) -> None:
+    found = judged(all_comparisons(masses=masses, cost=cost))
+    assert verdict_of("specialise", found) == verdict
+
+
+def test_an_arm_that_diverged_shows_nothing() -> None:
+    comparisons = []
+    for one in all_comparisons(heads=(0.5, 0.3, 0.2)):
+        last = one.arms[-1]
+        failed = ArmResult(last.name, "", last.parameters, {}, "diverged at step 3")
+        comparisons.append(type(one)(**{**vars(one), "arms": (*one.arms[:-1], failed)}))
+    found = judged(tuple(comparisons))
+    assert [verdict_of(word, found) for word in ("Several", "Quality", "specialise")] == [DEPENDS, DEPENDS, FAILS]
+    assert "4 heads diverged" in found[0].measured
+
+
+# The page
+
+
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(claims, "compare_all", lambda *given: all_comparisons())
+    return run_claims(tmp_path, "headwise compare claims", counted={"split heads": split_heads})
+
+
+def test_the_ledger_has_what_was_counted_judged_and_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made(tmp_path, monkeypatch)
+    assert [claim.verdict for claim in found.claims] == [FAILS, DEPENDS, HOLDS, HOLDS, *[NOT_RUN] * len(ELSEWHERE)]
+    assert found.machine == machine() and found.machine["torch"] == torch.__version__
+    assert found.seeds == (0, 1, 2, 3, 4) and found.wall_seconds >= 0
+
+
+def test_the_page_says_all_and_escapes_it(tmp_path: Path) -> None:
+    hostile = Claim("a | b <script> *c* W_O", "one\ntwo", HOLDS, "a_rule")
+    write_claims(tmp_path / "page.md", ledger((hostile,), all_comparisons()))
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "| a \\| b \\<script> \\*c\\* W\\_O | holds | one two |" in page
+    assert "Written by `headwise compare claims`" in page and "- cores: 2" in page
+    assert "| this | 12,345 | 0.0123 |" in page and "| that | 7 | 1,234 |" in page
+    assert "`headwise compare sharing`. On made-up data, 7 steps, seeds 0 to 2." in page
+    assert "Took 1.5 minutes, and 2.5 minutes of processor time." in page
+
+
+def test_the_committed_page_is_the_output_of_its_command() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.startswith("# What is claimed, and what is so\n\nWritten by `headwise compare claims`;")
+    assert "Seeds 0 to 4." in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    verdicts = {row[0][2:]: row[1] for row in rows if len(row) == 3 and row[1] in (HOLDS, FAILS, DEPENDS, NOT_RUN)}
+    counted = [split_heads()[0], parameters_with_heads()[0]]
+    ours = [*counted, *judged(all_comparisons()), *ELSEWHERE]
+    for claim in ours:
+        assert claim.claim in verdicts, claim.claim
+    assert len(verdicts) == len(ours) + 3  # FLOPs, the forms of the course, decoding
+    for claim in (*counted, *ELSEWHERE):  # these do not depend on the machine
+        assert verdicts[claim.claim] == claim.verdict
+        assert claims_page(ledger((claim,), ())).split("| --- | --- | --- |\n")[1].splitlines()[0] in page

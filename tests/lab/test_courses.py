@@ -1,0 +1,336 @@
+"""The courses' layers: the right function, the exact maps between their forms, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+from headwise.errors import HeadwiseError
+from headwise.lab.courses import numpy_layer
+from headwise.lab.courses.stacked import (
+    CausalAttention,
+    MultiHeadAttentionWrapper,
+    MultiHeadAttn,
+    class_from_wrapper,
+    wrapper_from_class,
+)
+
+B, T, D_IN, D, H, CONTEXT = 2, 5, 7, 3, 11, 13  # different primes; d_out = H * D = 33
+CLOSE = 1e-13
+
+
+def text(seed: int = 0, tokens: int = T) -> torch.Tensor:
+    return torch.randn(B, tokens, D_IN, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def course_class(bias: bool = False, dropout: float = 0.0) -> MultiHeadAttn:
+    torch.manual_seed(1)
+    return MultiHeadAttn(D_IN, H * D, CONTEXT, dropout, H, qkv_bias=bias).double()
+
+
+def by_definition(layer: Any, x: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """The heads of a layer's projections by the plain loops, joined: (B,T,h*d)."""
+
+    def split(y: torch.Tensor) -> list[Any]:
+        return y.detach().unflatten(2, (n_heads, -1)).transpose(1, 2).tolist()
+
+    out = hw.attend(split(layer.W_query(x)), split(layer.W_key(x)), split(layer.W_value(x)), mask=hw.Causal())
+    return torch.tensor(out, dtype=x.dtype).transpose(1, 2).flatten(2)
+
+
+# Course C
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_head_is_the_plain_loop(bias: bool) -> None:
+    head = CausalAttention(D_IN, D, CONTEXT, 0.0, qkv_bias=bias).double()
+    out = head(text())
+    assert out.shape == (B, T, D)
+    torch.testing.assert_close(out, by_definition(head, text(), 1), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_class_is_the_plain_loop_and_a_projection_with_a_bias(bias: bool) -> None:
+    layer = course_class(bias)
+    expected = by_definition(layer, text(), H) @ layer.out_proj.weight.T + layer.out_proj.bias
+    out = layer(text())
+    assert out.shape == (B, T, H * D)
+    assert (layer.W_query.bias is not None) == bias and layer.out_proj.bias.abs().max() > 0
+    torch.testing.assert_close(out, expected, rtol=0, atol=CLOSE)
+
+
+def test_the_class_is_the_layer_of_this_house() -> None:
+    course = course_class(bias=True)
+    layer = hw.MultiHeadAttention(
+        H * D, H, d_in=D_IN, q_bias=True, kv_bias=True, out_bias=True, mask=hw.Causal()
+    ).double()
+    pairs = ((layer.q_proj, course.W_query), (layer.k_proj, course.W_key), (layer.v_proj, course.W_value))
+    for ours, theirs in (*pairs, (layer.o_proj, course.out_proj)):
+        ours.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(layer(text()), course(text()), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("build", [CausalAttention, MultiHeadAttentionWrapper, MultiHeadAttn])
+def test_nobody_sees_the_future(build: Any) -> None:
+    layer = build(D_IN, H * D, CONTEXT, 0.0, *(() if build is CausalAttention else (H,))).double()
+    x = text()
+    for place in range(T):
+        changed = x.clone()
+        changed[:, place] += 1
+        same = torch.isclose(layer(changed), layer(x), rtol=0, atol=CLOSE).all(dim=(0, 2))
+        assert same.tolist() == [t < place for t in range(T)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_class_taken_apart_is_the_same_function(bias: bool) -> None:
+    layer = course_class(bias)
+    wrapper, projection = wrapper_from_class(layer)
+    x = text()
+    assert [head.W_query.weight.shape for head in wrapper.heads] == [(D, D_IN)] * H
+    assert layer.out_proj.weight.abs().max() > 0.1
+    torch.testing.assert_close(projection(wrapper(x)), layer(x), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_put_together_are_the_same_function(bias: bool) -> None:
+    torch.manual_seed(2)
+    wrapper = MultiHeadAttentionWrapper(D_IN, D, CONTEXT, 0.2, H, qkv_bias=bias).double().eval()
+    projection = nn.Linear(H * D, H * D, bias=bias).double()
+    layer = class_from_wrapper(wrapper, projection)
+    x = text()
+    assert not layer.training and layer.dropout.p == 0.2 and layer.num_heads == H
+    torch.testing.assert_close(layer(x), projection(wrapper(x)), rtol=0, atol=CLOSE)
+
+
+def test_there_and_back_gives_the_very_weights_and_shares_none() -> None:
+    layer = course_class(bias=True)
+    back = class_from_wrapper(*wrapper_from_class(layer))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    assert before.keys() == back.state_dict().keys()
+    for name, value in back.state_dict().items():
+        assert torch.equal(value, before[name]), name
+        value.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_gradients_follow_the_map() -> None:
+    layer = course_class()
+    wrapper, projection = wrapper_from_class(layer)
+    cotangent = torch.randn(B, T, H * D, dtype=torch.float64)
+    for out in (layer(text()), projection(wrapper(text()))):
+        (out * cotangent).sum().backward()
+    for name in ("W_query", "W_key", "W_value"):
+        joined = torch.cat([getattr(head, name).weight.grad for head in wrapper.heads])
+        torch.testing.assert_close(joined, getattr(layer, name).weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(projection.weight.grad, layer.out_proj.weight.grad, rtol=0, atol=1e-12)
+
+
+def test_the_wrapper_as_the_course_uses_it_is_another_function() -> None:
+    """Each head has the whole of d_out, and nothing follows: h times as wide, h times the weights, no mixing."""
+    wrapper = MultiHeadAttentionWrapper(D_IN, H * D, CONTEXT, 0.0, H).double()
+    layer = course_class()
+    assert wrapper(text()).shape == (B, T, H * (H * D))
+    assert layer(text()).shape == (B, T, H * D)
+    weights = {module: sum(p.numel() for p in module.parameters()) for module in (wrapper, layer)}
+    assert weights[wrapper] == H * 3 * (H * D) * D_IN
+    assert weights[layer] == 3 * (H * D) * D_IN + (H * D) ** 2 + H * D
+    # What one head says stays in its own place of the wrapper's result; W_O of the class lets it reach every place.
+    x, before = text(), wrapper(text())
+    with torch.no_grad():
+        wrapper.heads[3].W_value.weight.mul_(2)
+    changed = (wrapper(x) != before).any(dim=(0, 1)).unflatten(0, (H, -1)).any(1)
+    assert changed.tolist() == [h == 3 for h in range(H)]
+
+
+@pytest.mark.parametrize("build", [CausalAttention, MultiHeadAttn])
+def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
+    layer = build(D_IN, H * D, CONTEXT, 0.5, *(() if build is CausalAttention else (H,))).double()
+    dropped: list[torch.Tensor] = []
+    layer.dropout.register_forward_hook(lambda module, given, made: dropped.append(made / given[0]))
+    torch.manual_seed(3)
+    layer(text())
+    seen = dropped[0][torch.isfinite(dropped[0])]
+    assert set(seen.unique().tolist()) == {0.0, 2.0}  # dropped, or made up for
+    assert 0.35 < (seen == 0).double().mean() < 0.65
+    layer.eval()
+    assert torch.equal(layer(text()), layer(text()))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: MultiHeadAttn(7, 33, 5, 0.0, 4), "num_heads=4 does not divide d_out=33; pass a width that 4 divides"),
+        (lambda: MultiHeadAttn(7, 33, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
+        (lambda: CausalAttention(7, 3, 0, 0.0), "context_length=0 must be a positive whole number"),
+        (lambda: CausalAttention(7, 3, 5, 1.0), "dropout=1.0 is outside [0, 1)"),
+        (lambda: MultiHeadAttentionWrapper(7, 3, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
+        (
+            lambda: course_class()(text(tokens=17)),
+            "x has 17 tokens, and context_length=13; cut the text, or build a longer layer",
+        ),
+        (
+            lambda: CausalAttention(7, 3, 5, 0.0)(torch.ones(2, 7, 7)),
+            "x has 7 tokens, and context_length=5; cut the text, or build a longer layer",
+        ),
+        (lambda: course_class()(torch.ones(2, 5, 11)), "x has width 11; this layer has d_in=7"),
+        (
+            lambda: course_class()(torch.ones(5, 7)),
+            "x has shape (5, 7), 2 axes; the layer takes (batch, tokens, width)",
+        ),
+        (
+            lambda: class_from_wrapper(MultiHeadAttentionWrapper(7, 3, 5, 0.0, 11), nn.Linear(33, 7)),
+            "the projection maps 33 to 7, and 11 heads of 3 join to 33; pass nn.Linear(33, 33)",
+        ),
+    ],
+)
+def test_what_the_torch_classes_refuse(call: Any, said: str) -> None:
+    with pytest.raises(HeadwiseError) as error:
+        call()
+    assert str(error.value) == said
+
+
+# Course D
+
+WIDTH, HEADS = 35, 5  # heads of width 7
+# Frozen: default_rng(11), standard normal / sqrt(35), drawn in the order W_Q, W_K, W_V, W_O.
+DRAWN = {
+    "W_Q": (0.005779632367, -0.052802987397),
+    "W_K": (-0.218525901437, -0.304010331631),
+    "W_V": (0.124834030867, 0.221615940332),
+    "W_O": (0.036432068795, 0.166004523635),
+}
+
+
+def course_d() -> numpy_layer.MultiHeadAttention:
+    return numpy_layer.MultiHeadAttention(WIDTH, HEADS, seed=11)
+
+
+def masks() -> dict[str, np.ndarray | None]:
+    rng = np.random.default_rng(5)
+    causal = np.where(np.tri(11, dtype=bool), 0, -np.inf)
+    return {
+        "none": None,
+        "causal": causal,
+        "causal, -1e9": np.where(np.tri(11, dtype=bool), 0, -1e9).astype(np.float32),
+        "bias": rng.normal(size=(11, 11)),
+        "bias and causal": rng.normal(size=(11, 11)) + causal,
+        "whole numbers": -np.abs(np.arange(11)[:, None] - np.arange(11)),
+    }
+
+
+@pytest.mark.parametrize("name", masks())
+def test_loop_and_batched_are_the_plain_loop_in_single_precision(name: str) -> None:
+    layer, mask = course_d(), masks()[name]
+    x = np.random.default_rng(7).normal(size=(11, WIDTH)).astype(np.float32)
+
+    def split(y: np.ndarray) -> list[Any]:
+        return y.astype(np.float64).reshape(11, HEADS, 7).swapaxes(0, 1).tolist()
+
+    wide = x.astype(np.float64)
+    bias = None if mask is None else hw.Bias(np.asarray(mask, np.float64))
+    heads = hw.attend(*(split(wide @ W) for W in (layer.W_Q, layer.W_K, layer.W_V)), mask=bias)
+    expected = np.array(heads).swapaxes(0, 1).reshape(11, WIDTH) @ layer.W_O
+    allowed = 2 * max(abs(form - expected).max() for form in in_other_orders(layer, x, mask))
+    assert 0 < allowed < 1e-5
+    for out in (layer.forward(x, mask), layer.forward_loop(x, mask)):
+        assert out.shape == (11, WIDTH) and out.dtype == np.float32
+        np.testing.assert_allclose(out, expected, rtol=0, atol=allowed)
+
+
+def in_other_orders(layer: numpy_layer.MultiHeadAttention, x: np.ndarray, mask: np.ndarray | None) -> Iterator[Any]:
+    """The same arithmetic in single precision, with the sums over the width taken in other orders."""
+    rng = np.random.default_rng(13)
+    shuffled = course_d()
+    for _ in range(5):
+        order = rng.permutation(WIDTH)
+        shuffled.W_Q, shuffled.W_K, shuffled.W_V = layer.W_Q[order], layer.W_K[order], layer.W_V[order]
+        yield shuffled.forward(x[:, order], mask)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_it_stays_in_single_precision(dtype: Any) -> None:
+    x = np.ones((11, WIDTH), dtype)
+    for mask in masks().values():
+        for form in (course_d().forward, course_d().forward_loop):
+            assert form(x, mask).dtype == np.float32
+    for attend in (numpy_layer.attend_loop, numpy_layer.attend_batched, numpy_layer.attend_einsum):
+        steps = attend(*np.ones((3, 5, 11, 7), np.float32), np.zeros((11, 11), np.float32))
+        assert [step.dtype for step in steps] == [np.float32] * 3
+
+
+def test_the_draw_is_frozen() -> None:
+    layer = course_d()
+    for name, (first, last) in DRAWN.items():
+        matrix = getattr(layer, name)
+        assert matrix.shape == (WIDTH, WIDTH) and matrix.dtype == np.float32
+        assert (matrix[0, 0], matrix[-1, -1]) == pytest.approx((first, last), rel=1e-6), name
+    rng = np.random.default_rng(11)
+    for name in DRAWN:
+        expected = rng.standard_normal((WIDTH, WIDTH)) / math.sqrt(WIDTH)
+        np.testing.assert_allclose(getattr(layer, name), expected, rtol=1e-7)
+    assert not np.array_equal(numpy_layer.MultiHeadAttention(WIDTH, HEADS).W_Q, layer.W_Q)  # the seed counts
+    again = numpy_layer.MultiHeadAttention(WIDTH, HEADS, seed=0)
+    assert np.array_equal(again.W_O, numpy_layer.MultiHeadAttention(WIDTH, HEADS).W_O)  # and is 0 by default
+
+
+@pytest.mark.parametrize("attend", [numpy_layer.attend_loop, numpy_layer.attend_batched, numpy_layer.attend_einsum])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_shared_keys_in_every_form(attend: Any, groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    q, k, v = rng.normal(size=(6, 5, 7)), *rng.normal(size=(2, groups, 5, 7))
+    mask = np.where(np.tri(5, dtype=bool), 0, -np.inf)
+    expected = hw.trace(q[None], k[None], v[None], mask=hw.Causal())
+    scores, weights, heads = attend(q, k, v, mask)
+    np.testing.assert_allclose(scores, expected.masked[0], rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(weights, expected.weights[0], rtol=0, atol=CLOSE)
+    np.testing.assert_allclose(heads, expected.out[0], rtol=0, atol=CLOSE)
+
+
+def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
+    mask = np.zeros((11, 11))
+    mask[4] = -np.inf
+    x = np.random.default_rng(3).normal(size=(11, WIDTH))
+    for form in (course_d().forward, course_d().forward_loop):
+        out = form(x, mask)
+        assert not out[4].any() and out[3].any() and np.isfinite(out).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: numpy_layer.MultiHeadAttention(35, 4),
+            "n_heads=4 does not divide d_model=35; pass a width that 4 divides",
+        ),
+        (lambda: numpy_layer.MultiHeadAttention(35, 0), "n_heads=0 must be a positive whole number"),
+        (
+            lambda: course_d().forward(np.ones((2, 11, 35))),
+            "x has shape (2, 11, 35); this layer takes (tokens, d_model) with d_model=35",
+        ),
+        (
+            lambda: course_d().forward_loop(np.ones((11, 7))),
+            "x has shape (11, 7); this layer takes (tokens, d_model) with d_model=35",
+        ),
+        (lambda: course_d().forward(np.ones((0, 35))), "x has 0 tokens; pass at least 1"),
+        (
+            lambda: course_d().forward(np.ones((11, 35)), np.zeros((1, 11))),
+            "mask has shape (1, 11); 11 tokens need (11, 11)",
+        ),
+        (
+            lambda: course_d().forward(np.ones((11, 35)), np.tri(11, dtype=bool)),
+            "mask is bool, and this layer adds its mask to the scores; "
+            "pass numpy.where(allowed, 0, -numpy.inf), with True = may attend",
+        ),
+    ],
+)
+def test_what_the_numpy_layer_refuses(call: Any, said: str) -> None:
+    with pytest.raises(HeadwiseError) as error:
+        call()
+    assert str(error.value) == said

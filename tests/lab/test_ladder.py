@@ -1,0 +1,426 @@
+"""The ladder: every rung is the same function, a wrong one is found out and gets no time, and the tables say so."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from headwise.errors import HeadwiseError
+from headwise.lab import ladder as study
+from headwise.lab.ladder import certificate_sizes, run_ladder
+from headwise.lab.ladder_rungs import RUNGS, Rung
+from headwise.lab.rounding import UNIT, Bounded, layer_bounds
+from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.view.ladder import print_ladder
+
+NAMES = [
+    "plain",
+    "plain GQA",
+    "stacked heads",
+    "course class",
+    "NumPy loop",
+    "NumPy batched",
+    "NumPy einsum",
+    "NumPy attend",
+    "torch explicit",
+    "torch fused",
+    "torch.nn",
+    "cached decode",
+]
+INNER = {"q", "k", "v", "heads", "joined", "output"}
+ALL = INNER | {"scores", "weights"}
+HANDED_OUT = {"torch fused": INNER, "cached decode": INNER, "torch.nn": {"weights", "output"}}
+LEAVES = {"W_Q", "W_K", "W_V", "W_O", "x"}
+
+MHA = {"width": 35, "heads": 5, "tokens": 11, "batch": 2}  # heads of 7
+GQA = {"width": 30, "heads": 6, "kv_heads": 2, "tokens": 7, "batch": 3}  # heads of 5
+MQA = {"width": 15, "heads": 5, "kv_heads": 1, "tokens": 7, "batch": 2}
+
+
+@functools.cache
+def ladder_of(**sizes: int) -> Ladder:
+    return run_ladder(**sizes, repeats=1)
+
+
+def rung_of(ladder: Ladder, name: str) -> LadderRung:
+    return next(rung for rung in ladder.rungs if rung.name == name)
+
+
+@pytest.mark.parametrize(
+    "sizes", [MHA, GQA, MQA, {"width": 3, "heads": 1, "tokens": 1}], ids=["mha", "gqa", "mqa", "one"]
+)
+def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
+    ladder = ladder_of(**sizes)
+    assert ladder.agrees and ladder.certified == ladder.sizes and ladder.note is None
+    assert [rung.name for rung in ladder.rungs] == NAMES
+    shared = sizes.get("kv_heads", sizes["heads"]) != sizes["heads"]
+    for rung in ladder.rungs:
+        if shared and rung.name == "torch.nn":
+            assert rung.refused == f"it cannot share {sizes['kv_heads']} key/value heads among {sizes['heads']} heads"
+            assert not rung.agrees and rung.ms is None and rung.not_timed == rung.refused
+            continue
+        assert rung.agrees and rung.refused is None and rung.not_timed is None, rung
+        assert set(rung.differences) == HANDED_OUT.get(rung.name, ALL)
+        assert rung.dtype == ("float64" if rung.name.startswith("plain") else "float32")
+        # Far inside what is allowed: sums of some dozen numbers near 1.
+        assert all(far is not None and far < 1e-13 for far in rung.differences.values())
+        assert rung.timed_difference is not None and rung.timed_difference < 1e-5
+        if rung.name.startswith("NumPy"):
+            assert rung.gradients is None
+        else:
+            assert rung.gradients is not None and set(rung.gradients) == LEAVES
+            assert all(far is not None and far < 1e-12 for far in rung.gradients.values())
+        assert rung.ms is not None and rung.ms > 0 and rung.repeats == 1
+        assert rung.peak_bytes is not None and rung.peak_bytes > 0
+
+
+def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
+    """The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings."""
+    certificate = study._Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
+    for name, found in {**certificate.steps, **certificate.slopes}.items():
+        assert np.abs(found).max() > 1e8 * certificate.tolerances[name], name
+    assert len({rung.timed_difference for rung in ladder_of(**GQA).rungs}) > 4
+
+
+# A wrong rung
+
+
+def spoiled(name: str, change: Callable[[Any, Any], Any], title: str = "spoiled") -> Rung:
+    """A rung of the ladder whose result `change`, given x and the result, spoils."""
+    rung = next(rung for rung in RUNGS if rung.name == name)
+
+    def prepare(sizes: LadderSizes, leaves: Any) -> Any:
+        forward = rung.prepare(sizes, leaves)
+        return lambda x, keep: change(x, forward(x, keep))
+
+    return replace(rung, name=title, prepare=prepare)
+
+
+def with_step_changed(name: str, step: str, change: Callable[[Any], Any]) -> Rung:
+    """A rung that hands out one stage wrong."""
+    rung = next(rung for rung in RUNGS if rung.name == name)
+
+    def prepare(sizes: LadderSizes, leaves: Any) -> Any:
+        forward = rung.prepare(sizes, leaves)
+
+        def called(x: Any, keep: Any) -> Any:
+            out = forward(x, keep)
+            if keep is not None:
+                keep[step] = change(keep[step])
+            return out
+
+        return called
+
+    return replace(rung, name="spoiled", prepare=prepare)
+
+
+class WrongSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:
+        return slope * 1.001
+
+
+def unscaled(sizes: LadderSizes, leaves: Any) -> Any:
+    """The classic: the division by sqrt(d) forgotten, which is another function though every shape is right."""
+    scaled = {**leaves, "W_Q": leaves["W_Q"] * math.sqrt(sizes.width // sizes.heads)}
+    return RUNGS[5].prepare(sizes, scaled)
+
+
+def with_future(sizes: LadderSizes, leaves: Any) -> Any:
+    def forward(x: Any, keep: Any) -> Any:
+        d = sizes.width // sizes.heads
+        q, k, v = ((x @ leaves[name].T).unflatten(2, (-1, d)).transpose(1, 2) for name in ("W_Q", "W_K", "W_V"))
+        heard = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return heard.transpose(1, 2).flatten(2) @ leaves["W_O"].T
+
+    return forward
+
+
+WRONG = {
+    "no scale": (Rung("spoiled", "", "array", unscaled), "q, scores, weights, heads, joined, output, timed float32"),
+    "not causal": (Rung("spoiled", "", "tensor", with_future), "output, W_Q, W_K, W_V, W_O, x, timed float32"),
+    "a slope": (
+        spoiled("torch fused", lambda x, out: WrongSlope.apply(out)),
+        "W_Q, W_K, W_V, W_O, x",
+    ),
+    "single precision within": (
+        spoiled("NumPy batched", lambda x, out: out.astype(np.float32).astype(out.dtype)),
+        "output",
+    ),
+    "only as timed": (
+        spoiled("torch fused", lambda x, out: out + 0.01 * (x.dtype == torch.float32)),
+        "timed float32",
+    ),
+    "not a number": (spoiled("NumPy loop", lambda x, out: out * np.nan), "output, timed float32"),
+    "another shape": (spoiled("NumPy loop", lambda x, out: out[:, :1]), "output, timed float32"),
+    "rows mixed up": (with_step_changed("NumPy loop", "heads", lambda step: step[:, :, ::-1]), "heads"),
+    "groups mixed up": (with_step_changed("plain GQA", "k", lambda step: [heads[::-1] for heads in step]), "k"),
+    "a stage of no numbers": (with_step_changed("torch explicit", "weights", lambda step: None), "weights"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rung, where = WRONG[name]
+    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
+    ladder = run_ladder(width=18, heads=6, kv_heads=2, tokens=5, batch=2, repeats=1, extra=[rung])
+    wrong = rung_of(ladder, "spoiled")
+    assert not ladder.agrees and not wrong.agrees
+    assert wrong.ms is None and wrong.peak_bytes is None and wrong.repeats == 0
+    assert wrong.not_timed == f"it disagrees in {where}"
+    assert rung_of(ladder, "plain").agrees and rung_of(ladder, "plain").ms is not None
+    json.dumps(asdict(ladder), allow_nan=False)  # what is not a number is null
+
+
+def test_a_right_rung_from_outside_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
+    right = Rung("mine", "my own", "array", RUNGS[6].prepare)
+    mine = rung_of(run_ladder(**MHA, repeats=1, extra=[right]), "mine")
+    assert mine.agrees and mine.ms is not None and mine.how == "my own"
+
+
+def test_extra_keys_of_a_wrong_key_value_head_are_found() -> None:
+    """K and V of the wrong group: heads h % g instead of h // (h / g). With copies for each head all shapes fit."""
+    certificate = study._Certificate(LadderSizes(2, 7, 30, 6, 2), seed=0)
+
+    def prepare(sizes: LadderSizes, leaves: Any) -> Any:
+        d = sizes.width // sizes.heads
+        copies = {
+            name: leaves[name].reshape(sizes.kv_heads, d, -1)[np.arange(6) % 2].reshape(sizes.width, -1)
+            for name in ("W_K", "W_V")
+        }
+        return RUNGS[5].prepare(replace(sizes, kv_heads=sizes.heads), {**leaves, **copies})
+
+    wrong = certificate.certify(Rung("wrong", "", "array", prepare))
+    assert wrong.not_timed == "it disagrees in k, v, scores, weights, heads, joined, output, timed float32"
+
+
+# The tolerance
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bounds_hold_for_arithmetic_in_single_precision(seed: int) -> None:
+    """float32 against float64, and every bound within a factor that still tells right from wrong."""
+    sizes = LadderSizes(2, 7, 30, 6, 2)
+    leaves = study._draw(sizes, seed)
+    rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in leaves.items()}
+    slope = np.random.default_rng(seed).standard_normal(leaves["x"].shape)
+    bounds = layer_bounds(leaves, slope, 6, 2, "float32")
+    found: list[dict[str, Any]] = []
+    for dtype, values in ((torch.float64, leaves), (torch.float32, rounded)):
+        tensors = {name: torch.tensor(array, dtype=dtype, requires_grad=True) for name, array in values.items()}
+        keep: dict[str, Any] = {}
+        out = RUNGS[8].prepare(sizes, tensors)(tensors["x"], keep)
+        (out * torch.tensor(slope, dtype=dtype)).sum().backward()
+        found.append(keep | {"output": out} | {name: leaf.grad for name, leaf in tensors.items()})
+    allowed = np.tri(7, dtype=bool)
+    for name, bound in bounds.items():
+        exact, near = (x[name].detach().double().numpy() for x in found)
+        gap = np.abs(exact - near)
+        far = (gap * allowed if name == "scores" else gap).max()
+        assert 0 < far <= bound, name
+        assert bound < 1e-3 * np.abs(exact).max() * 10, name
+
+
+def test_a_bound_grows_with_what_it_is_made_of() -> None:
+    exact = Bounded(np.full((3, 5), 2.0), 0.0, UNIT["float64"])
+    product = exact @ exact.move(np.transpose)
+    assert product.value.tolist() == [[20.0] * 3] * 3
+    assert product.largest == pytest.approx(5 * 2.0**-53 * 20)
+    doubled = Bounded(exact.value, 1e-3, exact.unit)
+    assert (doubled * exact).largest == pytest.approx(2e-3)
+    assert (doubled - exact).largest == pytest.approx(1e-3)
+    assert doubled.row_sums().largest == pytest.approx(5e-3)
+    assert doubled.times(3.0).largest == pytest.approx(3e-3)
+    weights = doubled.softmax(np.ones((3, 5), bool))
+    assert weights.value == pytest.approx(np.full((3, 5), 0.2))
+    assert weights.largest == pytest.approx(0.2 * math.expm1(2e-3))
+
+
+# Sizes, costs, reports
+
+
+@pytest.mark.parametrize(
+    ("asked", "certified"),
+    [
+        (LadderSizes(1, 16, 64, 4, 4), LadderSizes(1, 16, 64, 4, 4)),  # the default, as it is
+        (LadderSizes(1, 256, 64, 4, 4), LadderSizes(1, 16, 64, 4, 4)),
+        (LadderSizes(8, 1024, 768, 12, 12), LadderSizes(2, 11, 30, 6, 6)),
+    ],
+)
+def test_the_certificate_shrinks_to_what_scalars_can_do(asked: LadderSizes, certified: LadderSizes) -> None:
+    assert certificate_sizes(asked) == certified
+
+
+def test_a_large_size_is_certified_small_and_its_scalar_loops_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("plain", "NumPy batched", "torch fused", "torch.nn")
+    monkeypatch.setattr(study, "RUNGS", tuple(rung for rung in RUNGS if rung.name in names))
+    ladder = run_ladder(width=320, heads=10, tokens=97, batch=2, repeats=3, longest=0.5)
+    assert ladder.agrees and ladder.sizes == LadderSizes(2, 97, 320, 10, 10)
+    n = ladder.certified
+    assert (n.width < 320 or n.tokens < 97) and n.width % n.heads == 0
+    assert ladder.note is not None and f"{n.tokens} tokens, width {n.width}, {n.heads} heads" in ladder.note
+    plain = rung_of(ladder, "plain")
+    assert plain.agrees and plain.ms is None and plain.not_timed is not None
+    assert plain.not_timed.startswith("a call would take about ") and plain.not_timed.endswith("longest=0.5")
+    assert rung_of(ladder, "torch fused").ms is not None
+    # (B,h,T,T) maps in full against a kernel that never holds them; q, k, v and the result are the rest.
+    maps, rest = 2 * 10 * 97 * 97 * 4, 2 * 97 * 320 * 4
+    assert rung_of(ladder, "NumPy batched").peak_bytes > maps + 4 * rest  # type: ignore[operator]
+    assert 4 * rest <= rung_of(ladder, "torch fused").peak_bytes < maps + 4 * rest  # type: ignore[operator]
+
+
+def test_slow_rungs_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that says how long each call took: one of 0.4 s is repeated until a second is full, one of 2 s never."""
+    calls: list[str] = []
+    prices = {"fast": 0.01, "middling": 0.4, "slow": 2.0}
+
+    def rung(name: str) -> Rung:
+        def prepare(sizes: LadderSizes, leaves: Any) -> Any:
+            forward = RUNGS[5].prepare(sizes, leaves)
+            return functools.wraps(forward)(lambda x, keep: calls.append(name) or forward(x, keep))
+
+        return Rung(name, "", "array", prepare)
+
+    def seconds(forward: Any, x: Any) -> float:
+        forward(x, None)
+        return prices.get(calls[-1] if calls else "", 1e-3)
+
+    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
+    monkeypatch.setattr(study, "_seconds", seconds)
+    ladder = run_ladder(**MQA, repeats=7, longest=1.0, extra=[rung(name) for name in prices])
+    assert {one.name: (one.ms, one.repeats) for one in ladder.rungs[1:]} == {
+        "fast": (10.0, 7),
+        "middling": (400.0, 3),
+        "slow": (2000.0, 1),
+    }
+    assert calls[-10:-6] == ["fast", "middling", "fast", "middling"]  # in turn
+
+
+def test_memory_is_what_a_call_holds_at_a_time() -> None:
+    held, passing = 3 * 2**20, 5 * 2**20
+
+    def torch_call(x: Any, keep: Any) -> Any:
+        torch.empty(passing, dtype=torch.uint8)
+        first = torch.empty(held, dtype=torch.uint8)
+        return first, torch.empty(held, dtype=torch.uint8)
+
+    def numpy_call(x: Any, keep: Any) -> Any:
+        np.empty(passing, np.uint8)
+        first = np.empty(held, np.uint8)
+        return first, np.empty(held, np.uint8)
+
+    assert study._torch_peak(torch_call, None) == 2 * held
+    assert 2 * held <= study._python_peak(numpy_call, None) < 2 * held + 10_000
+
+
+def test_nothing_is_written_and_torchs_dice_are_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    told: list[tuple[str, int, int]] = []
+    run_ladder(width=6, heads=2, tokens=3, repeats=1, report=lambda *task: told.append(task))
+    assert torch.equal(torch.rand(3), expected)
+    assert capfd.readouterr() == ("", "")
+    assert [done for _, done, _ in told] == list(range(2 * len(NAMES) + 2))
+    assert {total for *_, total in told} == {2 * len(NAMES) + 1}
+    assert [task for task, *_ in told[-3:]] == ["call cached decode", "time all in turn", "done"]
+    assert told[0][0] == "certify plain"
+
+
+def test_the_seed_draws_the_numbers() -> None:
+    n = LadderSizes(2, 7, 30, 6, 2)
+    one, other = study._draw(n, 0), study._draw(n, 1)
+    assert {name: array.shape for name, array in one.items()} == {
+        "W_Q": (30, 30),
+        "W_K": (10, 30),
+        "W_V": (10, 30),
+        "W_O": (30, 30),
+        "x": (2, 7, 30),
+    }
+    assert all(np.abs(one[name] - other[name]).max() > 0.1 for name in one)
+    assert abs(one["W_Q"].std() * math.sqrt(30) - 1) < 0.1 and abs(one["x"].std() - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"width": 66, "heads": 4}, "heads=4 does not divide width=66; pass a width that 4 divides"),
+        ({"heads": 4, "kv_heads": 3}, "kv_heads=3 does not divide heads=4; query heads share in equal groups"),
+        ({"heads": 4, "kv_heads": 8}, "kv_heads=8 does not divide heads=4; query heads share in equal groups"),
+        ({"kv_heads": 0}, "kv_heads=0 must be a positive whole number"),
+        ({"tokens": 0}, "tokens=0 must be a positive whole number"),
+        ({"batch": -1}, "batch=-1 must be a positive whole number"),
+        ({"width": 0}, "width=0 must be a positive whole number"),
+        ({"heads": 0}, "heads=0 must be a positive whole number"),
+        ({"repeats": 0}, "repeats=0 must be a positive whole number"),
+        ({"seed": -1}, "seed=-1 is negative; pass 0 or more"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], said: str) -> None:
+    with pytest.raises(HeadwiseError) as error:
+        run_ladder(**sizes)
+    assert str(error.value) == said
+
+
+# The tables
+
+
+def printed(ladder: Ladder, **options: Any) -> str:
+    console = Console(file=io.StringIO(), **options)
+    print_ladder(console, ladder)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def cells(text: str, name: str) -> list[list[str]]:
+    """The cells of the rows of a rung, one list for each table."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line[len(name) :].split() for line in lines if line.startswith(name + " ") and "timed:" not in line]
+
+
+@pytest.mark.parametrize("options", [{"width": 100}, {"width": 80, "soft_wrap": True}, {"width": 80}])
+def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, Any]) -> None:
+    text = printed(ladder_of(**GQA), **options)
+    assert "\x1b" not in text and "…" not in text
+    tables = [line for line in text.splitlines() if "─" in line or line.strip().startswith(tuple(NAMES))]
+    assert max(map(len, tables)) <= options["width"] or options.get("soft_wrap")
+    fused = rung_of(ladder_of(**GQA), "torch fused")
+    values, gradients, costs = cells(text, "torch fused")
+    assert values[3:5] == ["-", "-"] and values[-1] == "yes" and values[0] == f"{fused.differences['q']:.0e}"
+    assert gradients[-1] == "float32" and gradients[0] == f"{(fused.gradients or {})['W_Q']:.0e}"
+    assert float(costs[0].replace(",", "")) == pytest.approx(fused.ms, rel=0.01)
+    assert cells(text, "NumPy loop")[1][:5] == ["none"] * 5
+    assert cells(text, "torch.nn")[0] == ["-"] * 9
+    assert "torch.nn is not timed: it cannot share 2 key/value heads among 6 heads" in text
+    assert "Every rung that can run this layer computes the same function" in text
+
+
+def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
+    wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
+    text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1, extra=[wrong]), width=100)
+    values, _, costs = cells(text, "broken loop")
+    assert values[-2:] == ["wrong", "NO"] and costs[:3] == ["-", "-", "-"]
+    assert "broken loop is not timed: it disagrees in output, timed float32" in text
+    assert "NOT the same function: broken loop" in text
+
+
+def test_the_record_is_plain_data() -> None:
+    document = json.loads(json.dumps(asdict(ladder_of(**GQA)), allow_nan=False))
+    assert document["agrees"] is True and document["sizes"]["kv_heads"] == 2
+    assert [rung["name"] for rung in document["rungs"]] == NAMES
+    assert document["rungs"][4]["gradients"] is None

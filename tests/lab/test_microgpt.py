@@ -1,0 +1,306 @@
+"""microgpt: three rungs, one function; and the published run, loss by loss and letter by letter."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.errors import HeadwiseError
+from headwise.lab.microgpt import RUNGS, Draw, Replay, array, plain, replay, tensor
+from headwise.lab.microgpt.draw import Tokens, learning_rate, shapes
+from headwise.rungs.autograd import Value, exp, log, log_sum_exp, relu
+
+# All letters, so that the vocabulary is 27; the last name is longer than the context.
+LINES = """
+ada alma anouk bela cyril dagny edda elif enzo fynn gesa hedda ilse ines jonas juno kaia kilian lasse leonie
+lotte mara milo nele odette ole paul quentin rosa ruben selma sten tilda tove ursula vito wanda xenia yusuf zora
+bartholomewalexander
+"""
+NAMES = LINES.split()
+STEPS = 50  # more than there are names: the list begins again
+
+# Frozen from the plain rung, step: loss. The long name is that of step 41; step 42 is the first of the second round.
+LOSSES = {
+    1: 3.295479603455,
+    2: 3.296899006270,
+    3: 3.179663673131,
+    17: 3.077328057952,
+    41: 3.058792977033,
+    42: 2.390571303355,
+    50: 2.660060330907,
+}
+SAMPLES = ["hesa", "jo", "pura", "vdno", "ala"]
+
+NAMES_FILE = Path(__file__).parents[2] / ".." / "shared" / "data" / "names.txt"
+PUBLISHED_FIRST = [3.3659669476, 3.4242727839, 3.1778021255, 3.0663556842, 3.2208830898]  # steps 1 to 5
+PUBLISHED_LAST = [2.4764, 2.4730, 2.6497]  # steps 998 to 1000
+PUBLISHED_SAMPLES = """
+kamon ann karai jaire vialan karia yeran anna areli kaina konna keylen liole alerin earan lenne kana lara alela anton
+"""
+
+# Sums in another order differ by some 1e-15 here; 1e-9 leaves room for 1,000 steps and for other processors.
+CLOSE = 1e-9
+
+
+@functools.cache
+def short_run(rung: str) -> Replay:
+    return replay(NAMES, rung, STEPS, n_samples=5)
+
+
+@functools.cache
+def published_run(rung: str) -> Replay:
+    return replay(published_names(), rung)
+
+
+def published_names() -> list[str]:
+    if not NAMES_FILE.exists():
+        pytest.skip(f"{NAMES_FILE} is absent (makemore's names.txt, 32,033 names)")
+    return NAMES_FILE.read_text(encoding="utf-8").splitlines()
+
+
+# The draw
+
+
+def test_the_private_stream_is_that_of_the_module() -> None:
+    draw = Draw(NAMES, seed=42)
+    weights = [x for matrix in draw.weights.values() for row in matrix for x in row]
+    state = random.getstate()
+    try:
+        random.seed(42)
+        shuffled = list(NAMES)
+        random.shuffle(shuffled)
+        assert draw.documents == shuffled
+        assert weights == [random.gauss(0, 0.08) for _ in weights]
+        shares = [float(i) for i in range(draw.tokens.size)]
+        for _ in range(7):
+            assert draw.choose(shares) == random.choices(range(draw.tokens.size), weights=shares)[0]
+    finally:
+        random.setstate(state)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_streams_of_others_are_left_alone(rung: str) -> None:
+    python, numpy, of_torch = random.getstate(), np.random.get_state()[1], torch.get_rng_state()
+    replay(NAMES, rung, 1, n_samples=1)
+    assert random.getstate() == python
+    assert (np.random.get_state()[1] == numpy).all()
+    assert (torch.get_rng_state() == of_torch).all()
+
+
+def test_the_tokens() -> None:
+    tokens = Tokens(["cab", "bad"])
+    assert (tokens.characters, tokens.end, tokens.size) == (["a", "b", "c", "d"], 4, 5)
+    assert tokens.encode("dab") == [4, 3, 0, 1, 4]
+    assert tokens.decode([4, 3, 0, 1, 4]) == "dab"
+    with pytest.raises(HeadwiseError, match=r"'bäd' holds 'ä', which is not among the 4 characters .* use only 'abcd'"):
+        tokens.encode("bäd")
+
+
+def test_a_document_has_at_most_16_predictions() -> None:
+    draw = Draw(NAMES, seed=42)
+    lengths = {name: len(draw.document(step)) for step, name in enumerate(draw.documents)}
+    assert lengths["bartholomewalexander"] == 17
+    assert lengths["ole"] == 5
+    assert draw.document(2) == draw.document(2 + len(NAMES))
+
+
+def test_4192_parameters() -> None:
+    assert sum(rows * columns for rows, columns in shapes(27).values()) == 4192
+    for rung in RUNGS:
+        parameters = short_run(rung).parameters
+        assert {key: (len(matrix), len(matrix[0])) for key, matrix in parameters.items()} == shapes(27)
+
+
+def test_the_learning_rate_falls_in_a_line() -> None:
+    assert [learning_rate(step, 1000) for step in (0, 250, 1000)] == [0.01, 0.0075, 0.0]
+    assert learning_rate(250, 20) == 0.0075  # a short run is the beginning of the full one
+    assert learning_rate(500, 2000) == 0.0075
+    assert replay(NAMES, steps=3, n_samples=0).losses == short_run("array").losses[:3]
+
+
+# The three rungs
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_frozen_run(rung: str) -> None:
+    run = short_run(rung)
+    assert len(run.losses) == STEPS
+    assert {step: run.losses[step - 1] for step in LOSSES} == pytest.approx(LOSSES, rel=CLOSE)
+    assert run.samples == SAMPLES
+
+
+@pytest.mark.parametrize("rung", ["array", "tensor"])
+def test_every_loss_and_every_weight_is_that_of_plain(rung: str) -> None:
+    run, expected = short_run(rung), short_run("plain")
+    assert run.losses == pytest.approx(expected.losses, rel=CLOSE)
+    for key, matrix in expected.parameters.items():
+        np.testing.assert_allclose(run.parameters[key], matrix, rtol=0, atol=CLOSE, err_msg=key)
+
+
+def slopes_of_plain(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
+    weights = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in draw.weights.items()}
+    loss = plain.loss_of(weights, ids)
+    assert isinstance(loss, Value)
+    loss.backward()
+    return loss.data, {key: np.array([[x.grad for x in row] for row in m]) for key, m in weights.items()}
+
+
+def slopes_of_array(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
+    model = array.Model(draw.weights)
+    model.gradient([0] * 17)  # what a longer document left behind must be gone
+    return model.gradient(ids), model.slopes.named
+
+
+def slopes_of_tensor(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
+    model = tensor.build(draw.weights)
+    loss = tensor.loss_of(model, ids)
+    loss.backward()
+    return loss.item(), {key: model.get_parameter(name).grad.numpy() for key, name in tensor.NAMES.items()}
+
+
+@pytest.mark.parametrize("name", ["a", "anna", "bartholomewalexander"])
+@pytest.mark.parametrize("slopes_of", [slopes_of_array, slopes_of_tensor])
+def test_the_gradient_of_every_weight_is_that_of_plain(slopes_of: Any, name: str) -> None:
+    draw = Draw(NAMES, seed=42)
+    ids = draw.tokens.encode(name)[:17]
+    expected_loss, expected = slopes_of_plain(draw, ids)
+    loss, slopes = slopes_of(draw, ids)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    assert slopes.keys() == expected.keys()
+    for key, slope in expected.items():
+        assert np.abs(slope).max() > 1e-5, f"{key} is not tested by this"
+        np.testing.assert_allclose(slopes[key], slope, rtol=0, atol=1e-12, err_msg=key)
+
+
+def test_array_sees_only_what_came_before() -> None:
+    """All positions are computed at once there; in plain, later keys do not exist."""
+    model = array.Model(Draw(NAMES, seed=42).weights)
+    ids = [26, 0, 13, 13, 0, 7, 4]
+    logits = model.forward(ids).logits_vt
+    for place in range(len(ids)):
+        changed = [*ids[:place], 21, *ids[place + 1 :]]
+        same = np.isclose(model.forward(changed).logits_vt, logits, rtol=0, atol=1e-13).all(axis=0)
+        assert same.tolist() == [position < place for position in range(len(ids))]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_the_report_is_told_every_step(rung: str) -> None:
+    told: list[tuple[int, float]] = []
+    run = replay(NAMES, rung, 3, n_samples=0, report=lambda step, loss: told.append((step, loss)))
+    assert told == list(enumerate(run.losses, 1))
+    assert run.samples == []
+
+
+def test_documents_are_stripped_and_empty_ones_left_out() -> None:
+    assert replay(["  ada\n", "", "bela", " \t"], steps=2) == replay(["ada", "bela"], steps=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"rung": "numpy"}, "rung='numpy' is not known; one of plain, array, tensor"),
+        ({"steps": 0}, "steps=0 trains nothing; pass at least 1"),
+        ({"n_samples": -1}, "n_samples=-1 is less than none; pass 0 or more"),
+        ({"documents": []}, "none of the 0 documents has a character; pass at least one name"),
+        ({"documents": ["", " "]}, "none of the 2 documents has a character; pass at least one name"),
+        ({"documents": "ada"}, "documents is one text; pass a list of them, such as its lines"),
+    ],
+)
+def test_what_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(HeadwiseError) as error:
+        replay(**{"documents": NAMES, **arguments})
+    assert str(error.value) == said
+
+
+# The nodes that plain uses beside those tested with the autograd
+
+
+def test_log_sum_exp_is_one_node_with_the_slopes_of_many() -> None:
+    one, many = [Value(x) for x in (0.3, -1.1, 2.0)], [Value(x) for x in (0.3, -1.1, 2.0)]
+    node, expected = log_sum_exp([*one, 0.7]), log(sum(exp(x) for x in [*many, 0.7]))
+    node.backward()
+    expected.backward()
+    assert node.data == pytest.approx(expected.data, rel=1e-15)
+    assert [x.grad for x in one] == pytest.approx([x.grad for x in many], rel=1e-14)
+    assert set(node._inputs) == set(one)
+    assert log_sum_exp([1000.0, 1000.0]) == 1000 + math.log(2)  # exp(1000) alone overflows
+
+
+def test_relu_of_floats_and_values() -> None:
+    assert [relu(x) for x in (-2.0, 3.0)] == [0.0, 3.0]
+    assert [relu(Value(x)).data for x in (-2.0, 3.0)] == [0.0, 3.0]
+
+
+# The published run
+
+
+@pytest.mark.parametrize("rung", ["array", "tensor"])
+def test_the_published_run(rung: str) -> None:
+    run = published_run(rung)
+    assert run.losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
+    assert [round(loss, 4) for loss in run.losses[-3:]] == PUBLISHED_LAST
+    assert run.samples == PUBLISHED_SAMPLES.split()
+
+
+def test_plain_begins_like_the_published_run() -> None:
+    run = replay(published_names(), "plain", 10, n_samples=0)
+    assert run.losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
+    assert run.losses == pytest.approx(published_run("array").losses[:10], rel=CLOSE)
+
+
+# Without torch. A module of sys.modules that is None cannot be imported.
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = None
+from headwise.lab.microgpt import replay
+"""
+
+
+def fresh_python(code: str) -> Any:
+    """What code prints as JSON, in an interpreter of its own, where torch cannot be imported."""
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("rung", ["plain", "array"])
+def test_no_torch_is_needed(rung: str) -> None:
+    code = f"print(json.dumps(replay({NAMES!r}, {rung!r}, 5).losses))"
+    assert fresh_python(code) == pytest.approx(short_run(rung).losses[:5], rel=CLOSE)
+
+
+def test_a_missing_torch_is_said() -> None:
+    code = """
+try:
+    replay(["ada"], "tensor")
+except ValueError as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+    said = ["HeadwiseError", "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"]
+    assert fresh_python(code) == said
+
+
+@pytest.mark.slow
+def test_plain_replays_the_published_run() -> None:
+    published_names()
+    code = f"""
+import gc
+gc.disable()  # the graphs have no cycles: looking for some costs a tenth of the time
+run = replay(open({str(NAMES_FILE)!r}).read().splitlines(), "plain")
+print(json.dumps([run.losses, run.samples]))
+"""
+    losses, samples = fresh_python(code)
+    assert losses == pytest.approx(published_run("array").losses, rel=CLOSE)
+    assert [round(loss, 4) for loss in losses[-3:]] == PUBLISHED_LAST
+    assert samples == PUBLISHED_SAMPLES.split()

@@ -1,0 +1,460 @@
+"""`explain` says which way a call goes: held to what the kernel really gets, and to what a counter counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import headwise as hw
+from headwise.records import Call
+from headwise.rungs import tensor
+
+B, WIDTH, H, D = 2, 29, 6, 10
+PATHS = {"explicit", "fused", "fused causal", "fused masked", "grouped decode"}
+
+
+def make(**options: Any) -> hw.MultiHeadAttention:
+    torch.manual_seed(0)
+    return hw.MultiHeadAttention(WIDTH, H, **{"head_dim": D, **options}).eval()
+
+
+def draw(n: int, width: int = WIDTH) -> Tensor:
+    return torch.randn(B, n, width, generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def spied() -> Iterator[list[dict[str, Any]]]:
+    """What each call of the fused kernel gets inside this block."""
+    calls, kernel = [], tensor.F.scaled_dot_product_attention
+
+    def spy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, **more: Any) -> Tensor:
+        calls.append({"q": q, "k": k, "v": v, "mask": mask, "causal": causal})
+        return kernel(q, k, v, mask, dropout, causal, **more)
+
+    tensor.F.scaled_dot_product_attention = spy
+    try:
+        yield calls
+    finally:
+        tensor.F.scaled_dot_product_attention = kernel
+
+
+def run(layer: hw.MultiHeadAttention, x: Tensor, **arguments: Any) -> tuple[list[dict[str, Any]], Call]:
+    """What the kernel got, and what the attention inside the layer was given."""
+    seen: list[Call] = []
+    layer.watchers.append(seen.append)
+    with spied() as calls, torch.no_grad():
+        layer(x, **arguments)
+    layer.watchers.remove(seen.append)
+    return calls, seen[0]
+
+
+def assert_true(told: Any, calls: list[dict[str, Any]], call: Call) -> None:
+    """The path that was named is the one that was taken."""
+    sink = call.layer.sink is not None
+    assert told.path in PATHS
+    assert set(told.refused) == PATHS - {told.path}
+    assert all(isinstance(reason, str) and reason.strip() for reason in told.refused.values())
+    n, (_, G, S, _) = call.q.shape[2], call.k.shape
+    assert told.sizes == (B, H, G, n, S, call.q.shape[-1], call.v.shape[-1])
+    if told.path == "explicit":
+        assert calls == []
+        assert told.keys == S
+        return
+    (got,) = calls
+    assert got["causal"] == (told.path == "fused causal")
+    assert (got["mask"] is not None) == ("mask" in told.bytes)
+    if told.path in ("fused", "fused causal"):
+        assert got["mask"] is None
+    if told.path == "fused masked":
+        assert got["mask"] is not None
+    folded = told.path == "grouped decode"
+    assert tuple(got["q"].shape[:3]) == ((B, G, H // G, 1) if folded else (B, H, n, 1))[:3]
+    assert got["k"].shape[2] == told.keys + sink
+
+
+# --- the five paths ---
+
+FIVE: dict[str, tuple[dict[str, Any], int]] = {
+    "fused": ({}, 5),
+    "fused causal": ({"mask": hw.Causal(), "n_kv_heads": 2}, 5),
+    "fused masked": ({"mask": hw.Window(2, 0)}, 5),
+    "grouped decode": ({"n_kv_heads": 2}, 1),
+    "explicit": ({"softcap": 0.9, "mask": hw.Causal()}, 5),
+}
+
+
+@pytest.mark.parametrize("path", FIVE)
+def test_each_path_is_taken_by_some_call(path: str) -> None:
+    options, n = FIVE[path]
+    layer, x = make(**options), draw(n)
+    told = hw.explain(layer, x)
+    assert told.path == path
+    assert_true(told, *run(layer, x))
+
+
+def test_the_five_are_all() -> None:
+    assert set(FIVE) == PATHS
+
+
+# --- many calls ---
+
+MASKS = (
+    None,
+    hw.Causal(),
+    hw.Window(2, 0),
+    hw.Window(3, 0),
+    hw.Window(1, 1),
+    hw.Window(0, 0),
+    hw.Window(None, None),
+    hw.Causal(offset=0),
+    hw.Causal(offset=-99),
+    hw.Causal(offset=[0, 1]),
+    hw.Window(0, 0, offset=99),
+    hw.Causal() & hw.Alibi(),
+    hw.Causal() & hw.Window(2, None),
+    hw.Alibi(),
+    hw.Allowed([[True]]),
+    hw.Bias([[0.5]]),
+)
+layers = st.fixed_dictionaries(
+    {
+        "n_kv_heads": st.sampled_from([1, 2, 3, 6]),
+        "value_dim": st.sampled_from([None, 7, 13]),
+        "mask": st.sampled_from(MASKS),
+        "sink": st.booleans(),
+        "softcap": st.sampled_from([None, None, None, 0.9]),
+        "rope": st.sampled_from([None, hw.RoPE()]),
+        "relative_bias": st.sampled_from([None, None, hw.RelativeBias(4, 5)]),
+    }
+)
+kv_indices = st.one_of(
+    st.none(), st.lists(st.integers(0, 1), min_size=H, max_size=H), st.just([0, 0, 0, 1, 1, 1]), st.just([0] * H)
+)
+pasts = st.sampled_from([None, ({}, 0), ({}, 3), ({"max_length": 11}, 3), ({"window": 3}, 2), ({"window": 3}, 5)])
+call_masks = st.sampled_from([None, None, hw.Causal(), hw.Alibi(), hw.Window(1, 0), hw.Lengths([1, 2])])
+
+
+def state(cache: hw.KVCache) -> tuple[Any, ...]:
+    stores = [(s.begin, s.end, s._offered, None if s.buffer is None else s.buffer.data_ptr()) for s in cache._stores]
+    views = [None if s.view() is None else s.view().tolist() for s in cache._stores]
+    return cache.length, cache.kept, cache.nbytes, cache.holds_context, stores, views
+
+
+@settings(max_examples=400)
+@given(layers, kv_indices, pasts, call_masks, st.sampled_from([1, 1, 2, 5]), st.booleans())
+def test_the_path_named_is_the_path_taken(
+    options: dict[str, Any], kv_index: list[int] | None, past: Any, mask: hw.Mask | None, n: int, gated: bool
+) -> None:
+    if kv_index is not None:
+        options = {**options, "n_kv_heads": 2, "kv_index": kv_index}
+    if past is not None and past[0].get("window"):
+        options = {**options, "mask": hw.Window(2, 0)}
+        mask = None if isinstance(mask, hw.Lengths) else mask
+    if isinstance(mask, hw.Lengths) and n + (past[1] if past else 0) < 2:
+        mask = None
+    layer, arguments = make(**options), {"mask": mask, "gate": torch.linspace(-1, 1, H) if gated else None}
+    if past is not None:
+        arguments["cache"] = cache = hw.KVCache(**past[0])
+        with torch.no_grad():
+            if past[1]:
+                layer(draw(past[1]), cache=cache)
+        before = state(cache)
+    told = hw.explain(layer, draw(n), **arguments)
+    if past is not None:
+        assert state(cache) == before, "explaining changed the cache"
+    assert hw.explain(layer, draw(n), **arguments) == told
+    assert_true(told, *run(layer, draw(n), **arguments))
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([1, 2, 3, 6]), st.sampled_from([None, hw.Lengths([3, 7]), hw.Alibi()]), st.sampled_from([1, 5]),
+       st.booleans())  # fmt: skip
+def test_cross_attention_before_and_after_the_context_is_held(
+    G: int, mask: hw.Mask | None, n: int, static: bool
+) -> None:
+    layer, memory = make(n_kv_heads=G, d_context=13), draw(7, 13)
+    cache = hw.KVCache(max_length=7 if static else None)
+    first = hw.explain(layer, draw(n), context=memory, mask=mask, cache=cache)
+    assert_true(first, *run(layer, draw(n), context=memory, mask=mask, cache=cache))
+    before = state(cache)
+    for arguments in ({"context": memory}, {}):
+        told = hw.explain(layer, draw(n), mask=mask, cache=cache, **arguments)
+        assert state(cache) == before
+        assert_true(told, *run(layer, draw(n), mask=mask, cache=cache, **arguments))
+        assert (told.path, told.keys, told.sizes) == (first.path, first.keys, first.sizes)
+    held = 2 * B * 7 * 13 * G * (D + D)  # projecting the context, which the cache saves
+    assert first.flops["projections"] - told.flops["projections"] == held
+
+
+# --- reasons ---
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "path", "reason"),
+    [
+        ({"softcap": 0.9}, 5, "fused", "softcap=0.9: the kernel has no step between scores and softmax"),
+        ({}, 5, "fused causal", "nothing is masked"),
+        ({}, 5, "fused masked", "nothing is masked"),
+        ({}, 5, "grouped decode", "T=5 queries: only a single one is folded"),
+        ({}, 1, "grouped decode", "6 key/value heads for 6 query heads: there are no groups"),
+        ({}, 5, "explicit", "the fused kernel gives the same answer without holding (B,H,T,S) numbers"),
+        ({"n_kv_heads": 2, "kv_index": [1, 0, 1, 0, 1, 0]}, 1, "grouped decode", "kv_index names no equal, adjacent"),
+        ({"mask": hw.Causal() & hw.Alibi()}, 5, "fused causal", "Alibi: the flag says no more than causal"),
+        ({"mask": hw.Causal(), "sink": True}, 5, "fused causal", "a sink is one more key, which the flag would hide"),
+        ({"mask": hw.Window(2, 0)}, 5, "fused causal", "a window, or queries that begin after the first key"),
+        ({"mask": hw.Causal()}, 5, "fused masked", "the causal flag says the same without a tensor"),
+        ({"mask": hw.Causal()}, 5, "fused", "something is masked"),
+        ({"n_kv_heads": 2}, 1, "fused", "one query, folded over its group, reads K and V once a group"),
+        ({"n_kv_heads": 2, "mask": hw.Alibi()}, 1, "fused masked", "one query, folded over its group with its mask"),
+    ],
+    ids=str,
+)
+def test_the_reason_is_the_reason(options: dict[str, Any], n: int, path: str, reason: str) -> None:
+    assert hw.explain(make(**options), draw(n)).refused[path].startswith(reason)
+
+
+# --- flops and bytes ---
+
+PRICED: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
+    "bare": ({}, 5, {}),
+    "GQA": ({"n_kv_heads": 2, "q_bias": True, "kv_bias": True, "out_bias": True}, 5, {}),
+    "window": ({"mask": hw.Window(2, 0)}, 5, {}),
+    "window, decode": ({"mask": hw.Window(2, 0), "n_kv_heads": 3}, 1, {"past": 7}),
+    "causal chunk": ({"mask": hw.Causal(), "n_kv_heads": 1}, 3, {"past": 7}),
+    "cross": ({"d_context": 13, "d_in": 11, "d_out": 17}, 5, {"context": 7}),
+    "no output projection": ({"out_proj": False}, 5, {}),
+    "softcap": ({"softcap": 0.9, "n_kv_heads": 2, "mask": hw.Window(1, 0)}, 5, {}),
+    "unequal widths, softcap": ({"softcap": 0.9, "value_dim": 7}, 5, {}),
+    "all options": ({"rope": hw.RoPE(), "qk_norm": True, "relative_bias": hw.RelativeBias(4, 5)}, 5, {"past": 3}),
+}
+
+
+def prepared(name: str) -> tuple[hw.MultiHeadAttention, Tensor, dict[str, Any]]:
+    options, n, extra = PRICED[name]
+    layer, arguments = make(**options), {}
+    if "context" in extra:
+        arguments["context"] = draw(extra["context"], 13)
+    if "past" in extra:
+        arguments["cache"] = hw.KVCache()
+        with torch.no_grad():
+            layer(draw(extra["past"]), **arguments)
+    return layer, draw(n, layer.spec.d_in), arguments
+
+
+def counted(layer: hw.MultiHeadAttention, x: Tensor, arguments: dict[str, Any]) -> tuple[int, int]:
+    """Floating point operations of the Linears, and of the rest, by torch's counter.
+
+    On the CPU it knows no fused kernel, so the kernel is made to take its steps one by one: two matrix products.
+    """
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        layer(x, **arguments)
+    by_module = {name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()}
+    linears = sum(n for name, n in by_module.items() if name.endswith("_proj"))
+    return linears, counter.get_total_flops() - linears
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_flops_are_those_that_torch_counts(name: str) -> None:
+    layer, x, arguments = prepared(name)
+    told = hw.explain(layer, x, **arguments)
+    assert (told.flops["projections"], told.flops["attention"]) == counted(layer, x, arguments)
+    s = told.sizes
+    assert told.flops["attention"] == 2 * s.B * s.H * s.T * told.keys * (s.D + s.E)
+
+
+@pytest.mark.parametrize("n", [2, 7, 13])
+def test_flops_of_the_causal_flag_are_those_of_the_triangle(n: int) -> None:
+    """torch counts the whole square there, of which the kernel does n + 1 of every 2n."""
+    layer, x = make(mask=hw.Causal()), draw(n)
+    told, (projections, square) = hw.explain(layer, x), counted(layer, x, {})
+    assert told.path == "fused causal"
+    assert told.flops["projections"] == projections
+    assert square == 2 * B * H * n * n * 2 * D
+    assert told.flops["attention"] * 2 * n == square * (n + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", PRICED)
+def test_bytes_are_those_of_the_tensors(name: str, dtype: torch.dtype) -> None:
+    layer, x, arguments = prepared(name)
+    layer, x = layer.to(dtype), x.to(dtype)
+    if "context" in arguments:
+        arguments["context"] = arguments["context"].to(dtype)
+    if "cache" in arguments:
+        arguments["cache"] = hw.KVCache()
+        with torch.no_grad():
+            layer(draw(PRICED[name][2]["past"]).to(dtype), cache=arguments["cache"])
+    told = hw.explain(layer, x, **arguments)
+    _, call = run(layer, x, **arguments)
+    result = call.out.transpose(1, 2).flatten(2)
+    result = result if layer.o_proj is None else layer.o_proj(result)
+    read = sum(y.nbytes for y in (call.k, call.v)) * told.keys // told.sizes.S
+    assert told.bytes["weights"] == sum(p.nbytes for p in layer.parameters())
+    assert told.bytes["x and result"] == x.nbytes + result.nbytes
+    assert told.bytes["q, k, v and heads"] == call.q.nbytes + call.out.nbytes + read
+    maps = told.bytes.get("maps", 0)
+    each = max(4, dtype.itemsize)
+    assert maps == (3 * B * H * told.sizes.T * told.sizes.S * each if told.path == "explicit" else 0)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        hw.Window(2, 0),
+        hw.Window(1, 1),
+        hw.Lengths([3, 5]),
+        hw.Causal() & hw.Lengths([3, 5]),
+        hw.Alibi(),
+        hw.Causal() & hw.Alibi(),
+        hw.Bias(torch.ones(H, 5, 5)),
+        hw.Allowed(torch.ones(B, H, 5, 5, dtype=torch.bool)),
+    ],
+    ids=repr,
+)
+def test_bytes_of_the_mask_are_those_of_its_tensor(mask: hw.Mask) -> None:
+    layer, x = make(mask=mask), draw(5)
+    told, (calls, _) = hw.explain(layer, x), run(layer, x)
+    assert told.bytes["mask"] == calls[0]["mask"].nbytes
+
+
+# --- explaining is not running ---
+
+
+def test_nothing_is_computed() -> None:
+    layer, x = make(mask=hw.Causal(), rope=hw.RoPE(), n_kv_heads=2), draw(5)
+    ran: list[Any] = []
+    for module in (layer, layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj):
+        module.register_forward_hook(lambda *_: ran.append(1))
+    layer.watchers.append(ran.append)
+    with spied() as calls:
+        hw.explain(layer, x)
+    assert ran == calls == []
+
+
+def test_training_and_gradients_change_no_path() -> None:
+    layer, x = make(mask=hw.Causal(), dropout=0.5), draw(5)
+    told = hw.explain(layer, x)
+    assert hw.explain(layer.train(), x.requires_grad_()) == told
+    assert_true(told, *run(layer, x))
+
+
+@pytest.mark.parametrize("touch", ["explained", "refused"])
+def test_a_cache_that_was_not_filled_is_free(touch: str) -> None:
+    one, other, cache, x = make(mask=hw.Causal()), make(mask=hw.Causal()), hw.KVCache(), draw(5)
+    if touch == "explained":
+        hw.explain(one, x, cache=cache)
+    else:
+        with pytest.raises(hw.HeadwiseError, match="Lengths has 99"):
+            one(x, cache=cache, mask=hw.Lengths([99, 1]))
+    other(x, cache=cache)
+
+
+# --- errors as the layer's ---
+
+X, MEMORY = draw(5), draw(7)
+
+
+def used(layer: hw.MultiHeadAttention, n: int = 3, **sizes: Any) -> hw.KVCache:
+    cache = hw.KVCache(**sizes)
+    with torch.no_grad():
+        layer(draw(n), cache=cache)
+    return cache
+
+
+def holding(layer: hw.MultiHeadAttention) -> hw.KVCache:
+    cache = hw.KVCache()
+    layer(X, context=MEMORY, cache=cache)
+    return cache
+
+
+Wrong = Callable[[], tuple[hw.MultiHeadAttention, dict[str, Any]]]
+
+
+def of(layer: hw.MultiHeadAttention, arguments: Callable[[hw.MultiHeadAttention], dict[str, Any]]) -> Any:
+    return layer, {"x": X, **arguments(layer)}
+
+
+WRONG: dict[str, Wrong] = {
+    "axes of x": lambda: of(make(), lambda _: {"x": X[0]}),
+    "width of x": lambda: of(make(), lambda _: {"x": X[..., :23]}),
+    "width of the context": lambda: of(make(), lambda _: {"context": MEMORY[..., :23]}),
+    "documents of the context": lambda: of(make(), lambda _: {"context": MEMORY[:1]}),
+    "no context": lambda: of(make(d_context=13), lambda _: {}),
+    "a bare mask": lambda: of(make(), lambda _: {"mask": torch.ones(5, 5)}),
+    "positions without rope": lambda: of(make(), lambda _: {"positions": torch.arange(5)}),
+    "positions of another length": lambda: of(make(rope=hw.RoPE()), lambda _: {"positions": torch.arange(7)}),
+    "context with rope": lambda: of(make(rope=hw.RoPE()), lambda _: {"context": MEMORY}),
+    "rolling without window": lambda: of(make(mask=hw.Causal()), lambda _: {"cache": hw.KVCache(window=3)}),
+    "rolling context": lambda: of(make(), lambda _: {"cache": hw.KVCache(window=3), "context": MEMORY}),
+    "another layer's cache": lambda: of(make(), lambda _: {"cache": used(make())}),
+}
+MISSED: dict[str, Wrong] = {
+    "lengths beyond the keys": lambda: of(make(), lambda _: {"mask": hw.Lengths([3, 6])}),
+    "bias of another shape": lambda: of(make(), lambda _: {"mask": hw.Bias([0.5] * 7)}),
+    "gate of another length": lambda: of(make(), lambda _: {"gate": torch.ones(5)}),
+    "a full static cache": lambda: of(make(), lambda layer: {"cache": used(layer, max_length=7)}),
+    "another context": lambda: of(make(), lambda layer: {"cache": holding(layer), "context": MEMORY.clone()}),
+    "another batch": lambda: of(make(), lambda layer: {"cache": used(layer), "x": X[:1]}),
+    "another batch, context held": lambda: of(make(), lambda layer: {"cache": holding(layer), "x": X[:1]}),
+}
+ALL_WRONG = [*WRONG.items(), *MISSED.items()]
+
+
+@pytest.mark.parametrize(("name", "wrong"), ALL_WRONG, ids=[*WRONG, *MISSED])
+def test_errors_are_those_of_the_layer(name: str, wrong: Wrong) -> None:
+    messages = []
+    for act in (lambda layer, **arguments: layer(**arguments), hw.explain):
+        layer, arguments = wrong()
+        with pytest.raises(hw.HeadwiseError) as refusal:
+            act(layer, **arguments)
+        messages.append(re.sub(r"number \d+", "number n", str(refusal.value)))
+    assert messages[0] == messages[1]
+
+
+# --- to read ---
+
+
+def test_it_reads_well() -> None:
+    layer, cache = make(mask=hw.Causal(), n_kv_heads=2), hw.KVCache()
+    with torch.no_grad():
+        layer(draw(6), cache=cache)
+    assert str(hw.explain(layer, draw(1), cache=cache)) == (
+        "grouped decode: 1 query of 6 heads read 7 of 7 keys of 2 heads, batch 2\n"
+        "  flops  21.9 k = 18.6 k projections + 3.36 k attention\n"
+        "  bytes  21.7 KiB = 18.1 KiB weights + 464 B x and result + 3.12 KiB q, k, v and heads\n"
+        "  not explicit: the fused kernel gives the same answer without holding (B,H,T,S) numbers\n"
+        "  not fused: one query, folded over its group, reads K and V once a group\n"
+        "  not fused causal: nothing is masked\n"
+        "  not fused masked: nothing is masked"
+    )
+
+
+@pytest.mark.parametrize("path", FIVE)
+def test_every_path_reads_as_one_headline_and_a_line_each(path: str) -> None:
+    options, n = FIVE[path]
+    lines = str(hw.explain(make(**options), draw(n))).splitlines()
+    queries = "query" if n == 1 else "queries"
+    assert lines[0].startswith(f"{path}: {n} {queries} of 6 heads read ")
+    assert [line.split()[0] for line in lines[1:]] == ["flops", "bytes", *["not"] * 4]
+    assert all(re.fullmatch(r"  not [a-z ]+: \S.*", line) for line in lines[3:])
+
+
+def test_no_number_has_an_exponent() -> None:
+    layer = make(d_in=63, d_out=63)
+    assert "1.01e+03" not in str(hw.explain(layer, draw(1, 63)))
+
+
+def test_bytes_of_the_mask_count_a_learned_bias_for_each_head() -> None:
+    layer = make(relative_bias=hw.RelativeBias(8, 16))
+    told = hw.explain(layer, draw(5))
+    assert told.bytes["mask"] == 4 * H * 5 * 5

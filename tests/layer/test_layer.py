@@ -1,0 +1,369 @@
+"""The layer against its own definition: four matrices, split into heads by hand, around `attend`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headwise as hw
+from headwise.records import Call
+
+B, T, S = 2, 5, 7
+BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
+CASES: dict[str, dict[str, Any]] = {
+    "mha": {},
+    "gqa": {"n_kv_heads": 2},
+    "mqa": {"n_kv_heads": 1},
+    "q bias": {"q_bias": True},
+    "kv bias": {"kv_bias": True, "n_kv_heads": 3},
+    "out bias": {"out_bias": True},
+    "value_dim": {"value_dim": 7, "n_kv_heads": 3},
+    "widths": {"d_in": 11, "d_out": 17},
+    "no output projection": {"out_proj": False, "value_dim": 3},
+    "qk_norm": {"qk_norm": True, "n_kv_heads": 2},
+    "rope": {"rope": hw.RoPE(), "n_kv_heads": 2},
+    "rope interleaved": {"rope": hw.RoPE(theta=31.0, interleaved=True)},
+    "rope in part": {"rope": hw.RoPE(dim=4)},
+    "sink": {"sink": True},
+    "softcap": {"softcap": 0.7},
+    "causal": {"mask": hw.Causal()},
+    "all": {
+        "d_in": 11,
+        "d_out": 17,
+        "n_kv_heads": 2,
+        "value_dim": 7,
+        "q_bias": True,
+        "kv_bias": True,
+        "out_bias": True,
+        "mask": hw.Causal() & hw.Alibi(),
+        "rope": hw.RoPE(dim=6),
+        "qk_norm": True,
+        "softcap": 1.3,
+        "sink": True,
+    },
+}
+TOLERANCE = {"rtol": 1e-12, "atol": 1e-12}
+ROPE_TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}  # cosines and sines are kept in float32
+
+
+@pytest.fixture(params=CASES)
+def layer(request: Any, shaken: Any) -> hw.MultiHeadAttention:
+    torch.manual_seed(1)
+    made: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**BASE, **CASES[request.param]).double())
+    return made
+
+
+@pytest.fixture
+def simple(shaken: Any) -> Any:
+    """A layer of the base sizes with the given differences."""
+
+    def make(**changes: Any) -> hw.MultiHeadAttention:
+        torch.manual_seed(2)
+        made: hw.MultiHeadAttention = shaken(hw.MultiHeadAttention(**{**BASE, **changes}).double())
+        return made
+
+    return make
+
+
+def draw(*shape: int, seed: int = 3) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def split(projection: torch.nn.Linear, x: Tensor, width: int) -> Tensor:
+    """(B,T,c) -> (B,heads,T,width), head by head out of the rows of the matrix."""
+    heads = []
+    for start in range(0, projection.out_features, width):
+        rows = slice(start, start + width)
+        bias = 0 if projection.bias is None else projection.bias[rows]
+        heads.append(torch.einsum("btc,dc->btd", x, projection.weight[rows]) + bias)
+    return torch.stack(heads, 1)
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * gain
+
+
+def by_hand(
+    layer: hw.MultiHeadAttention,
+    x: Tensor,
+    turn: Any,
+    context: Tensor | None = None,
+    mask: hw.Mask | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """What the layer's docstring promises, without its forward."""
+    spec, source = layer.spec, x if context is None else context
+    q = split(layer.q_proj, x, spec.head_dim)
+    k, v = split(layer.k_proj, source, spec.head_dim), split(layer.v_proj, source, spec.value_dim)
+    if spec.qk_norm:
+        q, k = normed(q, layer.q_norm.weight), normed(k, layer.k_norm.weight)
+    if spec.rope:
+        positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+        q, k = turn(q, spec.rope, positions), turn(k, spec.rope, positions)
+    out = hw.attend(q, k, v, mask=mask, softcap=spec.softcap, sink=layer.sink, gate=gate)
+    if not spec.out_proj:
+        return torch.cat([out[:, h] for h in range(spec.n_heads)], -1)
+    e, result = spec.value_dim, 0.0
+    for h in range(spec.n_heads):
+        result = result + out[:, h] @ layer.o_proj.weight[:, h * e : (h + 1) * e].T
+    return result if layer.o_proj.bias is None else result + layer.o_proj.bias
+
+
+def test_equals_the_heads_composed_by_hand(layer: hw.MultiHeadAttention, by_paper: Any) -> None:
+    x = draw(B, T, layer.spec.d_in)
+    tolerance = ROPE_TOLERANCE if layer.spec.rope else TOLERANCE
+    torch.testing.assert_close(layer(x), by_hand(layer, x, by_paper, mask=layer.spec.mask), **tolerance)
+
+
+def test_the_call_s_mask_joins_the_layer_s(layer: hw.MultiHeadAttention, by_paper: Any) -> None:
+    x, lengths = draw(B, T, layer.spec.d_in), hw.Lengths([3, 5])
+    both = lengths if layer.spec.mask is None else layer.spec.mask & lengths
+    tolerance = ROPE_TOLERANCE if layer.spec.rope else TOLERANCE
+    torch.testing.assert_close(layer(x, mask=lengths), by_hand(layer, x, by_paper, mask=both), **tolerance)
+    assert not torch.equal(layer(x, mask=lengths), layer(x))
+
+
+def test_gate_multiplies_the_heads(layer: hw.MultiHeadAttention, by_paper: Any) -> None:
+    x, gate = draw(B, T, layer.spec.d_in), draw(6, seed=5)
+    expected = by_hand(layer, x, by_paper, mask=layer.spec.mask, gate=gate)
+    tolerance = ROPE_TOLERANCE if layer.spec.rope else TOLERANCE
+    torch.testing.assert_close(layer(x, gate=gate), expected, **tolerance)
+
+
+@pytest.mark.parametrize("n_kv_heads", [6, 2, 1])
+def test_cross_attention_between_widths(simple: Any, by_paper: Any, n_kv_heads: int) -> None:
+    layer = simple(d_in=11, d_context=13, d_out=17, value_dim=7, n_kv_heads=n_kv_heads, qk_norm=True)
+    x, memory, mask = draw(B, T, 11), draw(B, S, 13, seed=4), hw.Lengths([3, 6])
+    expected = by_hand(layer, x, by_paper, memory, mask)
+    assert expected.shape == (B, T, 17)
+    torch.testing.assert_close(layer(x, context=memory, mask=mask), expected, **TOLERANCE)
+
+
+def test_spec_counts_the_parameters(layer: hw.MultiHeadAttention) -> None:
+    assert layer.spec.n_parameters == sum(p.numel() for p in layer.parameters())
+
+
+def test_from_spec_builds_the_same_layer(layer: hw.MultiHeadAttention) -> None:
+    x = draw(B, T, layer.spec.d_in)
+    again = hw.MultiHeadAttention.from_spec(layer.spec).double().eval()
+    assert again.spec == layer.spec
+    again.load_state_dict(layer.state_dict())
+    assert torch.equal(again(x), layer(x))
+
+
+def test_deepcopy_shares_nothing(layer: hw.MultiHeadAttention) -> None:
+    x = draw(B, T, layer.spec.d_in)
+    before, twin = layer(x), copy.deepcopy(layer)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(layer(x), before)
+
+
+def test_spec_has_every_size_filled_in() -> None:
+    spec = hw.MultiHeadAttention(30, 6, n_kv_heads=3, mask=hw.Causal()).spec
+    sizes = (spec.head_dim, spec.value_dim, spec.d_in, spec.d_context, spec.d_out)
+    assert sizes == (5, 5, 30, 30, 30)
+    assert spec == hw.AttentionSpec(d_model=30, n_heads=6, n_kv_heads=3, mask=hw.Causal())
+
+
+def test_state_dict_holds_weights_and_nothing_else(simple: Any) -> None:
+    layer = simple(rope=hw.RoPE(), sink=True, qk_norm=True)
+    layer(draw(B, T, 29))
+    matrices = [f"{x}_proj.weight" for x in "kqov"]
+    assert sorted(layer.state_dict()) == sorted([*matrices, "sink", "q_norm.weight", "k_norm.weight"])
+
+
+@pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(2, 0), hw.Causal() & hw.Alibi()], ids=repr)
+@pytest.mark.parametrize(
+    "option", [{}, {"softcap": 0.9}, {"sink": True}, {"rope": hw.RoPE(), "n_kv_heads": 2}], ids=str
+)
+def test_a_causal_layer_does_not_see_the_future(simple: Any, mask: hw.Mask, option: dict[str, Any]) -> None:
+    layer, x = simple(mask=mask, **option), draw(B, T, 29)
+    for t in range(T):
+        other = x.clone()
+        other[:, t] += 100 * draw(B, 29, seed=t)
+        changed = (layer(other) != layer(x)).any(-1).any(0)
+        assert not changed[:t].any()
+        assert changed[t]
+
+
+def test_without_mask_and_positions_tokens_have_no_order(simple: Any) -> None:
+    layer, x, order = simple(n_kv_heads=2, sink=True), draw(B, T, 29), [3, 0, 4, 1, 2]
+    torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order], **TOLERANCE)
+
+
+def test_with_rope_tokens_have_an_order(simple: Any) -> None:
+    layer, x, order = simple(rope=hw.RoPE()), draw(B, T, 29), [3, 0, 4, 1, 2]
+    assert (layer(x[:, order]) - layer(x)[:, order]).abs().max() > 1e-3
+
+
+def test_positions_say_where_each_token_stands(simple: Any) -> None:
+    layer, x, order = simple(rope=hw.RoPE()), draw(B, T, 29), torch.tensor([3, 0, 4, 1, 2])
+    torch.testing.assert_close(layer(x[:, order], positions=order), layer(x)[:, order], **ROPE_TOLERANCE)
+    torch.testing.assert_close(layer(x, positions=torch.arange(T) + 41), layer(x), **ROPE_TOLERANCE)
+
+
+def test_each_document_can_have_its_own_positions(simple: Any) -> None:
+    layer, x = simple(rope=hw.RoPE()), draw(B, T, 29)
+    rows = torch.tensor([[0, 2, 3, 5, 7], [1, 4, 6, 11, 13]])
+    both = layer(x, positions=rows)
+    for b in range(B):
+        torch.testing.assert_close(both[b], layer(x[b : b + 1], positions=rows[b])[0], **TOLERANCE)
+
+
+def heads_out(layer: hw.MultiHeadAttention, x: Tensor) -> Tensor:
+    """(B,H,T,E), what each head gives before the heads are joined."""
+    seen: list[Call] = []
+    layer.watchers.append(seen.append)
+    layer(x)
+    layer.watchers.remove(seen.append)
+    return seen[0].out
+
+
+def test_head_3_owns_its_rows_of_q_proj(simple: Any) -> None:
+    layer, x = simple(), draw(B, T, 29)
+    before = heads_out(layer, x)
+    with torch.no_grad():
+        layer.q_proj.weight[30:40] += 1
+    changed = (heads_out(layer, x) != before).flatten(2).any(-1).any(0)
+    assert changed.tolist() == [False, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("matrix, width", [("k_proj", 10), ("v_proj", 7)])
+def test_a_key_value_head_serves_its_group(simple: Any, matrix: str, width: int) -> None:
+    layer, x = simple(n_kv_heads=3, value_dim=7), draw(B, T, 29)
+    before = heads_out(layer, x)
+    with torch.no_grad():
+        getattr(layer, matrix).weight[width : 2 * width] += 1
+    changed = (heads_out(layer, x) != before).flatten(2).any(-1).any(0)
+    assert changed.tolist() == [False, False, True, True, False, False]
+
+
+def test_gate_0_silences_exactly_one_head(simple: Any) -> None:
+    layer, x = simple(out_bias=True, value_dim=7), draw(B, T, 29)
+    gated = layer(x, gate=torch.tensor([1.0, 1, 1, 0, 1, 1]))
+    with torch.no_grad():
+        layer.o_proj.weight[:, 21:28] = 0
+    torch.testing.assert_close(gated, layer(x), **TOLERANCE)
+
+
+def test_dropout_acts_in_training_only(simple: Any) -> None:
+    layer, x = simple(dropout=0.5), draw(B, T, 29)
+    plain = simple()(x)
+    assert torch.equal(layer.eval()(x), plain)
+    layer.train()
+    torch.manual_seed(0)
+    first, second = layer(x), layer(x)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, plain)
+
+
+def test_dropout_keeps_the_mean(simple: Any) -> None:
+    layer, x = simple(dropout=0.3), draw(B, T, 29)
+    expected = layer(x)
+    torch.manual_seed(0)
+    layer.train()
+    runs = torch.stack([layer(x) for _ in range(400)])
+    error = runs.std(0) / 400**0.5
+    assert ((runs.mean(0) - expected).abs() < 5 * error).all()
+
+
+def test_watchers_receive_the_call(layer: hw.MultiHeadAttention) -> None:
+    seen: list[Call] = []
+    layer.watchers.append(seen.append)
+    x, spec = draw(B, T, layer.spec.d_in), layer.spec
+    layer(x, gate=draw(6, seed=8))
+    (call,) = seen
+    assert call.layer is layer
+    assert call.q.shape == (B, 6, T, spec.head_dim)
+    assert call.k.shape == (B, spec.n_kv_heads, T, spec.head_dim)
+    assert call.v.shape == (B, spec.n_kv_heads, T, spec.value_dim)
+    assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options._asdict()), call.out)
+
+
+def test_watchers_see_what_the_cache_held(simple: Any) -> None:
+    layer, x, cache, seen = simple(mask=hw.Causal()), draw(B, T, 29), hw.KVCache(), []
+    layer(x[:, :3], cache=cache)
+    layer.watchers.append(seen.append)
+    layer(x[:, 3:], cache=cache)
+    assert seen[0].q.shape[2] == 2
+    assert seen[0].k.shape[2] == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
+    layer = hw.MultiHeadAttention(30, 3, rope=hw.RoPE(), qk_norm=True, sink=True).to(dtype)
+    assert layer(draw(B, T, 30).to(dtype)).dtype == dtype
+
+
+def test_inference_mode_leaves_the_layer_fit_for_training() -> None:
+    layer, x = hw.MultiHeadAttention(30, 3, rope=hw.RoPE()), torch.randn(B, T, 30)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    assert layer.q_proj.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"d_model": 100, "n_heads": 12}, "n_heads=12 does not divide d_model=100; pass head_dim=, or a width that 12"),
+        ({"n_kv_heads": 4}, "n_kv_heads=4 does not divide n_heads=6; pass one of 1, 2, 3, 6"),
+        ({"n_kv_heads": 0}, "n_kv_heads=0 must be a positive whole number"),
+        ({"out_proj": False, "d_out": 17}, "d_out=17 needs an output projection: without one the heads join to"),
+        ({"out_proj": False, "out_bias": True}, "out_bias=True needs out_proj=True"),
+        ({"rope": hw.RoPE(), "head_dim": 7}, "rope turns features in pairs, and head_dim=7 is odd; pass RoPE(dim=)"),
+        ({"rope": hw.RoPE(dim=12)}, "rope dim=12 exceeds head_dim=10"),
+        ({"mask": torch.ones(3, 3)}, "mask is a bare Tensor, and its meaning is ambiguous; wrap it: Allowed(array)"),
+        ({"softcap": 0.0}, "softcap=0.0 is not positive; pass None for no cap"),
+        ({"dropout": 1.0}, "dropout=1.0 is outside [0, 1)"),
+    ],
+)
+def test_a_wrong_layer_is_refused(arguments: dict[str, Any], message: str) -> None:
+    if "d_model" in arguments:
+        arguments = {**arguments, "head_dim": None}
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        hw.MultiHeadAttention(**{**BASE, **arguments})
+    assert message in str(refusal.value)
+
+
+X = draw(B, T, 29)
+
+
+@pytest.mark.parametrize(
+    "changes, arguments, message",
+    [
+        ({}, {"x": X[0]}, "x has shape (5, 29), 2 axes; the layer takes (batch, tokens, width)"),
+        ({}, {"x": X[..., :23]}, "x has width 23; this layer has d_in=29"),
+        ({}, {"x": X, "context": X[..., :23]}, "context has width 23; this layer has d_context=29"),
+        ({"d_context": 13}, {"x": X}, "this layer reads keys of width d_context=13 and x has 29; pass context="),
+        ({}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning is ambiguous"),
+        ({}, {"x": X, "positions": torch.arange(5)}, "positions= is for RoPE, and this layer has none; build it with"),
+        ({"rope": hw.RoPE()}, {"x": X, "context": X}, "context= with rope=: queries and keys of two sequences share"),
+        (
+            {"mask": hw.Window(2, 0)},
+            {"x": X, "context": X, "cache": hw.KVCache(window=3)},
+            "context= with a cache of window=3: a context does",
+        ),
+        ({"mask": hw.Causal()}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning"),
+        ({}, {"x": X, "gate": torch.ones(5)}, "gate has shape (5,); 6 query heads need shape (6,)"),
+        ({}, {"x": X, "context": X[:1]}, "x has 2 documents, context has 1"),
+        ({}, {"x": X, "mask": hw.Lengths([3, 6])}, "Lengths has 6; with S=5 keys a length lies in 0 to 5"),
+    ],
+)
+def test_a_wrong_call_is_refused(simple: Any, changes: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        simple(**changes)(**arguments)
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (7,), (2, 1), (3, 5), (1, 1)])
+def test_positions_of_another_length_are_refused(simple: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(hw.HeadwiseError, match="positions"):
+        simple(rope=hw.RoPE())(X, positions=torch.zeros(shape, dtype=torch.long))

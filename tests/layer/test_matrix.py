@@ -1,0 +1,484 @@
+"""Nothing is dropped: each argument on each path changes the answer to the right one, or is refused by name.
+
+The rows are read off the signatures, so a new argument without a row here is a failure.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import NATIVE, Problem, Sizes, draw, to_numpy
+from torch import Tensor
+
+import headwise as hw
+from headwise.records import Call
+from headwise.rungs import tensor
+
+DISTINCT = 1e-3  # two values of an argument must give answers this far apart
+
+
+def differ(one: Any, other: Any) -> bool:
+    return one.shape != other.shape or bool(abs(one - other).max() > DISTINCT)
+
+
+def assert_weights_dropped(dropped: np.ndarray, weights: np.ndarray, p: float) -> None:
+    """Values are the unit vectors, so the output is the weights: each one gone, or scaled up."""
+    gone = (dropped == 0) & (weights != 0)
+    assert gone.any()
+    assert (dropped != 0).any()
+    np.testing.assert_allclose(dropped, np.where(gone, 0, weights / (1 - p)), rtol=1e-12, atol=1e-12)
+
+
+# --- the function ---
+
+GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
+FUNCTION_PATHS = ("plain", "array", "explicit", "fused", "grouped")
+ARGUMENTS = tuple(inspect.signature(hw.attend).parameters)
+
+
+FUNCTION_ROWS: dict[str, Callable[[Problem], Problem]] = {
+    "q": lambda p: replace(p, q=p.q[..., ::-1] * 1.5),
+    "k": lambda p: replace(p, k=p.k[..., ::-1] * 1.5),
+    "v": lambda p: replace(p, v=p.v * 1.5),
+    "mask": lambda p: draw(p.sizes, mask="allowed"),
+    "scale": lambda p: p.with_options(scale=2.5),
+    "softcap": lambda p: p.with_options(softcap=0.3),
+    "sink": lambda p: p.with_options(sink=np.linspace(-1, 2, p.sizes.H)),
+    "dropout": lambda p: p.with_options(dropout=0.5),
+    "gate": lambda p: p.with_options(gate=np.linspace(-1, 2, p.sizes.H)),
+    "kv_index": lambda p: p.with_options(kv_index=[2, 0, 1, 1, 0, 2]),
+}
+UNFOLDED = {"softcap", "kv_index"}  # a decode step with these is honoured on another path
+REFUSED_BY_RUNG = {
+    ("dropout", "plain"): r"^dropout=0\.5 on nested lists: dropout needs the tensor rung",
+    ("dropout", "array"): r"^dropout=0\.5 on NumPy arrays: dropout needs the tensor rung",
+}
+
+
+def dense(problem: Problem) -> np.ndarray:
+    """The definition in NumPy, one head of one document at a time."""
+    n, options = problem.sizes, problem.options
+    may, bias, out = problem.mask.allowed(n), problem.mask.bias(n), np.zeros((n.B, n.H, n.T, n.E))
+    for b, h in np.ndindex(n.B, n.H):
+        g = problem.kv_index[h]
+        scores = problem.q[b, h] @ problem.k[b, g].T * options.get("scale", n.D**-0.5)
+        cap = options.get("softcap")
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
+        powers = np.where(may[b, h], np.exp(scores + bias[b, h]), 0)
+        extra = np.exp(options["sink"][h]) if "sink" in options else 0
+        total = powers.sum(-1, keepdims=True) + extra
+        seen = may[b, h].any(-1, keepdims=True)
+        weights = np.divide(powers, total, out=np.zeros_like(powers), where=seen)
+        out[b, h] = weights @ problem.v[b, g] * (options["gate"][h] if "gate" in options else 1)
+    return out
+
+
+def on_path(path: str, problem: Problem) -> np.ndarray:
+    arguments = problem.arguments(NATIVE["fused" if path == "grouped" else path])
+    return to_numpy(hw.trace(**arguments).out if path == "explicit" else hw.attend(**arguments))
+
+
+@pytest.fixture
+def kernel_queries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the queries that the fused kernel got."""
+    shapes, kernel = [], tensor.F.scaled_dot_product_attention
+
+    def spy(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        shapes.append(tuple(q.shape))
+        return kernel(q, *args, **kwargs)
+
+    monkeypatch.setattr(tensor.F, "scaled_dot_product_attention", spy)
+    return shapes
+
+
+def test_every_argument_of_the_function_has_a_row() -> None:
+    assert tuple(FUNCTION_ROWS) == ARGUMENTS
+
+
+@pytest.mark.parametrize("path", FUNCTION_PATHS)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_the_function(argument: str, path: str, kernel_queries: list[tuple[int, ...]]) -> None:
+    torch.manual_seed(0)
+    n = GQA._replace(T=1 if path == "grouped" else GQA.T)
+    before = draw(n, mask="window left")
+    if argument == "dropout":
+        n = n._replace(E=n.S)
+        before = replace(before, v=np.broadcast_to(np.eye(n.S), (n.B, n.G, n.S, n.S)))
+    after = FUNCTION_ROWS[argument](before)
+    if (argument, path) in REFUSED_BY_RUNG:
+        with pytest.raises(hw.HeadwiseError, match=REFUSED_BY_RUNG[argument, path]):
+            on_path(path, after)
+        return
+    expected, out = dense(before), on_path(path, after)
+    np.testing.assert_allclose(on_path(path, before), expected, rtol=1e-12, atol=1e-12)
+    assert differ(out, expected)
+    if argument == "dropout":
+        assert_weights_dropped(out, expected, 0.5)
+    else:
+        np.testing.assert_allclose(out, dense(after), rtol=1e-12, atol=1e-12)
+    folded = [shape[:3] == (n.B, n.G, n.H // n.G) for shape in kernel_queries]
+    assert folded == {
+        "grouped": [True] if argument == "softcap" else [argument not in UNFOLDED, True],
+        "fused": [False] if argument == "softcap" else [False, False],
+    }.get(path, [])
+
+
+# --- the layer ---
+
+B, T, S = 2, 5, 7
+CUTS = (0, 2, 3, 5)
+LAYER_PATHS = ("direct", "growing", "static", "rolling", "watched", "compiled")
+CACHES: dict[str, dict[str, int]] = {"growing": {}, "static": {"max_length": S}, "rolling": {"window": 3}}
+BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 4, "mask": hw.Window(2, 0)}
+CONSTRUCTOR = tuple(inspect.signature(hw.MultiHeadAttention).parameters)
+FORWARD = tuple(name for name in inspect.signature(hw.MultiHeadAttention.forward).parameters if name != "self")
+
+
+def numbers(name: str, *shape: int) -> Tensor:
+    """Random, and the same for the same name and shape."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, and a call of it."""
+
+    build: dict[str, Any] = field(default_factory=dict)
+    call: dict[str, Any] = field(default_factory=dict)
+
+    def layer(self) -> hw.MultiHeadAttention:
+        layer = hw.MultiHeadAttention(**{**BASE, **self.build}).double().eval()
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(numbers(name, *parameter.shape) * (1.0 if parameter.ndim == 1 else 0.3))
+        return layer
+
+
+def built(before: dict[str, Any], after: dict[str, Any], **call: Any) -> tuple[Case, Case]:
+    return Case(before, call), Case(after, call)
+
+
+CROSS: dict[str, Any] = {"mask": None}
+LAYER_ROWS: dict[str, tuple[Case, Case]] = {
+    "d_model": built({}, {"d_model": 31}),
+    "n_heads": built({}, {"n_heads": 3}),
+    "n_kv_heads": built({}, {"n_kv_heads": 2}),
+    "head_dim": built({}, {"head_dim": 10}),
+    "value_dim": built({}, {"value_dim": 7}),
+    "d_in": built({}, {"d_in": 11}),
+    "d_context": (
+        Case(CROSS, {"context": numbers("a", B, S, 29)}),
+        Case({**CROSS, "d_context": 13}, {"context": numbers("b", B, S, 13)}),
+    ),
+    "d_out": built({}, {"d_out": 17}),
+    "q_bias": built({}, {"q_bias": True}),
+    "kv_bias": built({"sink": True}, {"sink": True, "kv_bias": True}),  # without a sink a bias of the keys cancels out
+    "out_bias": built({}, {"out_bias": True}),
+    "out_proj": built({}, {"out_proj": False}),
+    "mask": built({}, {"mask": hw.Window(1, 0)}),
+    "rope": built({}, {"rope": hw.RoPE(dim=2, theta=53.0)}),
+    "qk_norm": built({}, {"qk_norm": True}),
+    "softcap": built({}, {"softcap": 0.4}),
+    "sink": built({}, {"sink": True}),
+    "dropout": built({}, {"dropout": 0.5}),
+    "relative_bias": built({}, {"relative_bias": hw.RelativeBias(4, 8)}),
+    "kv_index": built({"n_kv_heads": 3}, {"n_kv_heads": 3, "kv_index": [2, 0, 0, 1, 2, 2]}),
+}
+CALL_ROWS: dict[str, tuple[Case, Case]] = {
+    "x": (Case(), Case(call={"x": numbers("another x", B, T, 29)})),
+    "context": (Case(CROSS, {"context": numbers("a", B, S, 29)}), Case(CROSS, {"context": numbers("b", B, S, 29)})),
+    "mask": (Case(), Case(call={"mask": hw.Alibi()})),
+    "cache": (Case(), Case()),
+    "positions": (
+        Case({"rope": hw.RoPE(dim=2)}),
+        Case({"rope": hw.RoPE(dim=2)}, {"positions": torch.tensor([[3, 1, 4, 0, 5], [2, 7, 1, 8, 3]])}),
+    ),
+    "gate": (Case(), Case(call={"gate": torch.linspace(-1, 2, 6).double()})),
+}
+SPECIAL = {"dropout", "cache"}  # not one answer, but a law: tests of their own below
+REFUSED_BY_CACHE = {
+    (argument, "rolling"): r"^context= with a cache of window=3: a context does not roll"
+    for argument in ("context", "d_context")
+}
+
+
+def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) -> np.ndarray:
+    """The layer's promise, by the plain rung: no cache, no kernel, no compiler."""
+    spec, call = layer.spec, case.call
+    source = call.get("context", x)
+
+    def heads(projection: torch.nn.Linear, of: Tensor, n: int, gain: Tensor | None) -> Tensor:
+        y = of @ projection.weight.T + (0 if projection.bias is None else projection.bias)
+        y = torch.stack(y.tensor_split(n, -1), 1)
+        if gain is not None:
+            y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-6) * gain
+        return y
+
+    gains = (layer.q_norm.weight, layer.k_norm.weight) if spec.qk_norm else (None, None)
+    q, k = heads(layer.q_proj, x, spec.n_heads, gains[0]), heads(layer.k_proj, source, spec.n_kv_heads, gains[1])
+    v = heads(layer.v_proj, source, spec.n_kv_heads, None)
+    if spec.rope:
+        positions = call.get("positions", torch.arange(T)).expand(B, T)
+        q, k = turn(q, spec.rope, positions), turn(k, spec.rope, positions)
+    masks = [mask for mask in (spec.mask, call.get("mask"), learned_bias(layer)) if mask is not None]
+    both = None
+    for mask in masks:
+        both = mask if both is None else both & mask
+    out = hw.attend(
+        q.tolist(), k.tolist(), v.tolist(), both, None, spec.softcap,
+        None if layer.sink is None else layer.sink.tolist(), 0.0, call["gate"].tolist() if "gate" in call else None,
+        spec.kv_index,
+    )  # fmt: skip
+    joined = torch.cat([torch.tensor(out, dtype=torch.float64)[:, h] for h in range(spec.n_heads)], -1)
+    if layer.o_proj is None:
+        return to_numpy(joined)
+    return to_numpy(joined @ layer.o_proj.weight.T + (0 if layer.o_proj.bias is None else layer.o_proj.bias))
+
+
+def learned_bias(layer: hw.MultiHeadAttention) -> hw.Bias | None:
+    """Four buckets up to distance 8: 0, 1, 2 to 3, 4 and more (the logarithmic half splits at 2 * (8/2)^(1/2) = 4)."""
+    if layer.relative_bias is None:
+        return None
+    buckets = [[min(max(i - j, 0), 2) + (i - j >= 4) for j in range(T)] for i in range(T)]
+    return hw.Bias([[[layer.relative_bias[b, h].item() for b in row] for row in buckets] for h in range(6)])
+
+
+def run(path: str, layer: hw.MultiHeadAttention, x: Tensor, call: dict[str, Any]) -> Tensor:
+    """The layer's answer for the whole of x on a path."""
+    if path in CACHES:
+        cache, parts = hw.KVCache(**CACHES[path]), []
+        for start, stop in pairwise(CUTS):
+            positions = {"positions": call["positions"][:, start:stop]} if "positions" in call else {}
+            parts.append(layer(x[:, start:stop], **{**call, **positions}, cache=cache))
+        return torch.cat(parts, 1)
+    if path == "compiled":
+        torch._dynamo.reset()
+        compiled: Tensor = torch.compile(layer, backend="eager", fullgraph=True)(x, **call)
+        return compiled
+    if path == "watched":
+        seen: list[Call] = []
+        layer.watchers.append(seen.append)
+        out = layer(x, **call)
+        layer.watchers.remove(seen.append)
+        assert_recorded(seen, layer, out)
+        return out
+    result: Tensor = layer(x, **call)
+    return result
+
+
+def assert_recorded(seen: list[Call], layer: hw.MultiHeadAttention, out: Tensor) -> None:
+    """One call, with all that went into the attention and what came out of it."""
+    (call,) = seen
+    assert call.layer is layer
+    joined = torch.cat([call.out[:, h] for h in range(layer.spec.n_heads)], -1)
+    assert torch.equal(joined if layer.o_proj is None else layer.o_proj(joined), out)
+    if not call.options.dropout:
+        assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options._asdict()), call.out)
+
+
+def width_of_x(case: Case) -> int:
+    changed = {**BASE, **case.build}
+    return changed.get("d_in", changed["d_model"])
+
+
+def test_every_argument_of_the_layer_has_a_row() -> None:
+    assert set(LAYER_ROWS) == set(CONSTRUCTOR)
+    assert set(CALL_ROWS) == set(FORWARD)
+    assert set(CONSTRUCTOR) == {f.name for f in dataclasses.fields(hw.AttentionSpec)}
+
+
+CELLS = [
+    pytest.param(
+        rows[argument],
+        argument,
+        path,
+        gradients,
+        id=f"{kind} {argument}, {path}{', grad' * gradients}",
+    )
+    for kind, rows in (("layer's", LAYER_ROWS), ("call's", CALL_ROWS))
+    for argument in rows
+    if argument not in SPECIAL
+    for path in LAYER_PATHS
+    for gradients in (False, True)
+    if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
+]
+
+
+@pytest.mark.parametrize(("row", "argument", "path", "gradients"), CELLS)
+def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: bool, by_paper: Any) -> None:
+    answers = []
+    for case in row:
+        layer, call = case.layer(), dict(case.call)
+        assert layer.spec.n_parameters == sum(p.numel() for p in layer.parameters())
+        x = call.pop("x", numbers("x", B, T, width_of_x(case)))
+        # Compiling takes long, and the first of the two answers is known from the direct path.
+        path_now = "direct" if path == "compiled" and case is row[0] else path
+        with torch.set_grad_enabled(gradients):
+            if (argument, path) in REFUSED_BY_CACHE:
+                with pytest.raises(hw.HeadwiseError, match=REFUSED_BY_CACHE[argument, path]):
+                    run(path, layer, x, call)
+                return
+            out = run(path_now, layer, x, call)
+            if path == "watched":
+                assert torch.equal(out, layer(x, **call)), "watching changed the answer"
+        answers.append(to_numpy(out))
+        close = 1e-6 if layer.spec.rope else 1e-12  # cosines and sines are kept in float32
+        np.testing.assert_allclose(answers[-1], reference(case, layer, x, by_paper), rtol=close, atol=close)
+    assert differ(*answers)
+
+
+@pytest.mark.parametrize("path", LAYER_PATHS)
+def test_the_cache_of_a_call(path: str, by_paper: Any) -> None:
+    """With what it holds the later tokens get the rows of the whole; without it they get others."""
+    case, x = Case(), numbers("x", B, T, 29)
+    layer = case.layer()
+    whole = reference(case, layer, x, by_paper)
+    with torch.no_grad():
+        cache = hw.KVCache(**CACHES.get(path, {}))
+        layer(x[:, :2], cache=cache)
+        onward = "direct" if path in CACHES else path
+        later = to_numpy(run(onward, layer, x[:, 2:], {"cache": cache}))
+        alone = to_numpy(run(onward, layer, x[:, 2:], {}))
+    np.testing.assert_allclose(later, whole[:, 2:], rtol=1e-12, atol=1e-12)
+    assert differ(later, alone)
+    assert cache.length == T
+
+
+@pytest.mark.parametrize("path", LAYER_PATHS)
+def test_dropout_of_the_layer(path: str, by_paper: Any) -> None:
+    """Each token's value is its own unit vector, so that the layer without output projection shows its weights."""
+    sizes = {"value_dim": T, "out_proj": False}
+    before, after = Case(sizes), Case({**sizes, "dropout": 0.5})
+    x = numbers("x", B, T, 29)
+    x[..., :T] = torch.eye(T)
+    layers = []
+    for case in (before, after):
+        layer = case.layer()
+        with torch.no_grad():
+            layer.v_proj.weight.copy_(torch.eye(T, 29).repeat(6, 1))
+        layers.append(layer)
+    weights = reference(before, layers[0], x, by_paper)
+    np.testing.assert_allclose(to_numpy(run(path, layers[1], x, {})), weights, rtol=1e-12, atol=1e-12)  # eval
+    torch.manual_seed(0)
+    assert_weights_dropped(to_numpy(run(path, layers[1].train(), x, {})), weights, 0.5)
+
+
+def test_watching_leaves_dropout_as_it_was() -> None:
+    layer, x, seen = Case({"dropout": 0.5}).layer().train(), numbers("x", B, T, 29), []
+    torch.manual_seed(0)
+    expected = layer(x)
+    torch.manual_seed(0)
+    layer.watchers.append(seen.append)
+    assert torch.equal(layer(x), expected)
+    assert seen[0].options.dropout == 0.5
+
+
+@pytest.mark.parametrize("path", CACHES)
+def test_watching_with_a_cache(path: str) -> None:
+    """Each call is recorded with the keys it saw, and the answer stays."""
+    layer, x, seen = Case({"rope": hw.RoPE(), "sink": True}).layer(), numbers("x", B, T, 29), []
+    with torch.no_grad():
+        expected = run(path, layer, x, {})
+        layer.watchers.append(seen.append)
+        assert torch.equal(run(path, layer, x, {}), expected)
+    assert [call.q.shape[2] for call in seen] == [2, 1, 2]
+    assert [call.k.shape[2] for call in seen] == [2, 3, 5]  # the rolling one holds 3 when the last 2 come
+
+
+@pytest.mark.parametrize("path", CACHES)
+@pytest.mark.slow
+def test_compiled_with_a_cache(path: str, by_paper: Any) -> None:
+    case, x = Case({"sink": True, "n_kv_heads": 2}), numbers("x", B, T, 29)
+    layer = case.layer()
+    torch._dynamo.reset()
+    with torch.no_grad():
+        out = run(path, torch.compile(layer, backend="eager", fullgraph=True), x, {})
+    np.testing.assert_allclose(to_numpy(out), reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
+
+
+MASKS: dict[str, hw.Mask] = {
+    "lengths": hw.Lengths([3, 5]),
+    "segments": hw.Segments([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]], [[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]]),
+    "allowed": hw.Allowed([True, False, True, True, True]),
+    "bias": hw.Bias([0.5, -1.0, 2.0, -math.inf, 1.5]),
+    "alibi": hw.Alibi([0.1, 0.2, 0.3, 0.5, 0.7, 1.1]),
+    "causal": hw.Causal(offset=-1),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_every_mask_compiled(mask: str, by_paper: Any) -> None:
+    case, x = Case(call={"mask": MASKS[mask]}), numbers("x", B, T, 29)
+    layer = case.layer()
+    out = to_numpy(run("compiled", layer, x, case.call))
+    np.testing.assert_allclose(out, reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
+    assert differ(out, reference(Case(), layer, x, by_paper))
+
+
+X = numbers("x", B, T, 29)
+
+
+@pytest.mark.parametrize(
+    ("build", "call", "both"),
+    [
+        ({}, {"mask": hw.Lengths([3, 5]), "cache": hw.KVCache(window=3)}, ("Lengths", "window=3")),
+        ({}, {"mask": hw.Causal(offset=1), "cache": hw.KVCache(window=3)}, ("Causal(offset=1)", "window=3")),
+        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(offset=1)", "window=3")),
+        ({}, {"cache": hw.KVCache(window=1)}, ("Window(left=2)", "window=1")),
+        ({"mask": hw.Causal()}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
+        ({"mask": None}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
+        ({}, {"cache": hw.KVCache(max_length=3)}, ("max_length=3", "5 more make 5")),
+        ({}, {"context": X, "cache": hw.KVCache(window=3)}, ("context=", "window=3")),
+        ({"rope": hw.RoPE()}, {"context": X}, ("context=", "rope=")),
+        ({}, {"positions": torch.arange(T)}, ("positions=", "rope=RoPE()")),
+        ({"d_context": 13}, {}, ("d_context=13", "context=")),
+    ],
+    ids=lambda value: " and ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_refusal_names_both(build: dict[str, Any], call: dict[str, Any], both: tuple[str, str]) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        Case(build).layer()(X, **call)
+    for name in both:
+        assert name in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "both"),
+    [
+        ({"out_proj": False, "out_bias": True}, ("out_bias=True", "out_proj=True")),
+        ({"out_proj": False, "d_out": 17}, ("d_out=17", "out_proj=True")),
+        ({"head_dim": 5, "rope": hw.RoPE()}, ("head_dim=5", "rope")),
+    ],
+    ids=str,
+)
+def test_two_arguments_that_contradict_are_both_named(build: dict[str, Any], both: tuple[str, str]) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        Case(build).layer()
+    for name in both:
+        assert name in str(refusal.value)
+
+
+def test_a_cache_of_a_text_takes_no_context() -> None:
+    layer, cache = Case({"mask": None}).layer(), hw.KVCache()
+    layer(X, cache=cache)
+    with pytest.raises(hw.HeadwiseError, match="context"):
+        layer(X, context=numbers("a", B, S, 29), cache=cache)
+
+
+def test_a_copied_layer_takes_no_cache_of_the_original() -> None:
+    layer, cache = Case().layer(), hw.KVCache()
+    layer(X, cache=cache)
+    with pytest.raises(hw.HeadwiseError, match="use one cache for each layer"):
+        copy.deepcopy(layer)(X, cache=cache)

@@ -1,0 +1,160 @@
+"""The learned bias by distance, against T5's own buckets."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+import headwise as hw
+from headwise.records import Call
+
+B, T, H = 2, 7, 3
+RULES = [
+    hw.RelativeBias(),
+    hw.RelativeBias(two_sided=True),
+    hw.RelativeBias(2, 3),
+    hw.RelativeBias(4, 3, two_sided=True),
+    hw.RelativeBias(10, 53),
+    hw.RelativeBias(12, 53, two_sided=True),
+    hw.RelativeBias(32, 17),
+    hw.RelativeBias(64, 1009, two_sided=True),
+]
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
+
+
+def make(rule: hw.RelativeBias | None, **options: Any) -> hw.MultiHeadAttention:
+    torch.manual_seed(0)
+    layer = hw.MultiHeadAttention(19, H, head_dim=5, relative_bias=rule, **options).double()
+    if layer.relative_bias is not None:
+        torch.nn.init.normal_(layer.relative_bias)
+    return layer
+
+
+def draw(n: int = T) -> Tensor:
+    return torch.randn(B, n, 19, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def buckets_of_t5(rule: hw.RelativeBias, n_queries: int, n_keys: int) -> Tensor:
+    """(T,S); the queries stand at the end of the keys."""
+    queries = torch.arange(n_keys - n_queries, n_keys)[:, None]
+    ahead = torch.arange(n_keys) - queries
+    buckets: Tensor = T5Attention._relative_position_bucket(ahead, rule.two_sided, rule.n_buckets, rule.max_distance)
+    return buckets
+
+
+def added(layer: hw.MultiHeadAttention, x: Tensor, cache: hw.KVCache | None = None) -> Tensor:
+    """What the attention inside is given as bias, (H,T,S)."""
+    seen: list[Call] = []
+    layer.watchers.append(seen.append)
+    layer(x, cache=cache)
+    layer.watchers.remove(seen.append)
+    mask = seen[0].options.mask
+    assert isinstance(mask, hw.Bias)
+    bias: Tensor = mask.array[0]
+    return bias.detach()
+
+
+@every_rule
+@pytest.mark.parametrize(("before", "n"), [(0, 1), (0, 7), (5, 2), (199, 12), (1100, 1), (0, 211)])
+def test_the_buckets_are_t5_s(rule: hw.RelativeBias, before: int, n: int) -> None:
+    """Each entry of the table says its own bucket and head, so that the bias tells where it came from."""
+    layer, cache, x = make(rule), hw.KVCache(), draw(before + n)
+    with torch.no_grad():
+        layer.relative_bias.copy_(torch.arange(rule.n_buckets)[:, None] + 1000.0 * torch.arange(H))
+        if before:
+            layer(x[:, :before], cache=cache)
+        bias = added(layer, x[:, before:], cache)
+    expected = buckets_of_t5(rule, n, before + n)
+    for h in range(H):
+        assert torch.equal(bias[h].long(), expected + 1000 * h)
+
+
+@every_rule
+def test_values_and_gradients_are_those_of_the_bias_in_the_scores(rule: hw.RelativeBias) -> None:
+    layer, x = make(rule, mask=None if rule.two_sided else hw.Causal()), draw(211)
+    table = layer.relative_bias.detach().clone().requires_grad_()
+    heads = [projection(x).unflatten(-1, (H, 5)).transpose(1, 2) for projection in
+             (layer.q_proj, layer.k_proj, layer.v_proj)]  # fmt: skip
+    scores = heads[0] @ heads[1].transpose(-1, -2) * 5**-0.5 + table[buckets_of_t5(rule, 211, 211)].permute(2, 0, 1)
+    if not rule.two_sided:
+        scores = scores.masked_fill(torch.ones(211, 211, dtype=torch.bool).triu(1), -torch.inf)
+    expected = layer.o_proj((scores.softmax(-1) @ heads[2]).transpose(1, 2).flatten(2))
+    out = layer(x)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    gradients = (torch.autograd.grad((y * y).sum(), at)[0] for y, at in ((out, layer.relative_bias), (expected, table)))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+
+
+@every_rule
+@pytest.mark.parametrize("cache", [{}, {"max_length": T}, {"window": 3}], ids=["growing", "static", "rolling"])
+@pytest.mark.parametrize("cuts", [(0, 2, 3, 7), tuple(range(8))], ids=["chunks", "one by one"])
+def test_a_cache_gives_the_same_values_and_gradients(rule: hw.RelativeBias, cache: Any, cuts: tuple[int, ...]) -> None:
+    layer, x = make(rule, mask=hw.Window(3, 0) if cache.get("window") else hw.Causal()), draw()
+    answers, gradients = [], []
+    for at in ((0, T), cuts):
+        held = None if at == (0, T) else hw.KVCache(**cache)
+        out = torch.cat([layer(x[:, start:stop], cache=held) for start, stop in pairwise(at)], 1)
+        answers.append(out)
+        gradients.append(torch.autograd.grad((out * torch.linspace(1, 2, 19).double()).sum(), layer.relative_bias)[0])
+    torch.testing.assert_close(*answers, **CLOSE)
+    torch.testing.assert_close(*gradients, **CLOSE)
+    assert gradients[0].any()
+
+
+@every_rule
+def test_it_begins_at_zero_and_changes_nothing_then(rule: hw.RelativeBias) -> None:
+    torch.manual_seed(0)
+    layer = hw.MultiHeadAttention(19, H, head_dim=5, relative_bias=rule).double()
+    assert layer.relative_bias.shape == (rule.n_buckets, H)
+    assert not layer.relative_bias.any()
+    assert layer.relative_bias.requires_grad
+    torch.testing.assert_close(layer(draw()), make(None)(draw()), **CLOSE)
+    assert (make(rule)(draw()) - make(None)(draw())).abs().max() > 1e-3
+
+
+def test_one_side_tells_no_later_keys_apart_and_two_sides_do() -> None:
+    x = draw()
+    with torch.no_grad():
+        one, two = added(make(hw.RelativeBias(8, 11)), x), added(make(hw.RelativeBias(8, 11, two_sided=True)), x)
+    assert (one[:, 0, 1:] == one[:, 0, :1]).all()
+    assert (two[:, 0, 1:] != two[:, 0, :1]).all()
+
+
+def test_it_joins_the_other_masks() -> None:
+    rule, x = hw.RelativeBias(8, 11), draw()
+    layer, plain = make(rule, mask=hw.Causal() & hw.Alibi()), make(None)
+    bias = layer.relative_bias[buckets_of_t5(rule, T, T)].permute(2, 0, 1)
+    masks = hw.Causal() & hw.Alibi() & hw.Lengths([3, 7])
+    torch.testing.assert_close(layer(x, mask=hw.Lengths([3, 7])), plain(x, mask=masks & hw.Bias(bias)), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"n_buckets": 0}, "relative bias n_buckets=0 must be a positive multiple of 2"),
+        ({"n_buckets": -2}, "relative bias n_buckets=-2 must be a positive multiple of 2"),
+        ({"n_buckets": 7}, "relative bias n_buckets=7 must be a positive multiple of 2"),
+        ({"n_buckets": 0, "two_sided": True}, "relative bias n_buckets=0 must be a positive multiple of 4"),
+        ({"n_buckets": 6, "two_sided": True}, "relative bias n_buckets=6 must be a positive multiple of 4"),
+        ({"max_distance": 16}, "relative bias max_distance=16 must exceed 16, the distances with a bucket each"),
+        (
+            {"max_distance": 8, "two_sided": True},
+            "relative bias max_distance=8 must exceed 8, the distances with a bucket each",
+        ),
+        (
+            {"n_buckets": 2, "max_distance": 0},
+            "relative bias max_distance=0 must exceed 1, the distances with a bucket",
+        ),
+    ],
+    ids=str,
+)
+def test_a_wrong_rule_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        hw.RelativeBias(**fields)
+    assert str(refusal.value).startswith(message)

