@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 
 from headwise.files import write_whole
+from headwise.markup import MISSING, escaped, listed, number, plural
 from headwise.records import HeadMaps, HeadSurvey, RunSummary
-from headwise.view.markup import MISSING, escaped, listed, number, plural
 from headwise.view.run_section import round_steps, run_section
 from headwise.view.survey_data import check_survey, survey_data
 from headwise.view.survey_roles import roles_section

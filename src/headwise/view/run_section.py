@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from headwise.markup import escaped
 from headwise.records import CurvePoint, RunSummary
-from headwise.view.markup import escaped
 
 # The loss curve, in the units of its view box.
 WIDTH, HEIGHT = 640, 320

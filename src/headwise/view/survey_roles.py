@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from headwise.markup import escaped, number, plural
 from headwise.records import HeadSurvey, Role
-from headwise.view.markup import escaped, number, plural
 from headwise.view.survey_words import Badge, badges_of, decimals_for, label, value_of
 
 # The strip of one role, in the units of its view box.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from headwise.intervals import Interval
+from headwise.markup import escaped, number
 from headwise.records import HeadProfile, HeadSurvey
-from headwise.view.markup import escaped, number
 from headwise.view.survey_roles import badge_html
 from headwise.view.survey_words import Badge, Column, badges_of, both_names, bounds, only_here, short, value_of
 

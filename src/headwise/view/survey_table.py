@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.errors import HeadwiseError
+from headwise.markup import listed, plural
 from headwise.records import HeadProfile, HeadSurvey
-from headwise.view.markup import listed, plural
 from headwise.view.survey_data import check_survey
 from headwise.view.survey_words import (
     Column,

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headwise.intervals import Interval
+from headwise.markup import number
 from headwise.records import HeadProfile, HeadSurvey, Role
-from headwise.view.markup import number
 
 LABELS = {"offset_1": "previous", "same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "offset_1", "self", "delimiter", "duplicate", "prefix")
