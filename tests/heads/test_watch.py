@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.heads.watch import Seen
+from headwise.heads.seen import Seen
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 

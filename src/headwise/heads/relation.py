@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT
+from headwise.heads.hooks import evaluating, listening, run
 from headwise.heads.statistics import Document, row_weights
-from headwise.heads.watch import evaluating, listening, run
 from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site
 from headwise.records import Call

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.copying import copying
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
+from headwise.heads.hooks import evaluating, listening, run
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.statistics import Document, Measured, measure, top_keys, uniform
-from headwise.heads.watch import Factors, evaluating, listening, run
+from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site
 from headwise.records import Call, HeadProfile, HeadSurvey
