@@ -299,21 +299,21 @@ def test_force_replaces_what_it_wrote(run: Path, text: Path, invoke: Invoke, tmp
 def test_a_folder_that_fails_its_verification_is_not_left_behind(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = export._write
+    original = export.write_folder
 
-    def wrong(model: Any, source: Any, fresh: Path) -> None:
-        original(model, source, fresh)
+    def wrong(fresh: Path, model: Any, source: Any) -> None:
+        original(fresh, model, source)
         weights = model.blocks[0].attention.k_proj.weight
         with torch.no_grad():  # the folder now differs from the model in memory
             weights[0, 0] += 1
 
-    monkeypatch.setattr(export, "_write", wrong)
+    monkeypatch.setattr(export, "write_folder", wrong)
     outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
     assert_refused(outcome, "differs from the one in memory")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("moment", ["_write", "verify", "write_whole"])
+@pytest.mark.parametrize("moment", ["write_folder", "verify", "write_whole"])
 def test_ctrl_c_while_writing_leaves_nothing(
     moment: str,
     run: Path,

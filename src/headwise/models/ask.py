@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.weights import blocks, family_of
 
@@ -26,9 +27,12 @@ def check_class(model: nn.Module) -> None:
         )
 
 
-def gives_logits(model: nn.Module) -> bool:
-    """Does the model end in a distribution over tokens, so that a divergence can be taken?"""
-    return isinstance(model, GPT) or type(model).__name__.endswith((*NEXT, *MASKED))
+def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
+    """Which tokens the model gives a distribution of: the next one, the masked ones; None for hidden states alone."""
+    name = type(model).__name__
+    if isinstance(model, GPT) or name.endswith(NEXT):
+        return "next"
+    return "masked" if name.endswith(MASKED) else None
 
 
 def answers(model: nn.Module, ids: Tensor) -> Tensor:
@@ -36,7 +40,7 @@ def answers(model: nn.Module, ids: Tensor) -> Tensor:
     found: Any = _run(model, ids)
     if isinstance(found, Tensor):
         return found
-    result: Tensor = found.logits if gives_logits(model) else found.last_hidden_state
+    result: Tensor = found.logits if predicts(model) else found.last_hidden_state
     return result
 
 
@@ -52,6 +56,23 @@ def _run(model: nn.Module, ids: Tensor) -> object:
     if isinstance(model, GPT):
         return model(ids)
     return model(input_ids=ids, **({} if family_of(model) == "bert" else {"use_cache": False}))
+
+
+def decoder(model: nn.Module, prompt: Tensor) -> Callable[[Tensor], object]:
+    """A function that gives the model one more token (1,1) after it has read the prompt (1,T), with its own cache."""
+    if isinstance(model, GPT):
+        caches = model.new_caches()
+        model(prompt, caches, last_only=True)
+        return lambda token: model(token, caches, last_only=True)
+    cache = model(input_ids=prompt, use_cache=True).past_key_values
+    return lambda token: model(input_ids=token, past_key_values=cache, use_cache=True)
+
+
+def config_fields(model: nn.Module) -> dict[str, Any]:
+    """The fields of the model's config.json."""
+    config: Any = model.config
+    fields: dict[str, Any] = hf_config(config, None) if isinstance(model, GPT) else config.to_dict()
+    return fields
 
 
 @contextmanager

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.gpt import GPT
 from headwise.gpt.run import RUN, load_run
+from headwise.gpt.tokens import Tokens
+
+# What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
+COPIED = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "tekken.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
 
 
 class TextTokens(Protocol):
@@ -82,3 +103,16 @@ def is_own(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "headwise" in config
+
+
+def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
+    """Write a model, with the tokenizer of the folder that it comes from, to a folder that is there."""
+    if isinstance(model, GPT):
+        assert isinstance(source.tokens, Tokens)
+        save_model(folder, model, source.tokens)
+        return
+    written: Any = model
+    written.save_pretrained(folder)
+    for name in COPIED:
+        if (source.path / name).is_file():
+            shutil.copyfile(source.path / name, folder / name)

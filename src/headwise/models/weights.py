@@ -213,6 +213,11 @@ def stock_form(config: GPTConfig) -> str | None:
     return None if form == "llama" and config.d_model % config.n_heads else form
 
 
+def reads_as_stock(model: nn.Module) -> bool:
+    """Does transformers read the folder of this model?"""
+    return not isinstance(model, GPT) or stock_form(model.config) is not None
+
+
 def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     """A model with other numbers of heads; what has the same shape is copied, the attention is left to be written."""
     head_dim = head_counts(model)[2]

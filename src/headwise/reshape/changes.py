@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.effect import ablation, has_loss, importance
+from headwise.heads.effect import ablation, importance
 from headwise.heads.survey import Text, survey
+from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import attentions, head_counts
 from headwise.reshape.group import adjacent
@@ -66,7 +67,7 @@ def pruning(heads: str | None, keep: float | None, by: str | None, uniform: bool
         if heads is not None:
             obstacle(model, named_heads(model, heads), uniform)
         if keep is not None:
-            if by != "role" and not has_loss(model):
+            if by != "role" and predicts(model) != "next":
                 raise HeadwiseError(
                     f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; "
                     f"pass --by role, or --heads"

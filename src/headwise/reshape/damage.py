@@ -5,17 +5,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.cost import cache_bytes_per_token
-from headwise.gpt.forms import hf_config
-from headwise.gpt.gpt import GPT
-from headwise.heads.effect import has_loss
 from headwise.heads.watch import watch
-from headwise.models.ask import gives_logits
+from headwise.models.ask import config_fields, decoder, predicts
 from headwise.reshape.distance import compared
 from headwise.reshape.report import Damage, Pair
 
@@ -36,14 +32,14 @@ def measure(
     """Compare two models in eval mode on batches (B,T); `context` bounds the text whose decoding is timed."""
     say("measuring loss and divergence")
     before, after, far = compared(parent, child, held_out)
-    logits = gives_logits(parent)
+    kind = predicts(parent)
     say("measuring entropies and decoding speed")
     length = min(context or DECODE_CONTEXT, DECODE_CONTEXT) - NEW_TOKENS
-    speed = decode_speeds([parent, child], held_out[0][:1], length) if has_loss(parent) and length > 0 else None
+    speed = decode_speeds([parent, child], held_out[0][:1], length) if kind == "next" and length > 0 else None
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
-        kl=far if logits else None,
-        error=None if logits else far,
+        kl=far if kind else None,
+        error=None if kind else far,
         entropy=entropies(parent, child, held_out[0][:WATCHED], pairs),
         cache_bytes=Pair(cache_bytes(parent), cache_bytes(child)),
         parameters=Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child))),
@@ -68,9 +64,7 @@ def entropies(parent: nn.Module, child: nn.Module, ids: Tensor, pairs: HeadPairs
 
 def cache_bytes(model: nn.Module) -> int:
     """Bytes that one more token adds to the cache, in the number format of the weights; 0 where none is kept."""
-    config: Any = model.config
-    fields = hf_config(config, None) if isinstance(model, GPT) else config.to_dict()
-    return cache_bytes_per_token(fields, str(next(model.parameters()).dtype).removeprefix("torch."))
+    return cache_bytes_per_token(config_fields(model), str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
 @torch.no_grad()
@@ -83,21 +77,10 @@ def decode_speeds(models: Sequence[nn.Module], text: Tensor, length: int) -> lis
     steps: list[list[float]] = [[] for _ in models]
     for _ in range(REPEATS):
         for model, times in zip(models, steps, strict=True):
-            decode = _decoder(model, prompt)
+            decode = decoder(model, prompt)
             for n in range(NEW_TOKENS):
                 began = time.perf_counter()
                 decode(prompt[:, n % length : n % length + 1])
                 if n > 1:  # the first ones grow the cache and warm up
                     times.append(time.perf_counter() - began)
     return [1 / statistics.median(times) for times in steps]
-
-
-def _decoder(model: nn.Module, prompt: Tensor) -> Callable[[Tensor], object]:
-    """A function that gives the model one more token (1,1), after it has read the prompt (1,T)."""
-    if isinstance(model, GPT):
-        caches = model.new_caches()
-        model(prompt, caches, last_only=True)
-        return lambda token: model(token, caches, last_only=True)
-    first: Any = model(input_ids=prompt, use_cache=True)
-    cache = first.past_key_values
-    return lambda token: model(input_ids=token, past_key_values=cache, use_cache=True)

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.heads.effect import has_loss
-from headwise.models.ask import answers, gives_logits
+from headwise.models.ask import answers, predicts
 
 
 class Comparison(NamedTuple):
@@ -35,18 +34,18 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
 @torch.no_grad()
 def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> Comparison:
     """Both models on batches (B,T). They are taken as they are: call this in eval mode."""
-    predicts, has_logits = has_loss(parent), gives_logits(parent)
+    kind = predicts(parent)
     losses, far, count, predicted = [0.0, 0.0], 0.0, 0, 0
     for ids in batches:
         both = answers(parent, ids), answers(child, ids)
-        measure = divergence if has_logits else relative_error
+        measure = divergence if kind else relative_error
         far += measure(*both).item() * ids.numel()
         count += ids.numel()
-        if predicts:
+        if kind == "next":
             n = ids.shape[0] * (ids.shape[1] - 1)
             predicted += n
             for i, logits in enumerate(both):
                 losses[i] += F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).item() * n
-    if not predicts:
+    if kind != "next":
         return Comparison(None, None, far / count)
     return Comparison(losses[0] / predicted, losses[1] / predicted, far / count)

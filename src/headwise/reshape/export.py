@@ -15,33 +15,15 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.gpt.checkpoint import save_model, write_tensors
-from headwise.gpt.gpt import GPT
-from headwise.gpt.tokens import Tokens
+from headwise.gpt.checkpoint import write_tensors
 from headwise.models.ask import answers
 from headwise.models.lineage import RECORD
-from headwise.models.open import Folder
-from headwise.models.weights import cast, stock_form
+from headwise.models.open import Folder, write_folder
+from headwise.models.weights import cast, reads_as_stock
 from headwise.reshape.workplace import Workplace
 
 TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well
 PROBE_TOKENS = 256
-# What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
-COPIED = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "tekken.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-)
 
 
 def export(
@@ -60,24 +42,12 @@ def export(
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
     fresh.mkdir()
     say(f"writing {workplace.given}")
-    _write(model, source, fresh)
+    write_folder(fresh, model, source)
     say("verifying in a fresh process")
     said = verify(model, fresh, workplace.probe, source.context)
     write_whole(fresh / RECORD, json.dumps({**record, "verified": said}, indent=2, ensure_ascii=False) + "\n")
     workplace.finish()
     return said
-
-
-def _write(model: nn.Module, source: Folder, fresh: Path) -> None:
-    if isinstance(model, GPT):
-        assert isinstance(source.tokens, Tokens)
-        save_model(fresh, model, source.tokens)
-        return
-    written: Any = model
-    written.save_pretrained(fresh)
-    for name in COPIED:
-        if (source.path / name).is_file():
-            shutil.copyfile(source.path / name, fresh / name)
 
 
 @torch.no_grad()
@@ -92,10 +62,9 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     wanted = answers(cast(model.eval(), torch.float32), ids)
     cast(model, dtype)
     write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})
-    stock = not isinstance(model, GPT) or stock_form(model.config) is not None
     # -P: modules are not looked for in the folder that this is called from.
     command = [sys.executable, "-P", "-m", "headwise.reshape.verify", str(folder), str(probe)]
-    command.append("stock" if stock else "own")
+    command.append("stock" if reads_as_stock(model) else "own")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.state import interrupts, restore_state, save_state
 from headwise.gpt.train import Stopped, update
-from headwise.models.ask import answers, gives_logits, hidden_states
+from headwise.models.ask import answers, hidden_states, predicts
 from headwise.models.weights import attentions
 from headwise.reshape.distance import compared, divergence, relative_error
 from headwise.reshape.recipe import HealRecipe, schedule
@@ -124,7 +124,7 @@ class Healing:
             wanted = answers(self.parent, ids)
         with hidden_states(self.child) as ours:
             given = answers(self.child, ids)
-        loss = (divergence if gives_logits(self.parent) else relative_error)(wanted, given)
+        loss = (divergence if predicts(self.parent) else relative_error)(wanted, given)
         if self.recipe.hidden:
             errors = [relative_error(a, b) for a, b in zip(theirs, ours, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
