@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headwise.files import remove_unfinished, write_whole
+from headwise.files import read_text, remove_unfinished, text_path, write_whole
 
 WRITER = """
 import sys
@@ -196,3 +196,16 @@ def test_only_temporary_files_of_ours_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     remove_unfinished(tmp_path, ("run.json", "state.safetensors"))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(theirs)
+
+
+def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    book = read_text(text_path("tale"))
+    assert book.isascii()
+    assert book.startswith("The Village by the River\n")
+    assert len(book) > 25_000
+    Path("tale").write_text("mine")
+    assert text_path("tale").resolve() == tmp_path / "tale"
+    assert text_path("book.txt") == Path("book.txt")

@@ -88,6 +88,15 @@ def is_unfinished(name: str, names: Iterable[str]) -> bool:
     return any(re.fullmatch(rf"\.{re.escape(known)}\.\d+\.tmp", name) for known in names)
 
 
+BOOK = "tale"
+
+
+def text_path(name: str | Path) -> Path:
+    """The text file `name`. Where no such file exists, `tale` names the little book that comes with the package."""
+    path = Path(name)
+    return Path(__file__).with_name("data") / f"{BOOK}.txt" if str(name) == BOOK and not path.exists() else path
+
+
 def read_text(path: str | Path) -> str:
     """A UTF-8 text, whole, with line ends as \\n. Raises HeadwiseError for anything else."""
     path = Path(path)

@@ -14,6 +14,7 @@ from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
 from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
+from headwise.files import text_path
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Result, Settings
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 )
 def train(
     text: Annotated[
-        Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file; without it the built-in verb corpus.")
+        Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast.")] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
@@ -64,7 +65,7 @@ def train(
     }
     given = {
         "preset": preset,
-        "text": None if text is None else str(text.resolve()),
+        "text": None if text is None else str(text_path(text).resolve()),
         "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
         "lines": lines,
         "seed": seed,

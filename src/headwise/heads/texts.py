@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text
+from headwise.files import read_text, text_path
 from headwise.heads.survey import Text
 from headwise.models.open import Folder
 
@@ -87,7 +87,7 @@ def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
     for source in sources:
         if not source.strip():
             raise HeadwiseError("the text is empty; pass a file, a folder or some words with --text")
-        path = Path(source)
+        path = text_path(source)
         if _exists(path) and path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
             if not files:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text
+from headwise.files import read_text, text_path
 from headwise.gpt import verbs
 from headwise.gpt.data import HELD_OUT_SHARE
 from headwise.gpt.run import Settings, read_run
@@ -69,7 +69,7 @@ def read_calibration(path: Path | None, folder: Folder, tokens: int | None = Non
 
     Raises HeadwiseError for a text that is empty or too short for its parts.
     """
-    path = path or _text_of_run(folder.path)
+    path = _text_of_run(folder.path) if path is None else text_path(path)
     text = None if path is None else read_text(path)
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.path} has no tokenizer to read {path} with; put tokenizer.json beside the model")
