@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 )
 def train(
     text: Annotated[
-        Path | None, typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus.")
+        Path | None,
+        typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast.")] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
