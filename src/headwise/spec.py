@@ -18,6 +18,7 @@ r query heads per key/value head, d head width, e value width, f feed-forward, v
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Sequence
@@ -25,15 +26,26 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from headwise.errors import HeadwiseError
+from headwise.markup import escaped, table
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 
-_DEFAULT: Any = None  # a size that __post_init__ fills in
+# What a size follows where it is left as None, in the order in which they are filled in.
+SIZES = {
+    "n_kv_heads": "n_heads",
+    "kv_index": "n_kv_heads",
+    "head_dim": "d_model",
+    "value_dim": "head_dim",
+    "d_in": "d_model",
+    "d_context": "d_in",
+    "d_values": "d_context",
+    "d_out": "d_model",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False, repr=False)
 class AttentionSpec:
-    """Every field of one attention layer; sizes left as None are filled in with the usual ones.
+    """Every field of one attention layer; sizes left as None are filled in, so that all of them can be read.
 
     d_model        width that sets the defaults below
     n_heads        query heads h
@@ -43,13 +55,16 @@ class AttentionSpec:
     head_dim       query and key width d of one head; default d_model / n_heads
     value_dim      value width e of one head; default head_dim
     d_in           width of x; default d_model
-    d_context      width of the context of cross attention; default d_in
+    d_context      width of the context of cross attention, which keys are made of; default d_in
+    d_values       width of what values are made of; default d_context
     d_out          width of the result; default d_model, or n_heads * value_dim without output projection
     q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists
     mask           a mask that always holds, such as Causal()
     rope           rotary positions, or None
     relative_bias  a learned bias by distance (T5), or None
     qk_norm        RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
+    qk_norm_eps    added to the mean square in that norm
+    scale          factor of q.k; None is 1/sqrt(head_dim)
     softcap        c of c*tanh(s/c) on the scores (Gemma 2), or None
     sink           one learned logit per head that takes a share of the softmax (gpt-oss)
     dropout        probability of dropping an attention weight while training
@@ -57,52 +72,97 @@ class AttentionSpec:
 
     d_model: int
     n_heads: int
-    n_kv_heads: int = _DEFAULT
-    kv_index: tuple[int, ...] = _DEFAULT
-    head_dim: int = _DEFAULT
-    value_dim: int = _DEFAULT
-    d_in: int = _DEFAULT
-    d_context: int = _DEFAULT
-    d_out: int = _DEFAULT
-    q_bias: bool = False
-    kv_bias: bool = False
-    out_bias: bool = False
-    out_proj: bool = True
-    mask: Mask | None = None
-    rope: RoPE | None = None
-    relative_bias: RelativeBias | None = None
-    qk_norm: bool = False
-    softcap: float | None = None
-    sink: bool = False
-    dropout: float = 0.0
+    n_kv_heads: int
+    kv_index: tuple[int, ...]
+    head_dim: int
+    value_dim: int
+    d_in: int
+    d_context: int
+    d_values: int
+    d_out: int
+    q_bias: bool
+    kv_bias: bool
+    out_bias: bool
+    out_proj: bool
+    mask: Mask | None
+    rope: RoPE | None
+    relative_bias: RelativeBias | None
+    qk_norm: bool
+    qk_norm_eps: float
+    scale: float | None
+    softcap: float | None
+    sink: bool
+    dropout: float
 
-    def __post_init__(self) -> None:
-        for name in ("d_model", "n_heads"):
-            require_size(name, getattr(self, name))
-        self._default("n_kv_heads", self.n_heads)
-        if self.kv_index == _DEFAULT and self.n_heads % self.n_kv_heads:
-            raise HeadwiseError(
-                f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
-                f"pass one of {_divisors(self.n_heads)}"
-            )
-        object.__setattr__(self, "kv_index", resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index))
-        if self.head_dim == _DEFAULT and self.d_model % self.n_heads:
-            raise HeadwiseError(
-                f"n_heads={self.n_heads} does not divide d_model={self.d_model}; "
-                f"pass head_dim=, or a width that {self.n_heads} divides"
-            )
-        self._default("head_dim", self.d_model // self.n_heads)
-        self._default("value_dim", self.head_dim)
-        self._default("d_in", self.d_model)
-        self._default("d_context", self.d_in)
-        self._default("d_out", self.d_model if self.out_proj else self.joined_dim)
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int | None = None,
+        kv_index: Sequence[int] | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        d_in: int | None = None,
+        d_context: int | None = None,
+        d_values: int | None = None,
+        d_out: int | None = None,
+        q_bias: bool = False,
+        kv_bias: bool = False,
+        out_bias: bool = False,
+        out_proj: bool = True,
+        mask: Mask | None = None,
+        rope: RoPE | None = None,
+        relative_bias: RelativeBias | None = None,
+        qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sink: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        vars(self).update(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
+            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
+            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
+            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
+            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+        )  # fmt: skip
+        self._fill_in_sizes()
         self._check_options()
 
-    def _default(self, name: str, value: int) -> None:
-        """Fill in a size that was left as None, then check it."""
-        if getattr(self, name) == _DEFAULT:
-            object.__setattr__(self, name, value)
-        require_size(name, getattr(self, name))
+    def _fill_in_sizes(self) -> None:
+        """Put the usual number where a size was left as None, and check every size."""
+        for name in ("d_model", "n_heads"):
+            require_size(name, getattr(self, name))
+        for name in SIZES:
+            if vars(self)[name] is None:
+                vars(self)[name] = self._usual(name)
+            if name == "kv_index":
+                vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
+            else:
+                require_size(name, getattr(self, name))
+
+    def _usual(self, name: str) -> int | tuple[int, ...]:
+        """What a size is where it is left as None; it follows from the sizes before it."""
+        if name == "kv_index":
+            if self.n_heads % self.n_kv_heads:
+                raise HeadwiseError(
+                    f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
+                    f"pass one of {_divisors(self.n_heads)}"
+                )
+            return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
+        if name == "head_dim":
+            if self.d_model % self.n_heads:
+                raise HeadwiseError(
+                    f"n_heads={self.n_heads} does not divide d_model={self.d_model}; "
+                    f"pass head_dim=, or a width that {self.n_heads} divides"
+                )
+            return self.d_model // self.n_heads
+        if name == "d_out" and not self.out_proj:
+            return self.joined_dim
+        size: int = getattr(self, SIZES[name])
+        return size
 
     def _check_options(self) -> None:
         if not self.out_proj and self.d_out != self.joined_dim:
@@ -122,8 +182,36 @@ class AttentionSpec:
                 raise HeadwiseError(f"{name}={value!r} must be a {kind.__name__}, such as {kind.__name__}()")
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise HeadwiseError(f"scale={self.scale} is not finite; pass None for 1/sqrt(head_dim)")
+        if not self.qk_norm_eps >= 0:
+            raise HeadwiseError(f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual")
         check_softcap(self.softcap)
         check_dropout(self.dropout)
+
+    def _chosen(self) -> dict[str, Any]:
+        """The fields without a default, and those that are not as they would be if they were left out."""
+        fields = {name: getattr(self, name) for name in inspect.signature(AttentionSpec).parameters}
+        return {name: value for name, value in fields.items() if not self._is_usual(name, value)}
+
+    def _is_usual(self, name: str, value: Any) -> bool:
+        if name not in SIZES:
+            return bool(value == inspect.signature(AttentionSpec).parameters[name].default)
+        try:
+            return bool(value == self._usual(name))
+        except HeadwiseError:  # no usual one: n_heads does not divide
+            return False
+
+    def __repr__(self) -> str:
+        return f"AttentionSpec({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
+
+    def _repr_html_(self) -> str:
+        """Every size, and what else was chosen, as a table."""
+        chosen = self._chosen()
+        names = [name for name in ("d_model", "n_heads", *SIZES) if name != "kv_index" or name in chosen]
+        names += [name for name in chosen if name not in names]
+        rows = [(name, escaped(repr(getattr(self, name))), "" if name in chosen else "default") for name in names]
+        return table(("AttentionSpec", "", ""), rows)
 
     @property
     def group_size(self) -> int:
@@ -153,7 +241,7 @@ class AttentionSpec:
     @property
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
-        projections = self.d_in * self.q_dim + self.d_context * (self.k_dim + self.v_dim)
+        projections = self.d_in * self.q_dim + self.d_context * self.k_dim + self.d_values * self.v_dim
         biases = self.q_bias * self.q_dim + self.kv_bias * (self.k_dim + self.v_dim)
         output = self.out_proj * self.joined_dim * self.d_out + self.out_bias * self.d_out
         buckets = self.relative_bias.n_buckets if self.relative_bias else 0
@@ -167,11 +255,8 @@ class AttentionSpec:
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
-        adjacent = self.n_heads % self.n_kv_heads == 0 and self.kv_index == resolve_kv_index(
-            self.n_heads, self.n_kv_heads, None
-        )
-        if adjacent:
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self._is_usual("kv_index", self.kv_index):
             known["kv_index"] = None  # follows the numbers of heads
         return AttentionSpec(**{**known, **changes})
 

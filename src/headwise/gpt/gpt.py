@@ -81,7 +81,7 @@ class GPTConfig:
             d_model=self.d_model,
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads or self.n_heads,
-            head_dim=self.head_dim,  # type: ignore[arg-type]  # None takes the default
+            head_dim=self.head_dim,
             q_bias=self.bias,
             kv_bias=self.bias,
             out_bias=self.bias,

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,10 +44,13 @@ class MultiHeadAttention(nn.Module):
         d_model: int,
         n_heads: int,
         n_kv_heads: int | None = None,
+        *,
+        kv_index: Sequence[int] | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
         d_in: int | None = None,
         d_context: int | None = None,
+        d_values: int | None = None,
         d_out: int | None = None,
         q_bias: bool = False,
         kv_bias: bool = False,
@@ -54,28 +58,43 @@ class MultiHeadAttention(nn.Module):
         out_proj: bool = True,
         mask: Mask | None = None,
         rope: RoPE | None = None,
+        relative_bias: RelativeBias | None = None,
         qk_norm: bool = False,
+        qk_norm_eps: float = 1e-6,
+        scale: float | None = None,
         softcap: float | None = None,
         sink: bool = False,
         dropout: float = 0.0,
-        relative_bias: RelativeBias | None = None,
-        kv_index: Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.spec = spec = AttentionSpec(**given)
-        self.q_proj = nn.Linear(spec.d_in, spec.q_dim, bias=q_bias)
-        self.k_proj = nn.Linear(spec.d_context, spec.k_dim, bias=kv_bias)
-        self.v_proj = nn.Linear(spec.d_context, spec.v_dim, bias=kv_bias)
-        self.o_proj = nn.Linear(spec.joined_dim, spec.d_out, bias=out_bias) if out_proj else None
-        self.q_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
-        self.k_norm = nn.RMSNorm(spec.head_dim, eps=1e-6) if qk_norm else None
-        self.sink = nn.Parameter(torch.zeros(n_heads)) if sink else None
-        buckets = relative_bias.n_buckets if relative_bias else 0
-        self.relative_bias = nn.Parameter(torch.zeros(buckets, n_heads)) if relative_bias else None
+        self.spec = AttentionSpec(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
+            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
+            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
+            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
+            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+        )  # fmt: skip
         self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
-        self._rotation = Rotation(rope, spec.head_dim) if rope else None
+        self._rotation = Rotation(rope, self.spec.head_dim) if rope else None
         self._number = next(_numbers)  # by which a cache knows its layer
+        self._make_parameters(device, dtype)
+
+    def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+        spec = self.spec
+        linear = partial(nn.Linear, device=device, dtype=dtype)
+        norm = partial(nn.RMSNorm, spec.head_dim, eps=spec.qk_norm_eps, device=device, dtype=dtype)
+        zeros = partial(torch.zeros, device=device, dtype=dtype)
+        self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
+        self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
+        self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
+        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
+        self.q_norm = norm() if spec.qk_norm else None
+        self.k_norm = norm() if spec.qk_norm else None
+        self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
+        buckets = spec.relative_bias
+        self.relative_bias = nn.Parameter(zeros(buckets.n_buckets, spec.n_heads)) if buckets else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy is another layer: a cache must not take it for this one."""
@@ -83,9 +102,12 @@ class MultiHeadAttention(nn.Module):
         self._number = next(_numbers)
 
     @classmethod
-    def from_spec(cls, spec: AttentionSpec) -> MultiHeadAttention:
+    def from_spec(
+        cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> MultiHeadAttention:
         """The layer that a spec describes."""
-        return cls(**{field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)})
+        fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+        return cls(**fields, device=device, dtype=dtype)
 
     @property
     def heads(self) -> Heads:
@@ -154,7 +176,7 @@ class MultiHeadAttention(nn.Module):
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
         dropout = self.spec.dropout if self.training else 0.0
-        return Options(mask, None, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
+        return Options(mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
 
     def _ready(
         self, x_btc: Tensor, n_heads: int, norm: nn.Module | None, start: int, positions: Tensor | None
