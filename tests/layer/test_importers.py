@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,31 +14,51 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
+    CamembertConfig,
     ElectraConfig,
+    Gemma2Config,
+    GemmaConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    MinistralConfig,
     MistralConfig,
     MistralModel,
     MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3Model,
+    Qwen3MoeConfig,
     RobertaConfig,
+    Starcoder2Config,
     XLMRobertaConfig,
 )
 from transformers.models.bert import modeling_bert
+from transformers.models.camembert.modeling_camembert import CamembertSelfAttention
 from transformers.models.electra import modeling_electra
+from transformers.models.gemma.modeling_gemma import GemmaAttention
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers.models.granite.modeling_granite import GraniteAttention
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.ministral.modeling_ministral import MinistralAttention
 from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralAttention
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
+from transformers.models.phi3.modeling_phi3 import Phi3Attention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeAttention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention
 from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
+from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2Attention
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaSelfAttention
 
 import headwise as hw
-from headwise.layer.importing import importers, packed
+from headwise.layer.importing import family, importers, packed
 from headwise.layer.importing.importers import Imported, import_attention
 
 B, T, S = 2, 7, 5
@@ -93,6 +114,7 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 1,
     "vocab_size": 31,
 }
+HALF = {"rope_type": "default", "partial_rotary_factor": 4 / 7}
 YARN = {"rope_type": "yarn", "rope_theta": 53.0, "factor": 3.0, "original_max_position_embeddings": 64}
 
 
@@ -114,6 +136,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "torch, kdim, no bias": lambda: nn.MultiheadAttention(35, 5, kdim=11, vdim=11, bias=False),
     "gpt2": gpt2,
     "gpt2, unscaled": lambda: gpt2(scale_attn_weights=False),
+    "gpt2, by layer": lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
     "gpt2, upcast": lambda: gpt2(reorder_and_upcast_attn=True),
     "gpt2, cross": lambda: gpt2(cross=True),
     "llama": lambda: llama(LlamaConfig, LlamaAttention),
@@ -131,6 +154,20 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "mistral": lambda: llama(MistralConfig, MistralAttention, sliding_window=3),
     "mistral, no window": lambda: llama(MistralConfig, MistralAttention, sliding_window=None),
     "mixtral": lambda: llama(MixtralConfig, MixtralAttention, sliding_window=5),
+    "gemma": lambda: llama(GemmaConfig, GemmaAttention),
+    "gemma2": lambda: llama(
+        Gemma2Config, Gemma2Attention, query_pre_attn_scalar=31, sliding_window=3, layer_types=["sliding_attention"]
+    ),
+    "granite": lambda: llama(GraniteConfig, GraniteAttention, attention_multiplier=0.37),
+    "phi3": lambda: llama(
+        Phi3Config, Phi3Attention, pad_token_id=0, sliding_window=3, rope_parameters={**HALF, "rope_theta": 31.0}
+    ),
+    "starcoder2": lambda: llama(Starcoder2Config, Starcoder2Attention, sliding_window=None),
+    "qwen2-moe": lambda: llama(Qwen2MoeConfig, Qwen2MoeAttention),
+    "qwen3-moe": lambda: llama(Qwen3MoeConfig, Qwen3MoeAttention, rms_norm_eps=1e-2),
+    "ministral": lambda: llama(
+        MinistralConfig, MinistralAttention, sliding_window=5, layer_types=["sliding_attention"]
+    ),
     "qwen2": lambda: llama(Qwen2Config, Qwen2Attention),
     "qwen3": lambda: llama(Qwen3Config, Qwen3Attention, attention_bias=True),
     "qwen3, window": lambda: llama(
@@ -142,11 +179,12 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "bert, whole": lambda: bert(BertConfig, modeling_bert.BertAttention),
     "roberta": lambda: bert(RobertaConfig, RobertaSelfAttention),
     "xlm-roberta": lambda: bert(XLMRobertaConfig, XLMRobertaSelfAttention),
+    "camembert": lambda: bert(CamembertConfig, CamembertSelfAttention),
     "electra, whole": lambda: bert(ElectraConfig, modeling_electra.ElectraAttention),
     "course": lambda: CourseAttention(11, 35, 17, 0.1, 5),
     "course, biases, short": lambda: CourseAttention(11, 35, 5, 0.0, 7, qkv_bias=True),
 }
-ROPES = ("llama", "mistral", "mixtral", "qwen")  # their angles are rounded to float32, whatever the dtype
+ROPES = ("llama", "mi", "qwen", "g", "phi3", "starcoder2")  # their angles are rounded to float32, whatever the dtype
 
 
 @pytest.fixture(params=MODULES)
@@ -243,7 +281,7 @@ def test_path_and_comparison_are_written_out() -> None:
         "cross attention (no further mask, Lengths(lengths=[11, 6, 1])); 3 texts of 13 tokens, float32 on cpu, eval"
     )
     assert import_attention(made("torch, kdim")).path == "from_torch, separate q, k, v_proj_weight"
-    assert import_attention(made("llama, yarn")).path == "from_llama, yarn rope"
+    assert import_attention(made("llama, yarn")).path == "from_transformers, llama, self attention, yarn rope"
 
 
 @pytest.mark.parametrize(
@@ -466,18 +504,6 @@ def uneven() -> nn.Module:
     return module
 
 
-def acausal() -> nn.Module:
-    module: Any = made("llama")
-    module.is_causal = False
-    return module
-
-
-def scaled() -> nn.Module:
-    module: Any = made("llama")
-    module.scaling = 0.5
-    return module
-
-
 def llama_rope(**given: Any) -> nn.Module:
     return llama(LlamaConfig, LlamaAttention, rope_parameters={"rope_theta": 31.0, **given})
 
@@ -503,17 +529,8 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         lambda: nn.MultiheadAttention(35, 5).to("meta"),
         "q is on the meta device and holds no numbers; load the weights first",
     ),
-    (
-        lambda: gpt2(scale_attn_by_inverse_layer_idx=True),
-        "scale_attn_by_inverse_layer_idx=True divides the scores of layer 2 by 3, and a headwise layer scales by "
-        "1/sqrt(head_dim); divide the query columns of c_attn by 3 and turn it off",
-    ),
     (lambda: llama_rope(rope_type="llama3", **LLAMA3), HAS.format("llama3")),
     (lambda: llama_rope(rope_type="dynamic", factor=2.0), HAS.format("dynamic")),
-    (
-        lambda: llama(Qwen3Config, Qwen3Attention, rms_norm_eps=1e-5),
-        "k_norm has eps=1e-05; a headwise layer's qk-norm has 1e-6, and no field for another",
-    ),
     (
         lambda: with_extra(made("llama")),
         "LlamaAttention has parameters that would be lost: sinks; merge adapters into the weights first, or use "
@@ -524,11 +541,9 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         "LlamaAttention.k_proj is Identity, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
         "from_separate",
     ),
-    (acausal, "is_causal=False: from_llama makes causal layers; use from_separate(..., rope=)"),
     (
-        scaled,
-        f"the scores are scaled by 0.5; a headwise layer scales by 1/sqrt(14) = {14**-0.5}; multiply q_proj by the "
-        "ratio",
+        lambda: llama(Olmo2Config, Olmo2Attention),
+        "q_norm norms 84 features at once, and a headwise layer each head's 14 apart; it cannot be imported",
     ),
     (uneven, "q has 35 rows; n_heads=4 does not divide them"),
     (
@@ -567,16 +582,59 @@ def test_an_unknown_module_hears_what_is_known() -> None:
     with pytest.raises(hw.HeadwiseError) as refusal:
         import_attention(nn.Linear(3, 5))
     assert str(refusal.value) == (
-        "Linear is not known; import_attention knows nn.MultiheadAttention, GPT2Attention, LlamaAttention, "
-        "MistralAttention, MixtralAttention, Qwen2Attention, Qwen3Attention, the self, cross and whole attention of "
-        "Bert, Roberta, XLMRoberta, Electra, and modules with W_query, W_key, W_value, out_proj, num_heads and a mask. "
-        "Pass the weights of others to from_separate, from_packed (one matrix such as query_key_value or Wqkv), "
-        "from_conv1d or from_keras"
+        f"Linear is not known; import_attention knows nn.MultiheadAttention, transformers' "
+        f"{', '.join(known.whole for known in family.families())}, and modules with W_query, W_key, W_value, out_proj, "
+        f"num_heads and a mask. Pass the weights of others to from_separate, from_packed (one matrix such as "
+        f"query_key_value or Wqkv), from_conv1d or from_keras"
     )
-    with pytest.raises(hw.HeadwiseError, match="BertSelfAttention is not one of LlamaAttention, "):
-        importers.from_llama(made("bert"))
-    with pytest.raises(hw.HeadwiseError, match="LlamaAttention is not the self or cross attention of Bert, "):
-        importers.from_bert(made("llama"))
+    with pytest.raises(hw.HeadwiseError, match="Linear is none of LlamaAttention, "):
+        importers.from_transformers(nn.Linear(3, 5))
+
+
+def test_what_is_not_causal_gets_no_mask() -> None:
+    module: Any = made("llama")
+    module.is_causal = False
+    done = import_attention(module)
+    assert done.layer.spec.mask is None and done.difference < 1e-5
+    windowed: Any = made("mistral")
+    windowed.is_causal = False
+    with pytest.raises(hw.HeadwiseError, match="MistralAttention is not causal and has a window of 3"):
+        import_attention(windowed)
+
+
+def test_scales_and_the_eps_of_norms_are_taken() -> None:
+    specs = {name: import_attention(made(name)).layer.spec for name in ("granite", "gemma2", "qwen3-moe", "llama")}
+    assert (specs["granite"].scale, specs["gemma2"].scale, specs["llama"].scale) == (0.37, 31**-0.5, None)
+    assert (specs["qwen3-moe"].qk_norm_eps, specs["gemma2"].softcap) == (1e-2, 50.0)
+    assert import_attention(made("gpt2, by layer")).layer.spec.scale == pytest.approx(7**-0.5 / 3)
+    assert import_attention(made("gpt2, unscaled")).layer.spec.scale == 1
+    assert import_attention(made("phi3")).layer.spec.rope == hw.RoPE(31.0, dim=8)
+
+
+MarsRotaryEmbedding = LlamaRotaryEmbedding
+
+
+def test_a_new_family_is_one_record(monkeypatch: Any) -> None:
+    class MarsAttention(LlamaAttention):
+        """Llama's, but that its values go by another name."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.wv = self.v_proj
+            del self.v_proj
+
+        def forward(self, *args: Any, **kw: Any) -> Any:
+            twin = LlamaAttention(self.config, 0).to(self.wv.weight.dtype)
+            twin.load_state_dict({key.replace("wv", "v_proj"): value for key, value in self.state_dict().items()})
+            return twin(*args, **kw)
+
+    module = random_weights(llama(LlamaConfig, MarsAttention))
+    with pytest.raises(hw.HeadwiseError, match=r"MarsAttention has parameters that would be lost: wv\.weight"):
+        import_attention(module)
+    monkeypatch.setattr(family, "_families", dict(family._families))
+    family.register(replace(family.LLAMA, name="mars", prefix="Mars", v="wv"))
+    done = import_attention(module)
+    assert done.difference < 1e-5 and done.path == "from_transformers, mars, self attention, default rope"
 
 
 BARE: list[tuple[Callable[[], Any], str]] = [

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Mask
-from headwise.positions import RoPE
 from headwise.spec import AttentionSpec, require_size
 
 
@@ -35,16 +33,12 @@ PLACES |= {f"{name}_norm": f"{name}_norm.weight" for name in "qk"}
 
 
 def build(
-    parts: Parts,
-    n_heads: int,
-    n_kv_heads: int | None = None,
-    *,
-    mask: Mask | None = None,
-    rope: RoPE | None = None,
-    dropout: float = 0.0,
-    training: bool = True,
+    parts: Parts, n_heads: int, n_kv_heads: int | None = None, *, training: bool = True, **options: Any
 ) -> MultiHeadAttention:
-    """The layer with copies of these weights. Raises HeadwiseError when they do not fit together."""
+    """The layer with copies of these weights. Raises HeadwiseError when they do not fit together.
+
+    options  the fields of AttentionSpec that weights do not say: mask, rope, scale, dropout, ...
+    """
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     require_size("n_heads", n_heads)
     require_size("n_kv_heads", kv_heads)
@@ -58,15 +52,14 @@ def build(
         head_dim=head_dim,
         value_dim=value_dim,
         d_context=parts.k.shape[1],
+        d_values=parts.v.shape[1],
         d_out=n_heads * value_dim if parts.o is None else parts.o.shape[0],
         q_bias=parts.q_bias is not None,
         kv_bias=kv_bias,
         out_bias=parts.o_bias is not None,
         out_proj=parts.o is not None,
-        mask=mask,
-        rope=rope,
         qk_norm=parts.q_norm is not None,
-        dropout=dropout,
+        **options,
     )
     if kv_bias:
         parts = parts._replace(k_bias=_or_zeros(parts.k_bias, parts.k), v_bias=_or_zeros(parts.v_bias, parts.v))
@@ -126,6 +119,16 @@ def check_matrix(name: str, weight: Any) -> None:
         raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
     if weight.ndim != 2:
         raise HeadwiseError(f"{name} has shape {tuple(weight.shape)}, {weight.ndim} axes; a matrix has 2")
+
+
+def check_parameters(module: nn.Module, known: set[str]) -> None:
+    """Refuse a module with parameters that the layer would not get."""
+    unknown = sorted(name for name, _ in module.named_parameters() if name not in known)
+    if unknown:
+        raise HeadwiseError(
+            f"{type(module).__name__} has parameters that would be lost: {', '.join(unknown)}; merge adapters into the "
+            f"weights first, or use from_separate"
+        )
 
 
 def _check_parts(parts: Parts) -> None:

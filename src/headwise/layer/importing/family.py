@@ -1,0 +1,244 @@
+"""What is known of the attention of a family of transformers' models: one record each, and where they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.layer.importing.parts import Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Where the attention of a family keeps what a layer needs. Nothing here runs the model or imports transformers.
+
+    The attention module is the one that has W_O: class `<prefix>Attention`. Paths of submodules and of attributes are
+    seen from it, with dots; None is what the family does not have.
+
+    name          the config's `model_type`: "llama"
+    prefix        what the names of its classes begin with: "Llama" of LlamaAttention
+    core          path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
+                  `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself
+    q, k, v, o    paths of the projections, each a Linear with or without bias. Where q, k and v name one module, its
+                  outputs are all queries, then all keys, then all values
+    cross_q       path of the queries' projection in modules for cross attention, whose `k` has keys, then values
+    transposed    the projections are Conv1D of GPT-2: weights (in, out), y = x W + b
+    q_norm, k_norm    paths of RMSNorms over each head's queries and keys, before RoPE, where the module has them; one
+                  over all heads at once is refused
+    rope          does it turn queries and keys? Pairs are features m and m + d/2, the angles those of
+                  `config.rope_parameters` and of class `<prefix>RotaryEmbedding` in the same file
+    n_heads, n_kv_heads    attributes with the numbers of query heads and of key/value heads; n_kv_heads None: as many
+    scale         attribute with the factor of q.k
+    softcap       attribute with the softcap, which may be None
+    dropout       attribute with the probability of dropping a weight
+    causal        attributes of which one that is True makes self attention causal
+    window        attribute with the length of a sliding window, the query included, which may be None
+    cross_mask    keyword of the mask in a call of cross attention
+    """
+
+    name: str
+    prefix: str
+    core: str = ""
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    o: str = "o_proj"
+    cross_q: str | None = None
+    transposed: bool = False
+    q_norm: str | None = None
+    k_norm: str | None = None
+    rope: bool = True
+    n_heads: str = "config.num_attention_heads"
+    n_kv_heads: str | None = "config.num_key_value_heads"
+    scale: str = "scaling"
+    softcap: str | None = None
+    dropout: str = "attention_dropout"
+    causal: tuple[str, ...] = ("is_causal",)
+    window: str | None = None
+    cross_mask: str = "attention_mask"
+
+    @property
+    def whole(self) -> str:
+        """Class of the attention with W_O."""
+        return f"{self.prefix}Attention"
+
+    @property
+    def cores(self) -> tuple[str, ...]:
+        """Classes of the part that computes the heads."""
+        return (f"{self.prefix}SelfAttention", f"{self.prefix}CrossAttention") if self.core else (self.whole,)
+
+    def is_cross(self, core: nn.Module) -> bool:
+        """Is this for cross attention alone?"""
+        return f"{self.prefix}CrossAttention" in class_names(core) or getattr(core, "is_cross_attention", False)
+
+    def within_core(self, path: str) -> str:
+        """A path seen from the core: "self.query" becomes "query"."""
+        return path.removeprefix(f"{self.core}.")
+
+    def read(self, core: nn.Module, name: str | None) -> Any:
+        """The attribute at a path seen from the core; None where the family or the module has none."""
+        value: Any = core
+        for step in self.within_core(name).split(".") if name else ():
+            value = getattr(value, step, None)
+        return value if name else None
+
+    def parts(self, core: nn.Module, w_o: nn.Module | None) -> Parts:
+        """The weights as a layer has them, y = W x: views of the module's own.
+
+        `w_o` is the module of W_O, or None to do without.
+        """
+        n_heads = self.read(core, self.n_heads)
+        n_kv_heads = self.read(core, self.n_kv_heads) or n_heads
+        if self.cross_q is not None and self.is_cross(core):
+            q = self._projection(core, self.cross_q)
+            k, v = self._split(core, (n_kv_heads, n_kv_heads))
+        elif self.q == self.k == self.v:
+            q, k, v = self._split(core, (n_heads, n_kv_heads, n_kv_heads))
+        else:
+            q, k, v = (self._projection(core, path) for path in (self.q, self.k, self.v))
+        o = (None, None) if w_o is None else self._weights(w_o, f"{self.whole}.{self.o}")
+        gains = [self._gain(core, path, q[0].shape[0] // n_heads) for path in (self.q_norm, self.k_norm)]
+        return Parts(q[0], k[0], v[0], o[0], q[1], k[1], v[1], o[1], *gains)
+
+    def _projection(self, core: nn.Module, path: str) -> tuple[Tensor, Tensor | None]:
+        return self._weights(self.read(core, path), f"{type(core).__name__}.{self.within_core(path)}")
+
+    def _weights(self, linear: Any, name: str) -> tuple[Tensor, Tensor | None]:
+        """Weight (out, in) and bias of a projection."""
+        if self.transposed and type(linear).__name__ == "Conv1D":
+            return linear.weight.t(), linear.bias
+        return linear_weights(linear, name)
+
+    def _split(self, core: nn.Module, counts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
+        """What one packed projection holds, for so many heads each."""
+        weight, bias = self._projection(core, self.k)
+        if weight.shape[0] % sum(counts):
+            raise HeadwiseError(f"{self.k} has {weight.shape[0]} rows, no multiple of {sum(counts)} heads")
+        rows = [weight.shape[0] // sum(counts) * count for count in counts]
+        biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
+        return list(zip(torch.split(weight, rows), biases, strict=True))
+
+    def _gain(self, core: nn.Module, path: str | None, head_dim: int) -> Tensor | None:
+        norm = self.read(core, path)
+        if norm is None:
+            return None
+        if tuple(norm.weight.shape) != (head_dim,):
+            raise HeadwiseError(
+                f"{path} norms {norm.weight.shape[0]} features at once, and a headwise layer each head's "
+                f"{head_dim} apart; it cannot be imported"
+            )
+        gain: Tensor = norm.weight
+        return gain
+
+    def parameters(self, core: nn.Module) -> set[str]:
+        """Names of the parameters, seen from the core, that a layer would get."""
+        paths = [self.q, self.k, self.v, self.o, self.cross_q, self.q_norm, self.k_norm]
+        return {f"{self.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
+
+
+LLAMA = Family(name="llama", prefix="Llama")
+MISTRAL = replace(LLAMA, name="mistral", prefix="Mistral", window="config.sliding_window")
+QWEN2 = replace(LLAMA, name="qwen2", prefix="Qwen2", window="sliding_window")
+QWEN3 = replace(QWEN2, name="qwen3", prefix="Qwen3", q_norm="q_norm", k_norm="k_norm")
+GEMMA2 = replace(QWEN2, name="gemma2", prefix="Gemma2", softcap="attn_logit_softcapping")
+BERT = Family(
+    name="bert",
+    prefix="Bert",
+    core="self",
+    q="self.query",
+    k="self.key",
+    v="self.value",
+    o="output.dense",
+    rope=False,
+    n_heads="self.num_attention_heads",
+    n_kv_heads=None,
+    scale="self.scaling",
+    dropout="self.dropout.p",
+    causal=("self.is_causal", "self.is_decoder"),
+)
+GPT2 = Family(
+    name="gpt2",
+    prefix="GPT2",
+    q="c_attn",
+    k="c_attn",
+    v="c_attn",
+    o="c_proj",
+    cross_q="q_attn",
+    transposed=True,
+    rope=False,
+    n_heads="num_heads",
+    n_kv_heads=None,
+    dropout="attn_dropout.p",
+    cross_mask="encoder_attention_mask",
+)
+
+_families: dict[str, Family] = {}
+
+
+def register(family: Family) -> Family:
+    """Make a family known to `import_attention`, in the place of one of the same name; returns it.
+
+    The record of a family in `models/families` holds one of these, as all that it says of the attention module.
+    """
+    _families[family.name] = family
+    return family
+
+
+def families() -> Iterator[Family]:
+    """All that are known."""
+    yield from _families.values()
+
+
+def family_of(module: nn.Module) -> Family | None:
+    """The family whose class a module's class is, or comes from; None where none is known."""
+    for name in (known.__name__ for known in type(module).__mro__):
+        for family in _families.values():
+            if name in (family.whole, *family.cores):
+                return family
+    return None
+
+
+def class_names(module: nn.Module) -> set[str]:
+    return {known.__name__ for known in type(module).__mro__}
+
+
+def linear_weights(linear: object, name: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a Linear, or an error that says what stands there instead."""
+    if not isinstance(linear, nn.Linear):
+        raise HeadwiseError(
+            f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
+            f"from_separate"
+        )
+    return linear.weight, linear.bias
+
+
+for known_family in (
+    LLAMA,
+    replace(LLAMA, name="gemma", prefix="Gemma"),
+    replace(LLAMA, name="granite", prefix="Granite"),
+    replace(
+        LLAMA, name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"
+    ),
+    MISTRAL,
+    replace(MISTRAL, name="mixtral", prefix="Mixtral"),
+    replace(MISTRAL, name="starcoder2", prefix="Starcoder2"),
+    QWEN2,
+    replace(QWEN2, name="qwen2_moe", prefix="Qwen2Moe"),
+    replace(QWEN2, name="ministral", prefix="Ministral"),
+    QWEN3,
+    replace(QWEN3, name="qwen3_moe", prefix="Qwen3Moe"),
+    replace(QWEN3, name="olmo2", prefix="Olmo2"),  # whose norm is refused by name
+    GEMMA2,
+    GPT2,
+    BERT,
+    replace(BERT, name="roberta", prefix="Roberta"),
+    replace(BERT, name="xlm-roberta", prefix="XLMRoberta"),
+    replace(BERT, name="camembert", prefix="Camembert"),
+    replace(BERT, name="electra", prefix="Electra"),
+):
+    register(known_family)
