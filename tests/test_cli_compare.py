@@ -52,11 +52,12 @@ def test_a_table_with_its_verdict(invoke: Invoke) -> None:
     assert code == 0
     assert "without W_O against with W_O: held-out loss lower by 0.500 nats (95 % interval 0.500 to 0.500" in out
     assert (
-        err.splitlines()[0] == "1/4  output-projection: with W_O, seed 0: held-out loss 1.000, 0.1 s of processor time"
+        err.splitlines()[0]
+        == "unit 1/4  output-projection: with W_O, seed 0: held-out loss 1.000, 0.1 s of processor time"
     )
     assert len(list(Path("runs/compare").iterdir())) == 4
     again = invoke("compare", "output-projection", *FAST)
-    assert again.out == out and again.err == "4/4  4 units were finished before, in runs/compare\n"
+    assert again.out == out and again.err == "unit 4/4  4 units were finished before, in runs/compare\n"
 
 
 @pytest.mark.usefixtures("scored")
@@ -112,14 +113,14 @@ def test_ctrl_c_ends_the_workers_and_leaves_what_is_done(tmp_path: Path) -> None
     child = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=listen)
     assert child.stderr is not None
     try:
-        first = child.stderr.readline()  # a unit is done
+        first = next(line for line in child.stderr if not line.startswith("working"))  # a unit is done
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes
         out, err = child.communicate(timeout=30)
         alive = alive_in(child.pid)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-    assert (child.returncode, out) == (130, "") and first.startswith("1/4  roles: untrained"), first + err
+    assert (child.returncode, out) == (130, "") and first.startswith("unit 1/4  roles: untrained"), first + err
     assert err.splitlines()[-2].startswith("finished units are kept in") and "Traceback" not in err
     assert alive == []
     assert 1 <= len(list((tmp_path / "kept").glob("unit-*.json"))) <= 2

@@ -1,31 +1,116 @@
-"""What all commands share: the application, the consoles, common options, errors and exit codes."""
+"""What all commands share: the application, the consoles, progress, common options, errors and exit codes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich import progress as rich_progress
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 from typer.exceptions import TyperException
 
 from headwise.errors import HeadwiseError
 
+# What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
+CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """The text with each control character as its code: `\\x1b`, `\\u202e`. Line ends and tabs stay."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class _SafeConsole(Console):
+    """A console to which no name, sample or quoted value can send a control character."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(harmless(text), **options)  # before rich drops some of them without a trace
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, Text) and CONTROL.search(renderable.plain):
+            renderable = Text(harmless(renderable.plain), renderable.style)
+        return super().render(renderable, options)
+
+
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Multi-head attention in which a head is a thing you can hold.",
+    help="Build attention heads, look at them, price them, share them and remove them.",
 )
-out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False, emoji=False)
+out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
+COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
+
+
+class Progress:
+    """How far long work is, on standard error: a bar for each stage on a terminal, plain lines elsewhere.
+
+    A plain line comes after 2 seconds without one, then after 4, 8, 16 and every 30, also while one step takes long.
+    """
+
+    FIRST, LONGEST = 2.0, 30.0  # seconds
+
+    def __init__(self) -> None:
+        columns = (
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TextColumn("{task.fields[numbers]}"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._bar = rich_progress.Progress(*columns, console=err, transient=True)
+        self._tasks: dict[str, rich_progress.TaskID] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
+        self._state, self._began, self._printed = "working", time.monotonic(), time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if not err.is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._tasks:
+            self._bar.stop()
+
+    def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
+        """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
+        if err.is_terminal:
+            self._bar.start()  # only now: a bar that runs takes standard output to its own console
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
+            self._bar.update(self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers))
+            return
+        self._state = f"{stage} {done}/{total}  {numbers}".strip() if total else stage
+        if milestone:
+            self._printed = time.monotonic()
+            err.print(self._state, soft_wrap=True)
+
+    def _print_now_and_then(self) -> None:
+        gap = self.FIRST
+        while not self._done.wait(max(0.05, self._printed + gap - time.monotonic())):
+            if time.monotonic() >= self._printed + gap:
+                self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
+                err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)", soft_wrap=True)
 
 
 def _set_debug(value: bool) -> None:
@@ -59,7 +144,7 @@ def _root(
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Multi-head attention in which a head is a thing you can hold."""
+    """Build attention heads, look at them, price them, share them and remove them."""
     if context.invoked_subcommand is None:
         out.print(context.get_help())
 
@@ -77,7 +162,8 @@ def needs_torch() -> Iterator[None]:
 
 def print_json(document: dict[str, Any]) -> None:
     if sys.stdout is not None:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+        text = json.dumps(document, ensure_ascii=False, indent=2)
+        sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def main() -> NoReturn:
@@ -86,6 +172,8 @@ def main() -> NoReturn:
     try:
         # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         command = typer.main.get_command(app)
+        if COMPLETION in os.environ:
+            command(prog_name="headwise")  # prints the completions and exits
         with command.make_context("headwise", sys.argv[1:]) as context:
             command.invoke(context)
         if sys.stdout is not None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -133,18 +132,10 @@ def _print(found: Comparison | Ledger, *paths: Path | None) -> None:
 
 @contextmanager
 def _progress(folder: Path) -> Iterator[Report]:
-    """A bar on a terminal, a line for each finished unit elsewhere; both on standard error."""
-    columns = MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("preparing", total=None)
-
-        def report(text: str, done: int, total: int) -> None:
-            bar.update(task, description=text, completed=done, total=total)
-            if bar.disable:
-                err.print(f"{done}/{total}  {text}", soft_wrap=True)
-
-        try:
-            yield report
-        except KeyboardInterrupt:
-            err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
-            raise
+    """Where there is no terminal, each finished unit has a line."""
+    try:
+        with Progress() as progress:
+            yield lambda text, done, total: progress("unit", done, total, text, milestone=True)
+    except KeyboardInterrupt:
+        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
+        raise

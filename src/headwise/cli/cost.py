@@ -8,13 +8,18 @@ from typing import Annotated
 import typer
 
 from headwise.cli.app import Debug, Json, app, out, print_json
+from headwise.cost.presets import PRESETS
 
 
 @app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
 def cost(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A folder with config.json, such a file, or a preset, as llama-2-70b."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
+            autocompletion=lambda: list(PRESETS),
+        ),
     ],
     context: Annotated[int | None, typer.Option(help="Tokens of each text; default: the model's longest.")] = None,
     batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, Run, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, Run, app, needs_torch, out, print_json
+
+if TYPE_CHECKING:
+    from headwise.gpt.tokens import Tokens
 
 
 @app.command(epilog='Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0')
@@ -30,20 +34,28 @@ def generate(
         from headwise.gpt.run import load_run
     model, tokenizer = load_run(run)
     ids = tokenizer.prompt(prompt) or tokenizer.opening()
-    written = tokenizer.decode(ids)
+    stream = continue_text(model, ids, tokens, temperature, top_k, seed, tokenizer.boundary, cache)
     if not as_json:
-        out.print(written, end="")
-    began, n_new = time.monotonic(), 0
-    for token in continue_text(model, ids, tokens, temperature, top_k, seed, tokenizer.boundary, cache):
+        _print_text(ids, stream, tokenizer)
+        return
+    began, n_prompt = time.monotonic(), len(ids)
+    with Progress() as progress:
+        for token in stream:
+            ids.append(token)
+            progress("token", len(ids) - n_prompt, tokens)
+    n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
+    document = {"prompt": prompt, "text": tokenizer.decode(ids), "new_tokens": n_new}
+    print_json({**document, "tokens_per_second": round(n_new / seconds, 1)})
+
+
+def _print_text(ids: list[int], stream: Iterator[int], tokenizer: Tokens) -> None:
+    """The prompt, then each token as it comes."""
+    written = tokenizer.decode(ids)
+    out.print(written, end="")
+    for token in stream:
         ids.append(token)
-        n_new += 1
         text = tokenizer.decode(ids)
-        if not as_json and not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a character that takes two tokens
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a character that takes two tokens
             out.print(text[len(written) :], end="")
             written = text
-    if as_json:
-        speed = n_new / max(time.monotonic() - began, 1e-9)
-        whole = tokenizer.decode(ids)
-        print_json({"prompt": prompt, "text": whole, "new_tokens": n_new, "tokens_per_second": round(speed, 1)})
-    else:
-        out.print(tokenizer.decode(ids)[len(written) :])
+    out.print(tokenizer.decode(ids)[len(written) :])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -141,7 +138,7 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
     text = _text(folder, choices, on or model)
     size = sum(parameter.numel() for parameter in folder.model.parameters())
     ablate = choices.ablate or ("zero" if size <= ABLATE_UP_TO else "none")
-    with _progress() as progress:
+    with Progress() as progress:
         found = survey(
             folder.model,
             text,
@@ -246,19 +243,3 @@ def write_report_of(run: Path, example: str) -> Path:
     maps = head_maps(folder.model, ids, folder.tokens.shown(ids), folder.name)
     _write_report(run, run / REPORT, survey, maps, None)
     return run / REPORT
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage, on standard error, where that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
-        tasks: dict[str, int] = {}
-
-        def report(what: str, done: int, total: int) -> None:
-            task = tasks.get(what)
-            if task is None:
-                task = tasks[what] = bar.add_task(what, total=total)
-            bar.update(task, total=total, completed=done)  # type: ignore[arg-type]
-
-        yield report

@@ -6,9 +6,8 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
 
 
 @app.command(epilog="Example: headwise ladder --width 96 --heads 6 --kv-heads 2 --tokens 32")
@@ -32,14 +31,17 @@ def ladder(
     with needs_torch():
         from headwise.lab.ladder import run_ladder
         from headwise.view.ladder import print_ladder
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(24)
-    with Progress(*columns, console=err, disable=not err.is_terminal, transient=True) as bar:
-        task = bar.add_task("ladder", total=None)
-
-        def report(text: str, done: int, total: int) -> None:
-            bar.update(task, description=text, completed=done, total=total)
-
-        found = run_ladder(width, heads, kv_heads, tokens, batch, repeats, seed, report=report)
+    with Progress() as progress:
+        found = run_ladder(
+            width,
+            heads,
+            kv_heads,
+            tokens,
+            batch,
+            repeats,
+            seed,
+            report=lambda rung, done, total: progress("rung", done, total, rung),
+        )
     if as_json:
         print_json(asdict(found))
     else:

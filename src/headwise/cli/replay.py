@@ -8,9 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from headwise.cli.app import err, out, print_json
+from headwise.cli.app import Progress, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import read_text, write_whole
 
@@ -26,20 +24,12 @@ def replay_microgpt(
     names = _names(given, resume, folder)
     steps = 1000 if given["steps"] is None else given["steps"]
     began = time.perf_counter()
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        BarColumn(24),
-    )
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
-        task = bar.add_task("replay", total=steps, loss=0.0)
+    with Progress() as progress:
         every = max(1, steps // 200)  # a bar that moves at each step would take longer than the steps
 
         def report(step: int, loss: float) -> None:
             if step % every == 0 or step == steps:
-                bar.update(task, completed=step, loss=loss)
+                progress("step", step, steps, f"loss {loss:.4f}")
 
         seed = 42 if given["seed"] is None else given["seed"]
         result = replay(names, rung, steps, seed, n_samples, report)

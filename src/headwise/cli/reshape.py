@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.app import Debug, Json, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.reshape.recipe import HealRecipe
 
@@ -123,34 +122,18 @@ def reshape(change: Change, options: Options) -> None:
 
 @contextmanager
 def _progress(as_json: bool) -> Iterator[Listener]:
-    """A bar on a terminal, a line an evaluation elsewhere, both on standard error; the damage on standard output."""
+    """Where there is no terminal, each evaluation has a line; the damage goes to standard output."""
     from headwise.reshape.job import Listener
     from headwise.view.reshape import print_changed, print_damage
 
-    columns = (
-        TextColumn("healing, step"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        BarColumn(bar_width=24),
-    )
-    bar = Progress(*columns, console=err, disable=not err.is_terminal)
-    task = bar.add_task("healing", total=None, numbers="")
-
     def point(found: HealPoint, steps: int) -> None:
-        bar.start()  # only now: a bar that runs takes standard output to its own console
         loss = "" if found.held_out_loss is None else f"held-out {found.held_out_loss:.3f}  "
-        numbers = f"{loss}distance {found.distance:.4f}"
-        bar.update(task, total=steps, completed=found.step, numbers=numbers)
-        if bar.disable:
-            err.print(f"step {found.step}/{steps}  {numbers}")
+        progress("step", found.step, steps, f"{loss}distance {found.distance:.4f}", milestone=True)
 
     def damage(what: str, notes: tuple[str, ...], found: Damage) -> None:
         if not as_json:
             print_changed(out, what, notes)
             print_damage(out, "Before any training, on held-out text", found)
 
-    try:
+    with Progress() as progress:
         yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)
-    finally:
-        bar.stop()

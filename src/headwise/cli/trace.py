@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 
@@ -38,7 +38,9 @@ def trace(
     if not text:
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
-        model, tokens, name = example_model()
+        with Progress() as progress:
+            progress("training a small model on names", 0, 0)
+            model, tokens, name = example_model()
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     ids = tokens.prompt(text)

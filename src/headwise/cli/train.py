@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
 from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
@@ -160,25 +159,15 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
-    """A bar on a terminal, a line an evaluation elsewhere; both on standard error."""
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        BarColumn(bar_width=24),
-    )
+    """Where there is no terminal, each evaluation has a line."""
     held_out = ""
-    with Progress(*columns, console=err, disable=not err.is_terminal) as bar:
-        task = bar.add_task("training", total=None, numbers="")
+    with Progress() as progress:
 
-        def report(progress: TrainingProgress) -> None:
+        def report(state: TrainingProgress) -> None:
             nonlocal held_out
-            if progress.held_out_loss is not None:
-                held_out = f"  held-out {progress.held_out_loss:.3f}"
-            numbers = f"loss {progress.loss:.3f}{held_out}  {progress.tokens_per_second:,.0f} tokens/s"
-            bar.update(task, total=progress.steps, completed=progress.step, numbers=numbers)
-            if bar.disable and progress.held_out_loss is not None:
-                err.print(f"step {progress.step}/{progress.steps}  {numbers}")
+            if state.held_out_loss is not None:
+                held_out = f"  held-out {state.held_out_loss:.3f}"
+            numbers = f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
+            progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report

@@ -1,0 +1,89 @@
+"""What all commands share: consoles that send no control characters, progress, completion."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from invoking import Invoke
+from rich.table import Table
+from rich.text import Text
+
+from headwise.cli import app
+from headwise.cli.app import Progress, err, harmless, out, print_json
+
+HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
+SHOWN = r"a\x1b[31mred\x9b0m\u202eback\ud800\x07"
+
+
+def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table()
+    table.add_column("name")
+    table.add_row(Text(HOSTILE.replace("\x07", "")))
+    out.print(HOSTILE)
+    out.print(table)
+    err.print(Text(HOSTILE.replace("\x07", "")), soft_wrap=True)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == SHOWN and printed.err.strip() == SHOWN.removesuffix(r"\x07")
+    assert r"a\x1b[31mred" in printed.out.split("\n", 1)[1]
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", printed.out + printed.err)
+    assert harmless("line\r\nnext\tcolumn") == "line\r\nnext\tcolumn"
+
+
+def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": HOSTILE, "word": "año"})
+    text = capsys.readouterr().out
+    assert json.loads(text) == {"name": HOSTILE, "word": "año"} and "año" in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
+
+
+def test_long_work_prints_a_line_from_the_first_seconds_on_then_less_often(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Progress, "FIRST", 0.1)
+    with Progress() as progress:
+        time.sleep(0.15)  # one step that says nothing
+        progress("head", 3, 7, "L0.H3")
+        time.sleep(0.75)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "working  (0 s)"
+    assert lines[1].startswith("head 3/7  L0.H3  (") and 2 <= len(lines) <= 4  # after 0.1, 0.3, 0.7 s; never every 0.1
+
+
+def test_a_milestone_has_its_line_at_once_and_short_work_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress() as progress:
+        progress("step", 1, 2)
+        progress("step", 2, 2, "loss 0.5", milestone=True)
+    assert capsys.readouterr().err == "step 2/2  loss 0.5\n"
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(err, "_file", screen)
+    monkeypatch.setattr(err, "_force_terminal", True)
+    monkeypatch.setattr(err, "is_interactive", True)
+    with Progress() as progress:
+        progress("documents", 2, 5, "L1.H0")
+        progress("documents", 5, 5, "L1.H0")
+    assert "documents" in screen.getvalue() and "5/5" in screen.getvalue()
+
+
+def test_the_shell_completes_commands_and_presets() -> None:
+    def completions(words: str) -> list[str]:
+        environment = {**os.environ, app.COMPLETION: "complete_bash", "COMP_WORDS": words}
+        environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+        command = [sys.executable, "-m", "headwise"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60).stdout.split()
+
+    assert "prune" in completions("headwise pr")
+    assert "llama-2-70b" in completions("headwise cost lla")
+
+
+def test_help_offers_the_completion(invoke: Invoke) -> None:
+    assert "--install-completion" in invoke("--help").out and "--show-completion" in invoke("--help").out
