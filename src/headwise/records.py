@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headwise.intervals import Interval
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
@@ -38,6 +40,20 @@ class Call(NamedTuple):
     out: Tensor  # (B,H,T,E), before the heads are joined
     cross: bool = False  # do keys and values come from another sequence than the queries?
     past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
+
+
+class Watchable(Protocol):
+    """What a torch module answers so that `watch` and `ablate` find its heads, though it is no layer of ours.
+
+    For each forward call it hands one `Call` with all of its heads to every entry of `watchers`, in turn, before the
+    heads are joined; what an entry returns takes the place of the heads' output (B,H,T,E). Watchable modules inside it
+    are its parts, not attentions of their own.
+    """
+
+    watchers: list[Callable[[Call], Tensor | None]]
+
+    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """H, its number of heads; W_O (C,H*E), None without projection; W_V (G*E,C), None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +248,11 @@ class LadderSizes:
     heads: int
     kv_heads: int
 
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys of a token together."""
+        return self.width // self.heads * self.kv_heads
+
 
 @dataclass(frozen=True)
 class LadderRung:
@@ -243,6 +264,8 @@ class LadderRung:
     name: str
     how: str  # what it does differently, in a line
     dtype: str  # of the timed runs: "float64" for Python's own numbers, "float32" elsewhere
+    parameters: int  # weights of the layer in this form
+    another: str | None = None  # why it is another function: it is timed, and held to nothing
     refused: str | None = None  # why it cannot run this layer at all; then all that follows is empty
     differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; only stages it hands out
     gradients: dict[str, float | None] | None = None  # the same for each slope; None: the rung has no gradients

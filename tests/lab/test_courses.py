@@ -21,6 +21,7 @@ from headwise.lab.courses.stacked import (
     class_from_wrapper,
     wrapper_from_class,
 )
+from headwise.layer.importing.importers import from_course
 
 B, T, D_IN, D, H, CONTEXT = 2, 5, 7, 3, 11, 13  # different primes; d_out = H * D = 33
 CLOSE = 1e-13
@@ -166,7 +167,6 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: MultiHeadAttn(7, 33, 5, 0.0, 4), "num_heads=4 does not divide d_out=33; pass a width that 4 divides"),
         (lambda: MultiHeadAttn(7, 33, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
         (lambda: CausalAttention(7, 3, 0, 0.0), "context_length=0 must be a positive whole number"),
         (lambda: CausalAttention(7, 3, 5, 1.0), "dropout=1.0 is outside [0, 1)"),
@@ -188,12 +188,171 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
             lambda: class_from_wrapper(MultiHeadAttentionWrapper(7, 3, 5, 0.0, 11), nn.Linear(33, 7)),
             "the projection maps 33 to 7, and 11 heads of 3 join to 33; pass nn.Linear(33, 33)",
         ),
+        (
+            lambda: class_from_wrapper(nn.Sequential(nn.Linear(7, 3))),
+            "Sequential has no heads; the course's class has all of them",
+        ),
     ],
 )
 def test_what_the_torch_classes_refuse(call: Any, said: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         call()
     assert str(error.value) == said
+
+
+class PrintedHead(nn.Module):
+    """A head as somebody writes it after the course: the course's names, and code that is not ours."""
+
+    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
+        super().__init__()
+        for name in ("W_query", "W_key", "W_value"):
+            setattr(self, name, nn.Linear(d_in, d_out, bias=qkv_bias))
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        hidden = self.mask.bool()[: x.shape[1], : x.shape[1]]  # type: ignore[operator, index]
+        return self.dropout((q @ k.mT / k.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)) @ v
+
+
+class PrintedWrapper(nn.Module):
+    def __init__(self, n_heads: int, *sizes: Any, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([PrintedHead(*sizes, qkv_bias=qkv_bias) for _ in range(n_heads)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("projected", [False, True])
+def test_the_wrapper_of_a_notebook_becomes_a_class(bias: bool, projected: bool) -> None:
+    torch.manual_seed(5)
+    wrapper = PrintedWrapper(H, D_IN, D, CONTEXT, 0.2, qkv_bias=bias).double().eval()
+    projection = nn.Linear(H * D, H * D).double() if projected else None
+    layer = class_from_wrapper(wrapper, projection)
+    expected = wrapper(text()) if projection is None else projection(wrapper(text()))
+    assert (layer.num_heads, layer.head_dim, layer.d_out, layer.dropout.p) == (H, D, H * D, 0.2)
+    torch.testing.assert_close(layer(text()), expected, rtol=0, atol=CLOSE)
+
+
+# Watched as they are
+
+
+def statistics_of(model: nn.Module, x: torch.Tensor, names: list[str]) -> dict[str, float]:
+    with hw.watch(model) as seen, torch.no_grad():
+        model(x)
+    assert list(seen) == names
+    return {
+        f"{name} of {head}": getattr(seen[head], name) for head in seen for name in ("entropy", "previous", "first")
+    }
+
+
+def test_the_heads_of_the_class_are_watched_as_those_of_the_imported_layer() -> None:
+    course, names = course_class(bias=True), [f"L0.H{h}" for h in range(H)]
+    before = course(text())
+    ours = statistics_of(course, text(), names)
+    theirs = statistics_of(from_course(course).layer, text(), names)
+    assert ours == pytest.approx(theirs, rel=1e-9)
+    assert torch.equal(course(text()), before) and course.watchers == []
+
+
+def test_the_heads_of_a_wrapper_are_heads_of_one_attention() -> None:
+    course = course_class()
+    wrapper, projection = wrapper_from_class(course)
+    names = [f"L0.H{h}" for h in range(H)]
+    assert statistics_of(nn.Sequential(wrapper, projection), text(), names) == pytest.approx(
+        statistics_of(course, text(), names), rel=1e-9
+    )
+    single = CausalAttention(D_IN, D, CONTEXT, 0.0).double()
+    statistics_of(single, text(), ["L0.H0"])
+    statistics_of(nn.Sequential(single, CausalAttention(D, D, CONTEXT, 0.0).double()), text(), ["L0.H0", "L1.H0"])
+
+
+@pytest.mark.parametrize("form", ["class", "wrapper"])
+def test_a_head_of_the_courses_is_silenced_by_its_name(form: str) -> None:
+    course = course_class()
+    wrapper, projection = wrapper_from_class(course)
+    model = course if form == "class" else nn.Sequential(wrapper, projection)
+    with torch.no_grad(), hw.ablate(model, ["L0.H3"], how="zero"):
+        silenced = model(text())
+    with torch.no_grad():
+        course.out_proj.weight[:, 3 * D : 4 * D] = 0
+    torch.testing.assert_close(silenced, course(text()), rtol=0, atol=CLOSE)
+
+
+# What a notebook of the course does, its import line changed. The text is ours, the calls and assertions are theirs.
+
+NOTEBOOK_C = """
+from headwise.lab.courses.stacked import CausalAttention, MultiHeadAttentionWrapper, {name}
+import torch
+
+torch.manual_seed(123)
+inputs = torch.rand(6, 3)
+batch = torch.stack((inputs, inputs), dim=0)
+batch_size, context_length, d_in = batch.shape
+head = CausalAttention(d_in, 2, context_length, 0.0)
+assert head(batch).shape == (2, 6, 2) and head.d_out == 2
+assert head.mask.shape == (6, 6) and head.mask[0, 5] == 1 and head.mask[5, 0] == 0
+wrapper = MultiHeadAttentionWrapper(d_in, 2, context_length, 0.0, num_heads=2)
+assert wrapper(batch).shape == (2, 6, 4) and len(wrapper.heads) == 2
+assert wrapper.heads[0].W_query.weight.shape == (2, 3) and wrapper.heads[1].W_value.bias is None
+torch.manual_seed(123)
+layer = {name}(d_in, d_out=2, context_length=context_length, dropout=0.0, num_heads=2)
+context_vecs = layer(batch)
+assert context_vecs.shape == (batch_size, context_length, 2)
+assert (layer.num_heads, layer.head_dim, layer.d_out) == (2, 1, 2)
+assert layer.out_proj.bias is not None and isinstance(layer.dropout, torch.nn.Dropout)
+torch.manual_seed(123)
+for linear in (layer.W_query, layer.W_key, layer.W_value):  # drawn in this order, so that a seed gives the same numbers
+    assert torch.equal(linear.weight, torch.nn.Linear(3, 2, bias=False).weight)
+assert torch.equal(layer.out_proj.weight, torch.nn.Linear(2, 2).weight)
+assert sum(p.numel() for p in layer.parameters() if p.requires_grad) == 3 * 3 * 2 + 2 * 2 + 2
+assert set(layer.state_dict()) == {{
+    "mask", "W_query.weight", "W_key.weight", "W_value.weight", "out_proj.weight", "out_proj.bias"
+}}
+large = {name}(768, 768, 1024, 0.1, num_heads=12, qkv_bias=True)
+assert large.eval()(torch.randn(1, 5, 768)).shape == (1, 5, 768)
+try:
+    {name}(d_in, 3, context_length, 0.0, num_heads=2)
+except AssertionError as error:
+    assert str(error) == "d_out must be divisible by num_heads"
+else:
+    raise SystemExit("3 is not divisible by 2")
+"""
+
+NOTEBOOK_D = """
+from headwise.lab.courses.numpy_layer import MultiHeadAttention, causal_mask
+import numpy as np
+
+layer = MultiHeadAttention(d_model=64, n_heads=4, seed=0)
+x = np.random.default_rng(1).standard_normal((10, 64)).astype(np.float32)
+assert layer.d_model == 64 and layer.n_heads == 4 and layer.d_head == 16
+assert all(W.shape == (64, 64) and W.dtype == np.float32 for W in (layer.W_Q, layer.W_K, layer.W_V, layer.W_O))
+y = layer(x)
+assert y.shape == (10, 64) and y.dtype == np.float32 and np.array_equal(y, layer.forward(x))
+masked = layer.forward(x, mask=causal_mask(10))
+assert np.array_equal(layer(x, causal_mask(10)), masked)
+changed = x.copy()
+changed[7:] += 1
+assert np.allclose(layer(changed, causal_mask(10))[:7], masked[:7]) and not np.allclose(layer(changed)[:7], y[:7])
+try:
+    MultiHeadAttention(d_model=10, n_heads=3)
+except AssertionError as error:
+    assert "n_heads=3 does not divide d_model=10" in str(error)
+else:
+    raise SystemExit("10 is not divisible by 3")
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [NOTEBOOK_C.format(name="MultiHeadAttn"), NOTEBOOK_C.format(name="MultiHeadAttention"), NOTEBOOK_D],
+    ids=["the class", "its name in the book", "NumPy"],
+)
+def test_a_notebook_runs_with_its_import_line_changed(source: str) -> None:
+    exec(compile(source, "notebook", "exec"), {})
 
 
 # Course D
@@ -293,6 +452,17 @@ def test_shared_keys_in_every_form(attend: Any, groups: int) -> None:
     np.testing.assert_allclose(heads, expected.out[0], rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize("tokens", [1, 11])
+def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
+    mask = numpy_layer.causal_mask(tokens)
+    assert mask.dtype == np.float32 and mask.shape == (tokens, tokens)
+    assert all(mask[i, j] == (0 if j <= i else -np.inf) for i in range(tokens) for j in range(tokens))
+    weights = numpy_layer.softmax(np.zeros((tokens, tokens), np.float32) + mask)
+    np.testing.assert_allclose(weights, np.tri(tokens) / np.arange(1, tokens + 1)[:, None], rtol=1e-6)
+    with pytest.raises(HeadwiseError, match="T=0 must be a positive whole number"):
+        numpy_layer.causal_mask(0)
+
+
 def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
     mask = np.zeros((11, 11))
     mask[4] = -np.inf
@@ -305,10 +475,6 @@ def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (
-            lambda: numpy_layer.MultiHeadAttention(35, 4),
-            "n_heads=4 does not divide d_model=35; pass a width that 4 divides",
-        ),
         (lambda: numpy_layer.MultiHeadAttention(35, 0), "n_heads=0 must be a positive whole number"),
         (
             lambda: course_d().forward(np.ones((2, 11, 35))),
@@ -326,7 +492,7 @@ def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
         (
             lambda: course_d().forward(np.ones((11, 35)), np.tri(11, dtype=bool)),
             "mask is bool, and this layer adds its mask to the scores; "
-            "pass numpy.where(allowed, 0, -numpy.inf), with True = may attend",
+            "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend",
         ),
     ],
 )

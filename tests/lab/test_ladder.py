@@ -17,9 +17,10 @@ from rich.console import Console
 
 from headwise.errors import HeadwiseError
 from headwise.lab import ladder as study
+from headwise.lab.courses.stacked import MultiHeadAttentionWrapper
 from headwise.lab.ladder import certificate_sizes, run_ladder
+from headwise.lab.ladder_certificate import UNIT, Bounded, Certificate, draw_leaves, layer_bounds
 from headwise.lab.ladder_rungs import RUNGS, Rung
-from headwise.lab.rounding import UNIT, Bounded, layer_bounds
 from headwise.records import Ladder, LadderRung, LadderSizes
 from headwise.view.ladder import print_ladder
 
@@ -36,6 +37,7 @@ NAMES = [
     "torch fused",
     "torch.nn",
     "cached decode",
+    PRINTED := "wrapper as printed",
 ]
 INNER = {"q", "k", "v", "heads", "joined", "output"}
 ALL = INNER | {"scores", "weights"}
@@ -64,7 +66,7 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
     assert ladder.agrees and ladder.certified == ladder.sizes and ladder.note is None
     assert [rung.name for rung in ladder.rungs] == NAMES
     shared = sizes.get("kv_heads", sizes["heads"]) != sizes["heads"]
-    for rung in ladder.rungs:
+    for rung in ladder.rungs[:-1]:
         if shared and rung.name == "torch.nn":
             assert rung.refused == f"it cannot share {sizes['kv_heads']} key/value heads among {sizes['heads']} heads"
             assert not rung.agrees and rung.ms is None and rung.not_timed == rung.refused
@@ -86,10 +88,29 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
 
 def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
     """The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings."""
-    certificate = study._Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
+    certificate = Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
     for name, found in {**certificate.steps, **certificate.slopes}.items():
         assert np.abs(found).max() > 1e8 * certificate.tolerances[name], name
-    assert len({rung.timed_difference for rung in ladder_of(**GQA).rungs}) > 4
+    assert len({str((rung.differences, rung.gradients, rung.timed_difference)) for rung in ladder_of(**GQA).rungs}) > 4
+
+
+def test_the_wrapper_as_printed_is_weighed_and_timed_apart() -> None:
+    """Another function: three matrices of the whole width for each head, and no W_O. Nobody certifies it as equal."""
+    ladder = ladder_of(**MHA)
+    printed_wrapper = rung_of(ladder, PRINTED)
+    assert printed_wrapper.another is not None and "no W_O follows" in printed_wrapper.another
+    assert not printed_wrapper.agrees and printed_wrapper.differences == {} and printed_wrapper.gradients is None
+    assert printed_wrapper.ms is not None and printed_wrapper.ms > 0
+    assert (printed_wrapper.peak_bytes or 0) > rung_of(ladder, "stacked heads").peak_bytes  # type: ignore[operator]
+    wrapper = MultiHeadAttentionWrapper(35, 35, 11, 0.0, 5)
+    assert printed_wrapper.parameters == sum(p.numel() for p in wrapper.parameters()) == 5 * 3 * 35 * 35
+    assert rung_of(ladder, "course class").parameters == rung_of(ladder, "plain").parameters == 4 * 35 * 35
+    grouped = ladder_of(**GQA)
+    assert rung_of(grouped, "torch fused").parameters == 2 * 30 * 30 + 2 * 30 * 10
+    assert rung_of(grouped, "course class").parameters == 4 * 30 * 30  # keys and values are copied for each head
+    text = printed(ladder, width=100)
+    assert f"{PRINTED} is another function, and is not held to the others: each of its heads" in " ".join(text.split())
+    assert [row[0] for row in cells(text, PRINTED)[:1]] == ["18,375"]
 
 
 # A wrong rung
@@ -195,7 +216,7 @@ def test_a_right_rung_from_outside_is_timed(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_extra_keys_of_a_wrong_key_value_head_are_found() -> None:
     """K and V of the wrong group: heads h % g instead of h // (h / g). With copies for each head all shapes fit."""
-    certificate = study._Certificate(LadderSizes(2, 7, 30, 6, 2), seed=0)
+    certificate = Certificate(LadderSizes(2, 7, 30, 6, 2), seed=0)
 
     def prepare(sizes: LadderSizes, leaves: Any) -> Any:
         d = sizes.width // sizes.heads
@@ -216,7 +237,7 @@ def test_extra_keys_of_a_wrong_key_value_head_are_found() -> None:
 def test_bounds_hold_for_arithmetic_in_single_precision(seed: int) -> None:
     """float32 against float64, and every bound within a factor that still tells right from wrong."""
     sizes = LadderSizes(2, 7, 30, 6, 2)
-    leaves = study._draw(sizes, seed)
+    leaves = draw_leaves(sizes, seed)
     rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in leaves.items()}
     slope = np.random.default_rng(seed).standard_normal(leaves["x"].shape)
     bounds = layer_bounds(leaves, slope, 6, 2, "float32")
@@ -338,13 +359,13 @@ def test_nothing_is_written_and_torchs_dice_are_left_alone(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
     assert [done for _, done, _ in told] == list(range(2 * len(NAMES) + 2))
     assert {total for *_, total in told} == {2 * len(NAMES) + 1}
-    assert [task for task, *_ in told[-3:]] == ["call cached decode", "time all in turn", "done"]
+    assert [task for task, *_ in told[-3:]] == [f"call {PRINTED}", "time all in turn", "done"]
     assert told[0][0] == "certify plain"
 
 
 def test_the_seed_draws_the_numbers() -> None:
     n = LadderSizes(2, 7, 30, 6, 2)
-    one, other = study._draw(n, 0), study._draw(n, 1)
+    one, other = draw_leaves(n, 0), draw_leaves(n, 1)
     assert {name: array.shape for name, array in one.items()} == {
         "W_Q": (30, 30),
         "W_K": (10, 30),
@@ -389,7 +410,7 @@ def printed(ladder: Ladder, **options: Any) -> str:
 def cells(text: str, name: str) -> list[list[str]]:
     """The cells of the rows of a rung, one list for each table."""
     lines = [line.strip() for line in text.splitlines()]
-    return [line[len(name) :].split() for line in lines if line.startswith(name + " ") and "timed:" not in line]
+    return [line[len(name) :].split() for line in lines if line.startswith(name + " ") and ":" not in line]
 
 
 @pytest.mark.parametrize("options", [{"width": 100}, {"width": 80, "soft_wrap": True}, {"width": 80}])
@@ -402,7 +423,7 @@ def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, An
     values, gradients, costs = cells(text, "torch fused")
     assert values[3:5] == ["-", "-"] and values[-1] == "yes" and values[0] == f"{fused.differences['q']:.0e}"
     assert gradients[-1] == "float32" and gradients[0] == f"{(fused.gradients or {})['W_Q']:.0e}"
-    assert float(costs[0].replace(",", "")) == pytest.approx(fused.ms, rel=0.01)
+    assert costs[0] == "2,400" and float(costs[1].replace(",", "")) == pytest.approx(fused.ms, rel=0.01)
     assert cells(text, "NumPy loop")[1][:5] == ["none"] * 5
     assert cells(text, "torch.nn")[0] == ["-"] * 9
     assert "torch.nn is not timed: it cannot share 2 key/value heads among 6 heads" in text
@@ -414,7 +435,7 @@ def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None
     wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
     text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1, extra=[wrong]), width=100)
     values, _, costs = cells(text, "broken loop")
-    assert values[-2:] == ["wrong", "NO"] and costs[:3] == ["-", "-", "-"]
+    assert values[-2:] == ["wrong", "NO"] and costs[1:4] == ["-", "-", "-"]
     assert "broken loop is not timed: it disagrees in output, timed float32" in text
     assert "NOT the same function: broken loop" in text
 

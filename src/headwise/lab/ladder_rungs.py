@@ -1,4 +1,4 @@
-"""The rungs of the ladder: twelve ways to compute one causal attention layer from the same weights.
+"""The rungs of the ladder: twelve ways to compute one causal attention layer, and one that is another function.
 
 Each is prepared from sizes and leaves (W_Q, W_K, W_V, W_O, x) in its own kind of array, and then called with x. When it
 is asked to keep its steps it writes those that it hands out; when it is timed it keeps nothing. In torch, weights are
@@ -9,8 +9,7 @@ Axis letters as in `headwise.spec`. A matrix is (out,in), as in torch's Linear: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop
-from headwise.lab.courses.stacked import CausalAttention, MultiHeadAttentionWrapper, MultiHeadAttn
+from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop, causal_mask
+from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
-from headwise.records import LadderSizes
+from headwise.models.sites import observe
+from headwise.records import Call, LadderSizes, Watchable
 from headwise.rungs import trace
 from headwise.rungs.autograd import dot
 from headwise.rungs.cache import KVCache
@@ -44,11 +45,8 @@ class Rung:
     kind: str  # "plain" (nested lists), "array" (NumPy) or "tensor" (torch)
     prepare: Callable[[LadderSizes, Leaves], Forward]
     grouped: bool = True  # can it run fewer key/value heads than query heads?
-
-
-def _keep(keep: Keep | None, **stages: Any) -> None:
-    if keep is not None:
-        keep.update(stages)
+    parameters: Callable[[LadderSizes], int] = lambda n: 2 * n.width * (n.width + n.kv_width)
+    another: str | None = None  # why it is another function, which cannot agree, and is timed for its price alone
 
 
 def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
@@ -69,7 +67,8 @@ def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
             k, v = ([[document[h // group] for h in range(n.heads)] for document in kv] for kv in (k, v))
         steps = trace(q, k, v, mask=Causal())
         joined = [[[y for head in document for y in head[t]] for t in range(n.tokens)] for document in steps.out]
-        _keep(keep, q=q, k=k, v=v, scores=steps.scores, weights=steps.weights, heads=steps.out, joined=joined)
+        if keep is not None:
+            keep.update(q=q, k=k, v=v, scores=steps.scores, weights=steps.weights, heads=steps.out, joined=joined)
         return linear(w["W_O"], joined)
 
     return forward
@@ -83,23 +82,22 @@ def _split(x_btc: Any, count: int) -> Any:
 
 def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
     """Products of whole arrays, NumPy or torch, around an attention that gives scores, weights and heads."""
-    mask = None
-    if isinstance(w["W_Q"], np.ndarray):
-        mask = np.where(np.tri(n.tokens, dtype=bool), 0, -np.inf).astype(w["W_Q"].dtype)
+    mask = causal_mask(n.tokens) if isinstance(w["W_Q"], np.ndarray) else None
 
     def forward(x: Any, keep: Keep | None) -> Any:
         q = _split(x @ w["W_Q"].T, n.heads)
         k, v = (_split(x @ w[name].T, n.kv_heads) for name in ("W_K", "W_V"))
         scores, weights, heads = attend(q, k, v, mask)
         joined = heads.swapaxes(1, 2).reshape(n.batch, n.tokens, n.width)
-        _keep(keep, q=q, k=k, v=v, scores=scores, weights=weights, heads=heads, joined=joined)
+        if keep is not None:
+            keep.update(q=q, k=k, v=v, scores=scores, weights=weights, heads=heads, joined=joined)
         return joined @ w["W_O"].T
 
     return forward
 
 
 def _loop(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, ...]:
-    documents = [attend_loop(*one, mask) for one in zip(q, k, v, strict=True)]
+    documents = [attend_loop(*qkv, mask) for qkv in zip(q, k, v, strict=True)]
     return tuple(np.stack(step) for step in zip(*documents, strict=True))
 
 
@@ -114,100 +112,100 @@ def _give(module: Any, weight: Tensor, name: str = "weight") -> None:
     object.__setattr__(module, name, weight)
 
 
-@contextmanager
-def _listening(keep: Keep | None, places: Mapping[str, tuple[nn.Module, str]]) -> Iterator[dict[str, list[Tensor]]]:
-    """What goes in or comes out of modules while the block runs, one entry for each call; nothing without `keep`."""
-    heard: dict[str, list[Tensor]] = {name: [] for name in places}
+class _Softmaxes(TorchFunctionMode):
+    """What `torch.softmax` is given and gives while the block runs: the maps of a class that spells attention out."""
 
-    def listen(name: str, side: str, _: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-        heard[name].append(given[0] if side == "in" else made)
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores: list[Tensor] = []
+        self.weights: list[Tensor] = []
 
-    listed = places if keep is not None else {}
-    hooks = [module.register_forward_hook(partial(listen, name, side)) for name, (module, side) in listed.items()]
-    try:
-        yield heard
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.softmax:
+            self.scores.append(args[0])
+            self.weights.append(result)
+        return result
+
+
+def _module(
+    layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: Callable[[Tensor], Tensor], axis: int | None
+) -> Forward:
+    """A torch module: its watchers tell q, k, v and heads, and what W_O is given is `joined`.
+
+    axis  where its softmaxes' maps are joined for all heads, 1 for one of each head in turn; None: it has none to show
+    """
+
+    def forward(x: Tensor, keep: Keep | None) -> Tensor:
+        if keep is None:
+            return run(x)
+        calls: list[Call] = []
+        joined: list[Tensor] = []
+        hook = projection.register_forward_pre_hook(lambda _, inputs: joined.append(inputs[0]))
+        with observe(layer, calls.append), _Softmaxes() as softmaxes:
+            output = run(x)
+        hook.remove()
+        q, heads = (torch.cat([getattr(call, name) for call in calls], 2) for name in ("q", "out"))
+        keep.update(
+            q=q, k=calls[-1].k, v=calls[-1].v, heads=heads, joined=torch.cat(joined, 1)
+        )  # a cache holds all keys
+        if axis is not None:
+            shape = (len(x), -1, x.shape[1], x.shape[1])
+            keep["scores"], keep["weights"] = (
+                torch.stack(maps, axis).reshape(shape) for maps in (softmaxes.scores, softmaxes.weights)
+            )
+        return output
+
+    return forward
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    """x W' without a bias, for a weight that keeps its gradients."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    _give(linear, weight)
+    return linear
 
 
 def _stacked(n: LadderSizes, w: Leaves) -> Forward:
     """The wrapper of separate heads, each of width C/h, and a projection."""
     d, group = n.width // n.heads, n.heads // n.kv_heads
     wrapper = MultiHeadAttentionWrapper(n.width, d, n.tokens, 0.0, n.heads)
-    places: dict[str, tuple[nn.Module, str]] = {}
     for h, head in enumerate(wrapper.heads):
-        assert isinstance(head, CausalAttention)
-        for module, name, own in (
-            (head.W_query, "W_Q", h),
-            (head.W_key, "W_K", h // group),
-            (head.W_value, "W_V", h // group),
-        ):
-            _give(module, w[name][own * d : (own + 1) * d])
-        places |= {f"q {h}": (head.W_query, "out"), f"k {h}": (head.W_key, "out"), f"v {h}": (head.W_value, "out")}
-        places |= {f"scores {h}": (head.softmax, "in"), f"weights {h}": (head.softmax, "out")}
-        places[f"heads {h}"] = (head, "out")
+        for name, leaf, place in (("W_query", "W_Q", h), ("W_key", "W_K", h // group), ("W_value", "W_V", h // group)):
+            setattr(head, name, _linear(w[leaf][place * d : (place + 1) * d]))
+    projection = _linear(w["W_O"])
+    return _module(wrapper, projection, nn.Sequential(wrapper, projection), 1)
 
-    def forward(x: Tensor, keep: Keep | None) -> Tensor:
-        with _listening(keep, places) as heard:
-            joined: Tensor = wrapper(x)
-        if keep is not None:
-            for name in ("q", "k", "v", "scores", "weights", "heads"):
-                keep[name] = torch.stack([heard[f"{name} {h}"][0] for h in range(n.heads)], 1)
-            keep["joined"] = joined
-        output: Tensor = joined @ w["W_O"].T
-        return output
 
-    return forward
+def _as_printed(n: LadderSizes, w: Leaves) -> Forward:
+    """The wrapper as the course prints it, every head with the whole width, with weights as drawn by torch."""
+    wrapper = MultiHeadAttentionWrapper(n.width, n.width, n.tokens, 0.0, n.heads).to(w["x"])
+    return lambda x, keep: wrapper(x)
 
 
 def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
     """The course's class; keys and values that a group shares are repeated in its weights."""
     layer = MultiHeadAttn(n.width, n.width, n.tokens, 0.0, n.heads)
     d, group = n.width // n.heads, n.heads // n.kv_heads
-    for module, name, times in ((layer.W_query, "W_Q", 1), (layer.W_key, "W_K", group), (layer.W_value, "W_V", group)):
-        _give(module, w[name].reshape(-1, d, n.width).repeat_interleave(times, 0).reshape(n.width, n.width))
-    _give(layer.out_proj, w["W_O"])
-    layer.out_proj.register_parameter("bias", None)
-    places: dict[str, tuple[nn.Module, str]] = {"scores": (layer.softmax, "in"), "weights": (layer.softmax, "out")}
-    places |= {"q": (layer.W_query, "out"), "k": (layer.W_key, "out"), "v": (layer.W_value, "out")}
-    places["joined"] = (layer.out_proj, "in")
-
-    def forward(x: Tensor, keep: Keep | None) -> Tensor:
-        with _listening(keep, places) as heard:
-            out: Tensor = layer(x)
-        if keep is not None:
-            keep.update({name: parts[0] for name, parts in heard.items()})
-            keep.update({name: _split(keep[name], n.heads) for name in ("q", "k", "v")})
-            keep["heads"] = _split(keep["joined"], n.heads)
-        return out
-
-    return forward
+    for name, leaf, times in (("W_query", "W_Q", 1), ("W_key", "W_K", group), ("W_value", "W_V", group)):
+        repeated = w[leaf].reshape(-1, d, n.width).repeat_interleave(times, 0)
+        setattr(layer, name, _linear(repeated.reshape(n.width, n.width)))
+    layer.out_proj = _linear(w["W_O"])
+    return _module(layer, layer.out_proj, layer, 0)
 
 
 def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
     """headwise's layer, which takes the fused kernel; cached: a token at a time."""
     layer = MultiHeadAttention(n.width, n.heads, n.kv_heads, mask=Causal())
+    for name, leaf in (("q_proj", "W_Q"), ("k_proj", "W_K"), ("v_proj", "W_V"), ("o_proj", "W_O")):
+        setattr(layer, name, _linear(w[leaf]))
     assert layer.o_proj is not None
-    for module, name in ((layer.q_proj, "W_Q"), (layer.k_proj, "W_K"), (layer.v_proj, "W_V"), (layer.o_proj, "W_O")):
-        _give(module, w[name])
-    places: dict[str, tuple[nn.Module, str]] = {"q": (layer.q_proj, "out"), "k": (layer.k_proj, "out")}
-    places |= {"v": (layer.v_proj, "out"), "joined": (layer.o_proj, "in")}
 
-    def forward(x: Tensor, keep: Keep | None) -> Tensor:
-        with _listening(keep, places) as heard:
-            if cached:
-                cache = KVCache()
-                out: Tensor = torch.cat([layer(token, cache=cache) for token in torch.split(x, 1, dim=1)], 1)
-            else:
-                out = layer(x)
-        if keep is not None:
-            keep.update({name: torch.cat(parts, 1) for name, parts in heard.items()})
-            keep.update({name: _split(keep[name], n.kv_heads) for name in ("k", "v")})
-            keep.update(q=_split(keep["q"], n.heads), heads=_split(keep["joined"], n.heads))
-        return out
+    def decode(x: Tensor) -> Tensor:
+        cache = KVCache()
+        return torch.cat([layer(token, cache=cache) for token in torch.split(x, 1, dim=1)], 1)
 
-    return forward
+    return _module(layer, layer.o_proj, decode if cached else layer, None)
 
 
 def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
@@ -227,11 +225,16 @@ def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
     return forward
 
 
+def _for_each_head(n: LadderSizes) -> int:
+    """Four square matrices: every query head has keys and values of its own, shared or not."""
+    return 4 * n.width**2
+
+
 RUNGS = (
     Rung("plain", "loops over lists; the definition", "plain", partial(_plain, False)),
     Rung("plain GQA", "the same; heads of a group read one K and V", "plain", partial(_plain, True)),
-    Rung("stacked heads", "a module for each head, then a projection", "tensor", _stacked),
-    Rung("course class", "one module, scores and weights in full", "tensor", _vectorised),
+    Rung("stacked heads", "a module for each head, then a projection", "tensor", _stacked, parameters=_for_each_head),
+    Rung("course class", "one module, scores and weights in full", "tensor", _vectorised, parameters=_for_each_head),
     Rung("NumPy loop", "a matrix product for each head", "array", partial(_arrays, _loop)),
     Rung("NumPy batched", "all heads in one product", "array", partial(_arrays, attend_batched)),
     Rung("NumPy einsum", "the same by the names of axes", "array", partial(_arrays, attend_einsum)),
@@ -240,4 +243,13 @@ RUNGS = (
     Rung("torch fused", "headwise.MultiHeadAttention, one kernel", "tensor", partial(_layer, False)),
     Rung("torch.nn", "torch.nn.MultiheadAttention", "tensor", _torch_nn, grouped=False),
     Rung("cached decode", "torch fused, a token at a time, KVCache", "tensor", partial(_layer, True)),
+    Rung(
+        "wrapper as printed",
+        "each head has the whole width; no projection",
+        "tensor",
+        _as_printed,
+        parameters=lambda n: 3 * n.heads * n.width**2,
+        another="each of its heads is as wide as the whole layer and no W_O follows, so that its output has "
+        "heads x width numbers for each token, and its heads are never mixed",
+    ),
 )

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask
-from headwise.records import Call
+from headwise.records import Call, Watchable
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
@@ -84,18 +84,7 @@ def sites_of(model: nn.Module) -> list[Site]:
     Raises HeadwiseError where there are none, and where some attention of the model does not go through the interface
     and would be missed.
     """
-    own = attention_layers(model)
-    found = [
-        Site(
-            name=f"L{n}",
-            module=layer,
-            n_heads=layer.spec.n_heads,
-            w_o=getattr(layer.o_proj, "weight", None),
-            w_v=getattr(layer.v_proj, "weight", None),
-            cross=False,
-        )
-        for n, layer in enumerate(own)
-    ]
+    found = [Site(f"L{n}", module, *_heads_of(module), cross=False) for n, module in enumerate(_watchable(model))]
     if _has_hf(model):
         foreign = _hf_sites(model)
         clash = {site.name for site in found} & {site.name for site in foreign}
@@ -118,8 +107,32 @@ def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
     return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
 
 
+def _is_watchable(module: nn.Module) -> bool:
+    """Does the module hand its calls to watchers itself: a layer of ours, or one that answers `records.Watchable`?"""
+    return isinstance(module, MultiHeadAttention) or callable(getattr(module, "watched", None))
+
+
+def _watchable(model: nn.Module) -> list[nn.Module]:
+    """In the order of the modules; a watchable module inside another one is a part of it."""
+    found: list[nn.Module] = []
+    parts: set[nn.Module] = set()
+    for module in model.modules():
+        if module not in parts and _is_watchable(module):
+            found.append(module)
+            parts.update(module.modules())
+    return found
+
+
+def _heads_of(module: nn.Module) -> tuple[int, Tensor | None, Tensor | None]:
+    """Number of heads, W_O and W_V, as `Watchable.watched` gives them."""
+    if isinstance(module, MultiHeadAttention):
+        return module.spec.n_heads, getattr(module.o_proj, "weight", None), getattr(module.v_proj, "weight", None)
+    answer: tuple[int, Tensor | None, Tensor | None] = module.watched()  # type: ignore[operator]
+    return answer
+
+
 @contextmanager
-def observe(layer: MultiHeadAttention, watcher: Handler) -> Iterator[None]:
+def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator[None]:
     """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output."""
     layer.watchers.append(watcher)
     try:
@@ -136,17 +149,18 @@ def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]
     """
     with ExitStack() as stack:
         for site, handler in handlers.items():
-            if isinstance(site.module, MultiHeadAttention):
-                stack.enter_context(observe(site.module, handler))
+            if _is_watchable(site.module):
+                layer: Any = site.module
+                stack.enter_context(observe(layer, handler))
             else:
                 listeners = _listeners.setdefault(site.module, [])
                 listeners.append(handler)
                 stack.callback(listeners.remove, handler)
-        if any(not isinstance(site.module, MultiHeadAttention) for site in handlers):
+        if any(not _is_watchable(site.module) for site in handlers):
             from headwise.models.hf import routed
 
             # All of a model goes the same way, those that nobody listens to as well.
-            foreign = [site for site in sites_of(model) if not isinstance(site.module, MultiHeadAttention)]
+            foreign = [site for site in sites_of(model) if not _is_watchable(site.module)]
             stack.enter_context(routed(model, {site.module: partial(_hf_attention, site.cross) for site in foreign}))
         yield
 
@@ -195,7 +209,7 @@ def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: S
         type(module).__name__
         for path, module in modules.items()
         if "attention" in type(module).__name__.lower()
-        and not isinstance(module, MultiHeadAttention)
+        and not _is_watchable(module)
         and any(True for _ in module.parameters())
         and not any(other == path or other.startswith(path + ".") or path.startswith(other + ".") for other in through)
     }

@@ -7,42 +7,48 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headwise.markup import BINARY, plural, scaled
 from headwise.records import Ladder, LadderRung, LadderSizes
 
 STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")
 GRADIENTS = ("W_Q", "W_K", "W_V", "W_O", "x")
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+COURSE = (
+    "The stacked heads, the wrapper and the course class are those of "
+    '"Build a Large Language Model (From Scratch)", section 3.6.'
+)
 
 
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """The certificate, of values and of gradients, then the costs; below them why a rung has no number."""
-    _say(
-        console, f"One causal attention layer on {len(ladder.rungs)} rungs: {_shape(ladder.sizes)}, seed {ladder.seed}"
-    )
+    certified = [rung for rung in ladder.rungs if rung.another is None]
+    _say(console, f"One causal attention layer on {len(certified)} rungs: {_shape(ladder.sizes)}, seed {ladder.seed}")
     if ladder.note is not None:
         _say(console, ladder.note)
     _say(console, "")
-    console.print(_values(ladder))
-    console.print(_gradients(ladder))
+    console.print(_values(ladder, certified))
+    console.print(_gradients(ladder, certified))
     console.print(_costs(ladder))
     for rung in ladder.rungs:
         if rung.not_timed is not None:
             _say(console, f"{rung.name} is not timed: {rung.not_timed}")
+        if rung.another is not None:
+            _say(console, f"{rung.name} is another function, and is not held to the others: {rung.another}")
     _say(
         console,
         "Times are medians of forward calls, speed is relative to plain; "
         "memory is the most that a call held at a time besides weights and input.",
     )
-    _say(console, _verdict(ladder))
+    _say(console, COURSE)
+    _say(console, _verdict(certified, ladder.agrees))
 
 
 def _shape(n: LadderSizes) -> str:
     return f"batch {n.batch}, {n.tokens} tokens, width {n.width}, {n.heads} heads, {n.kv_heads} key/value heads"
 
 
-def _values(ladder: Ladder) -> Table:
+def _values(ladder: Ladder, certified: list[LadderRung]) -> Table:
     table = _table("Certificate: largest difference from the plain loop, float64", [*STAGES, "agrees"])
-    for rung in ladder.rungs:
+    for rung in certified:
         cells = [_far(rung.differences, key) for key in STAGES]
         agrees = "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
         table.add_row(rung.name, *cells, agrees)
@@ -51,12 +57,12 @@ def _values(ladder: Ladder) -> Table:
     return table
 
 
-def _gradients(ladder: Ladder) -> Table:
+def _gradients(ladder: Ladder, certified: list[LadderRung]) -> Table:
     table = _table(
         "Certificate: the same of the gradients, and of the output in the timed precision",
         [*GRADIENTS, "output as timed"],
     )
-    for rung in ladder.rungs:
+    for rung in certified:
         if rung.gradients is None:
             cells = ["-" if rung.refused is not None else "none"] * len(GRADIENTS)
         else:
@@ -71,23 +77,22 @@ def _gradients(ladder: Ladder) -> Table:
 
 
 def _costs(ladder: Ladder) -> Table:
-    threads = f"{ladder.threads} torch thread{'' if ladder.threads == 1 else 's'}"
-    table = _table(f"Costs: {_shape(ladder.sizes)}, {threads}", ["ms", "speed", "memory"])
+    threads = plural(ladder.threads, "torch thread")
+    table = _table(f"Costs: {_shape(ladder.sizes)}, {threads}", ["parameters", "ms", "speed", "memory"])
     table.add_column("how", overflow="fold")
     plain = ladder.rungs[0].ms
-    for rung in ladder.rungs:
-        table.add_row(rung.name, *_prices(rung, plain), rung.how)
+    for rung in sorted(ladder.rungs, key=lambda rung: rung.another is not None):
+        if rung.another is not None:
+            table.add_section()
+        table.add_row(rung.name, f"{rung.parameters:,}", *_prices(rung, plain), rung.how)
     return table
 
 
 def _prices(rung: LadderRung, plain: float | None) -> list[str]:
     if rung.ms is None:
         return ["-", "-", "-"]
-    return [
-        _three_digits(rung.ms),
-        "-" if plain is None else f"{_three_digits(plain / rung.ms)}x",
-        _size(rung.peak_bytes),
-    ]
+    speed = "-" if plain is None else f"{_three_digits(plain / rung.ms)}x"
+    return [_three_digits(rung.ms), speed, "-" if rung.peak_bytes is None else scaled(rung.peak_bytes, 1024, BINARY)]
 
 
 def _table(title: str, headings: list[str]) -> Table:
@@ -98,9 +103,9 @@ def _table(title: str, headings: list[str]) -> Table:
     return table
 
 
-def _far(found: dict[str, float | None] | dict[str, float], key: str) -> str:
+def _far(differences: dict[str, float | None] | dict[str, float], key: str) -> str:
     """A difference; "-" where the rung does not hand out that stage."""
-    return _number(found[key]) if key in found else "-"
+    return _number(differences[key]) if key in differences else "-"
 
 
 def _number(far: float | None) -> str:
@@ -111,19 +116,10 @@ def _three_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _size(count: int | None) -> str:
-    if count is None:
-        return "-"
-    number, power = float(count), 0
-    while number >= 1024 and power < len(UNITS) - 1:
-        number, power = number / 1024, power + 1
-    return f"{number:.3g} {UNITS[power]}" if number < 1000 else f"{number:.0f} {UNITS[power]}"
-
-
-def _verdict(ladder: Ladder) -> str:
-    if ladder.agrees:
+def _verdict(certified: list[LadderRung], agrees: bool) -> str:
+    if agrees:
         return "Every rung that can run this layer computes the same function, within what rounding allows."
-    wrong = [rung.name for rung in ladder.rungs if rung.refused is None and not rung.agrees]
+    wrong = [rung.name for rung in certified if rung.refused is None and not rung.agrees]
     return f"NOT the same function: {', '.join(wrong)}"
 
 

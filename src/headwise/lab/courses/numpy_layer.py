@@ -1,8 +1,9 @@
 """Multi-head attention in NumPy alone: head by head, all heads in one product, and by einsum. float32 throughout.
 
-The layer is that of a course: x (T,d_model), y = x @ W with four square matrices and no biases, a mask that is added to
-the scores. `attend_loop`, `attend_batched` and `attend_einsum` hold the attention itself, for numbers of any precision,
-and also for fewer key/value heads than query heads. Axis letters as in `headwise.spec`.
+The layer, its names and its draw are those of a course: x (T,d_model), y = x @ W with four square matrices and no
+biases, a mask that is added to the scores. `attend_loop`, `attend_batched` and `attend_einsum` hold the attention
+itself, for numbers of any precision, and also for fewer key/value heads than query heads. Axis letters as in
+`headwise.spec`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None)
     scores, weights, heads = [], [], []
     for h in range(len(q_htd)):
         q, k, v = q_htd[h], k_gsd[h // group], v_gsd[h // group]
-        one = q @ k.T / math.sqrt(q.shape[1])
+        head_scores = q @ k.T / math.sqrt(q.shape[1])
         if mask_ts is not None:
-            one = one + mask_ts
-        scores.append(one)
-        weights.append(softmax(one))
+            head_scores = head_scores + mask_ts
+        scores.append(head_scores)
+        weights.append(softmax(head_scores))
         heads.append(weights[-1] @ v)
     return np.stack(scores), np.stack(weights), np.stack(heads)
 
@@ -69,11 +70,23 @@ def softmax(x: Array) -> Array:
     return result
 
 
-class MultiHeadAttention:
-    """Four square matrices around `attend_batched`. (T,d_model) -> (T,d_model), float32.
+def causal_mask(T: int) -> NDArray[np.float32]:
+    """(T,T) float32, to be added to scores: 0 where key j stands at or before query i, -inf where it comes after.
 
-    d_model   width of the tokens; each head has d_model / n_heads of it
-    n_heads   must divide d_model
+    T  number of tokens, at least 1
+
+    Every row has a 0 on the diagonal, so that no row of the softmax is empty and exp(-inf) = 0 is all that is left of
+    what comes after.
+    """
+    require_size("T", T)
+    return np.where(np.tri(T, dtype=bool), 0, -np.inf).astype(np.float32)
+
+
+class MultiHeadAttention:
+    """Four square matrices W_Q, W_K, W_V, W_O around `attend_batched`. (T,d_model) -> (T,d_model), float32.
+
+    d_model   width of the tokens; each head has d_head = d_model / n_heads of it
+    n_heads   must divide d_model; AssertionError where it does not, as in the course
     seed      of the weights: standard normal times 1/sqrt(d_model), drawn from `numpy.random.default_rng(seed)` in the
               order W_Q, W_K, W_V, W_O, each (d_model, d_model) and used as y = x @ W
     """
@@ -81,11 +94,10 @@ class MultiHeadAttention:
     def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
         require_size("d_model", d_model)
         require_size("n_heads", n_heads)
-        if d_model % n_heads:
-            raise HeadwiseError(
-                f"n_heads={n_heads} does not divide d_model={d_model}; pass a width that {n_heads} divides"
-            )
-        self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
+        assert d_model % n_heads == 0, (
+            f"n_heads={n_heads} does not divide d_model={d_model}; pass a width that {n_heads} divides"
+        )
+        self.d_model, self.n_heads, self.d_head = d_model, n_heads, d_model // n_heads
         rng = np.random.default_rng(seed)
         self.W_Q, self.W_K, self.W_V, self.W_O = (
             (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32) for _ in range(4)
@@ -94,9 +106,12 @@ class MultiHeadAttention:
     def forward(self, x: Array, mask: Array | None = None) -> Array:
         """All heads at once. x (T,d_model) -> (T,d_model), float32.
 
-        mask  (T,T), added to the scores before the softmax: 0 lets look, -inf (or -1e9) forbids; None lets all look
+        mask  (T,T), added to the scores before the softmax: 0 lets look, -inf (or -1e9) forbids; None lets all look.
+              `causal_mask` makes the usual one
         """
         return self._forward(attend_batched, x, mask)
+
+    __call__ = forward
 
     def forward_loop(self, x: Array, mask: Array | None = None) -> Array:
         """The same, head by head."""
@@ -112,7 +127,7 @@ class MultiHeadAttention:
 
     def _split(self, x_tc: Array) -> Array:
         """(T,h*d) -> (h,T,d): head i owns the i-th slice of the width."""
-        return x_tc.reshape(len(x_tc), self.n_heads, self.head_dim).swapaxes(0, 1)
+        return x_tc.reshape(len(x_tc), self.n_heads, self.d_head).swapaxes(0, 1)
 
     def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
         """Both in float32: one float64 among them would make everything after it float64."""
@@ -129,7 +144,7 @@ class MultiHeadAttention:
         if mask.dtype == np.bool_:
             raise HeadwiseError(
                 "mask is bool, and this layer adds its mask to the scores; "
-                "pass numpy.where(allowed, 0, -numpy.inf), with True = may attend"
+                "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend"
             )
         if mask.shape != (len(x), len(x)):
             raise HeadwiseError(f"mask has shape {mask.shape}; {len(x)} tokens need {(len(x), len(x))}")

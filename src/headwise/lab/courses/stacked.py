@@ -1,28 +1,55 @@
-"""From one causal head to many, in torch: a head, h heads side by side, and the same h heads in one matrix product.
+"""From one causal head to many, in torch, with the names of "Build a Large Language Model (From Scratch)", section 3.6.
 
     CausalAttention             one head, d_in -> d_out
-    MultiHeadAttentionWrapper   h heads that know nothing of one another, joined: d_in -> h * d_out
+    MultiHeadAttentionWrapper   h such heads side by side, joined: d_in -> h * d_out
     MultiHeadAttn               h heads of d_out / h cut out of one projection, and W_O: d_in -> d_out
+    MultiHeadAttention          another name of it, which the book uses
 
-The last two are often shown as the slow and the fast form of one thing. They are not the same function: the wrapper is
-h times as wide and has no W_O. They become the same when the wrapper's heads have width d_out / h and a projection
-follows; `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
+Constructors, attributes, order of the drawn weights and assertions are the course's: a notebook of the course runs with
+its import line changed. The text is our own.
 
-The names and arguments are those of the course "Build an LLM", section 3.6. Axis letters as in `headwise.spec`.
+The wrapper and the class are often shown as the slow and the fast form of one thing. They are not the same function:
+the wrapper is h times as wide and has no W_O. They become the same when the wrapper's heads have width d_out / h and a
+projection follows; `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
+
+`headwise.watch` and `headwise.ablate` see the heads of all three: see `headwise.records.Watchable`. Axis letters as in
+`headwise.spec`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.spec import check_dropout, require_size
+from headwise.masks import Causal
+from headwise.records import Call
+from headwise.spec import Options, check_dropout, require_size
+
+PROJECTIONS = ("W_query", "W_key", "W_value")
 
 
-class CausalAttention(nn.Module):
+class WatchedModule(nn.Module):
+    """A module that hands each of its calls to `watchers`; what one of them returns replaces the heads' output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watchers: list[Callable[[Call], Tensor | None]] = []
+
+    def tell(self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout) -> Tensor:
+        """The heads' output, or what the watchers made of it."""
+        options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
+        for watcher in self.watchers:
+            changed = watcher(Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0))
+            out_bhtd = out_bhtd if changed is None else changed
+        return out_bhtd
+
+
+class CausalAttention(WatchedModule):
     """One attention head that looks at itself and at what came before. (B,T,d_in) -> (B,T,d_out).
 
     d_in            width of the tokens
@@ -32,35 +59,39 @@ class CausalAttention(nn.Module):
     qkv_bias        do the three projections have a bias?
     """
 
-    mask: Tensor
+    mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
 
     def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
         super().__init__()
         _check_sizes(dropout, d_in=d_in, d_out=d_out, context_length=context_length)
+        self.d_out = d_out
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.softmax = nn.Softmax(dim=-1)
         self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", _later(context_length))
+        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
         _check_text(x, self.W_query.in_features, self.mask.shape[0])
         n_tokens = x.shape[1]
-        q = self.W_query(x)  # (B,T,d): what each token looks for
-        k = self.W_key(x)  # (B,T,d): what each token offers to be found by
-        v = self.W_value(x)  # (B,T,d): what it says when it is found
+        queries = self.W_query(x)  # (B,T,d): what each token looks for
+        keys = self.W_key(x)  # (B,T,d): what each token offers to be found by
+        values = self.W_value(x)  # (B,T,d): what each token passes on when it is found
 
-        # Row i, column j: how much token i wants token j. Divided by sqrt(d), since a sum of d products grows with it.
-        scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+        # Row i, column j: how well token j answers token i. Divided by sqrt(d), since a sum of d products grows with d.
+        scores = queries @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])
         # exp(-inf) is 0: the future gets no weight, and the rest of the row still adds up to 1.
-        scores = scores.masked_fill(self.mask[:n_tokens, :n_tokens], -math.inf)
-        weights = self.dropout(self.softmax(scores))
-        heard: Tensor = weights @ v
-        return heard
+        scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
+        weights = self.dropout(torch.softmax(scores, dim=-1))
+        head_out = weights @ values
+        return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
+
+    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """One head, without W_O; see `headwise.records.Watchable`."""
+        return 1, None, self.W_value.weight
 
 
-class MultiHeadAttentionWrapper(nn.Module):
+class MultiHeadAttentionWrapper(WatchedModule):
     """`num_heads` separate heads, their results joined side by side. (B,T,d_in) -> (B,T, num_heads * d_out).
 
     Each head has the whole of d_out, and no projection follows. Arguments as in `CausalAttention`.
@@ -76,53 +107,74 @@ class MultiHeadAttentionWrapper(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.watchers:
+            return self._watched_forward(x)
         return torch.cat([head(x) for head in self.heads], dim=-1)
 
+    def _watched_forward(self, x: Tensor) -> Tensor:
+        """The same; the calls of the heads are gathered into one call of them all."""
+        heads: list[Any] = list(self.heads)
+        calls: list[Call] = []
+        for head in heads:
+            head.watchers.append(calls.append)
+            try:
+                head(x)
+            finally:
+                head.watchers.remove(calls.append)
+        q, k, v, out = (torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out"))
+        return self.tell(q, k, v, out, heads[0].dropout).transpose(1, 2).flatten(2)
 
-class MultiHeadAttn(nn.Module):
+    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """All heads, without W_O; see `headwise.records.Watchable`."""
+        heads: list[Any] = list(self.heads)
+        return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
+
+
+class MultiHeadAttn(WatchedModule):
     """All heads at once: three projections, cut into heads; then the heads joined, and W_O. (B,T,d_in) -> (B,T,d_out).
 
     Each head has width d_out / num_heads, so num_heads must divide d_out. `out_proj` has a bias. Other arguments as in
     `CausalAttention`.
     """
 
-    mask: Tensor
+    mask: Tensor  # as in `CausalAttention`
 
     def __init__(
         self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         _check_sizes(dropout, d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
-        if d_out % num_heads:
-            raise HeadwiseError(
-                f"num_heads={num_heads} does not divide d_out={d_out}; pass a width that {num_heads} divides"
-            )
+        assert d_out % num_heads == 0, "d_out must be divisible by num_heads"  # an AssertionError, as in the course
+        self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
-        self.softmax = nn.Softmax(dim=-1)
         self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", _later(context_length))
+        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
         _check_text(x, self.W_query.in_features, self.mask.shape[0])
         n_tokens = x.shape[1]
-        q = self._split(self.W_query(x))  # (B,h,T,d)
-        k = self._split(self.W_key(x))
-        v = self._split(self.W_value(x))
+        queries = self._split(self.W_query(x))  # (B,h,T,d)
+        keys = self._split(self.W_key(x))
+        values = self._split(self.W_value(x))
 
         # From here on as in one head: the batch and the heads are two axes that the products go along.
-        scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)  # (B,h,T,T)
-        scores = scores.masked_fill(self.mask[:n_tokens, :n_tokens], -math.inf)
-        weights = self.dropout(self.softmax(scores))
-        heard = weights @ v  # (B,h,T,d)
+        scores = queries @ keys.transpose(2, 3) / math.sqrt(self.head_dim)  # (B,h,T,T)
+        scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
+        weights = self.dropout(torch.softmax(scores, dim=-1))
+        heads_out = self.tell(queries, keys, values, weights @ values, self.dropout)  # (B,h,T,d)
 
-        joined = heard.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
-        result: Tensor = self.out_proj(joined)  # W_O lets what different heads heard mix
+        concat = heads_out.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
+        result: Tensor = self.out_proj(concat)  # W_O mixes what the heads found
         return result
+
+    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
+        """Its heads, W_O and W_V; see `headwise.records.Watchable`."""
+        return self.num_heads, self.out_proj.weight, self.W_value.weight
 
     def _split(self, x_btc: Tensor) -> Tensor:
         """(B,T,h*d) -> (B,h,T,d): head i owns the i-th slice of the width."""
@@ -130,41 +182,47 @@ class MultiHeadAttn(nn.Module):
         return x_btc.reshape(B, T, self.num_heads, self.head_dim).transpose(1, 2)
 
 
-def wrapper_from_class(layer: MultiHeadAttn) -> tuple[MultiHeadAttentionWrapper, nn.Linear]:
+MultiHeadAttention = MultiHeadAttn
+
+
+def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.Linear]:
     """The heads of a `MultiHeadAttn`, taken apart: `projection(wrapper(x))` equals `layer(x)`.
+
+    layer  a `MultiHeadAttn`, or the class as a notebook of the course defines it
 
     Head i gets rows i*d to (i+1)*d of each of W_query, W_key and W_value, with d = d_out / h; the projection is a copy
     of `out_proj`. With dropout the two agree outside of training only: inside they draw other weights to drop.
     """
-    d_out, d_in = layer.W_query.weight.shape
-    context_length, bias = layer.mask.shape[0], layer.W_query.bias is not None
+    course: Any = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
+    d_out, d_in = course.W_query.weight.shape
+    bias, head_dim = course.W_query.bias is not None, d_out // course.num_heads
     wrapper = MultiHeadAttentionWrapper(
-        d_in, layer.head_dim, context_length, layer.dropout.p, layer.num_heads, qkv_bias=bias
+        d_in, head_dim, course.mask.shape[0], course.dropout.p, course.num_heads, qkv_bias=bias
     )
     projection = nn.Linear(d_out, d_out)
     for module in (wrapper, projection):
-        module.to(layer.out_proj.weight).train(layer.training)
-    with torch.no_grad():
-        for head, one in enumerate(wrapper.heads):
-            own = slice(head * layer.head_dim, (head + 1) * layer.head_dim)
-            for name in ("W_query", "W_key", "W_value"):
-                ours, theirs = getattr(one, name), getattr(layer, name)
-                ours.weight.copy_(theirs.weight[own])
-                if bias:
-                    ours.bias.copy_(theirs.bias[own])
-        projection.load_state_dict(layer.out_proj.state_dict())
+        module.to(course.out_proj.weight).train(layer.training)
+    for number, head in enumerate(wrapper.heads):
+        rows = slice(number * head_dim, (number + 1) * head_dim)
+        for name in PROJECTIONS:
+            source = getattr(course, name)
+            _fill(getattr(head, name), source.weight[rows], source.bias[rows] if bias else None)
+    _fill(projection, course.out_proj.weight, course.out_proj.bias)
     return wrapper, projection
 
 
-def class_from_wrapper(wrapper: MultiHeadAttentionWrapper, projection: nn.Linear) -> MultiHeadAttn:
+def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) -> MultiHeadAttn:
     """The `MultiHeadAttn` that computes `projection(wrapper(x))`; the inverse of `wrapper_from_class`.
 
-    The projection must be square and as wide as the joined heads; HeadwiseError with both widths where it is not. One
-    without bias becomes one with a bias of zeros.
+    wrapper     a `MultiHeadAttentionWrapper`, or the class as a notebook of the course defines it
+    projection  square and as wide as the joined heads; without bias it becomes one with a bias of zeros. None, for the
+                wrapper as the course prints it, is one that changes nothing: then the result computes `wrapper(x)`
+
+    HeadwiseError with both widths where the projection has another one.
     """
-    heads = [head for head in wrapper.heads if isinstance(head, CausalAttention)]
+    heads: list[Any] = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
     first, joined = heads[0], sum(head.W_query.out_features for head in heads)
-    if (projection.in_features, projection.out_features) != (joined, joined):
+    if projection is not None and (projection.in_features, projection.out_features) != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
             f"{first.W_query.out_features} join to {joined}; pass nn.Linear({joined}, {joined})"
@@ -173,21 +231,34 @@ def class_from_wrapper(wrapper: MultiHeadAttentionWrapper, projection: nn.Linear
     layer = MultiHeadAttn(
         first.W_query.in_features, joined, first.mask.shape[0], first.dropout.p, len(heads), qkv_bias=bias
     )
-    layer.to(projection.weight).train(wrapper.training)
-    with torch.no_grad():
-        for name in ("W_query", "W_key", "W_value"):
-            ours, theirs = getattr(layer, name), [getattr(head, name) for head in heads]
-            ours.weight.copy_(torch.cat([linear.weight for linear in theirs]))
-            if bias:
-                ours.bias.copy_(torch.cat([linear.bias for linear in theirs]))
-        layer.out_proj.weight.copy_(projection.weight)
-        layer.out_proj.bias.copy_(torch.zeros(joined) if projection.bias is None else projection.bias)
+    layer.to(first.W_query.weight).train(wrapper.training)
+    for name in PROJECTIONS:
+        sources = [getattr(head, name) for head in heads]
+        biases = torch.cat([source.bias for source in sources]) if bias else None
+        _fill(getattr(layer, name), torch.cat([source.weight for source in sources]), biases)
+    if projection is None:
+        _fill(layer.out_proj, torch.eye(joined), None)
+    else:
+        _fill(layer.out_proj, projection.weight, projection.bias)
     return layer
 
 
-def _later(context_length: int) -> Tensor:
-    """(L,L) bool: True where key j comes after query i, and must not be seen."""
-    return torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
+def _fill(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
+    """Copy a weight and a bias; a bias that the source lacks is 0."""
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+        elif linear.bias is not None:
+            linear.bias.zero_()
+
+
+def _require(module: nn.Module, *names: str) -> Any:
+    """The module, if it has what a class of the course has."""
+    absent = [name for name in names if not hasattr(module, name)]
+    if absent:
+        raise HeadwiseError(f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them")
+    return module
 
 
 def _check_sizes(dropout: float, **sizes: int) -> None:

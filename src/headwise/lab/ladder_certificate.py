@@ -1,0 +1,268 @@
+"""The ladder's certificate: how far a rung is from the plain loop, and how far two right computations may be apart.
+
+The tolerance comes from running error analysis (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section
+3.3): beside each number stands the most by which rounding can have moved it, with sums taken in any order. Two
+computations, each within its bound, differ by at most the sum of the two. It is a worst case, in which every rounding
+errs to the same side: real differences are a thousandth of it or less. It never accuses a right rung, and in float64 a
+step taken in float32 already exceeds it, to say nothing of a wrong formula.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headwise.lab.ladder_rungs import RUNGS, Rung
+from headwise.records import LadderRung, LadderSizes
+from headwise.rungs.autograd import Value, dot
+
+Array = NDArray[np.float64]
+
+STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")
+LEAVES = ("W_Q", "W_K", "W_V", "W_O", "x")
+TIMED_DTYPE = {"plain": "float64", "array": "float32", "tensor": "float32"}
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
+EXP_ULPS = 20  # of the least exact exp in use: the vectorised one of torch's fused CPU kernels
+
+
+def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
+    """The leaves, in float64: the square matrices first, as the NumPy course draws them."""
+    rng = np.random.default_rng(seed)
+    rows = {"W_Q": n.width, "W_K": n.kv_width, "W_V": n.kv_width, "W_O": n.width}
+    leaves = {name: rng.standard_normal((count, n.width)) / math.sqrt(n.width) for name, count in rows.items()}
+    return leaves | {"x": rng.standard_normal((n.batch, n.tokens, n.width))}
+
+
+def cast_leaves(leaves: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Any]:
+    """The leaves in a rung's kind of array."""
+    if kind == "plain":
+        return {name: array.tolist() for name, array in leaves.items()}
+    cast = {name: array.astype(dtype) for name, array in leaves.items()}
+    return cast if kind == "array" else {name: torch.from_numpy(array) for name, array in cast.items()}
+
+
+class Certificate:
+    """One draw, what the plain loop makes of it, and the tolerances; rungs are then held to it one by one."""
+
+    def __init__(self, sizes: LadderSizes, seed: int) -> None:
+        self.sizes = sizes
+        self.leaves = draw_leaves(sizes, seed)
+        self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
+        wide, narrow = (layer_bounds(self.leaves, self.cotangent, sizes.heads, sizes.kv_heads, dtype) for dtype in UNIT)
+        self.tolerances = {name: 2 * bound for name, bound in wide.items()}
+        self.tolerances["timed float64"] = 2 * wide["output"]
+        self.tolerances["timed float32"] = wide["output"] + narrow["output"]
+        plain = RUNGS[0]
+        began = time.perf_counter()
+        self.steps = {name: _numbers(step) for name, step in self._steps(plain).items()}
+        self.seconds = time.perf_counter() - began  # of a call of the scalar loops
+        slopes = self._slopes(plain)
+        assert slopes is not None
+        self.slopes = slopes
+
+    def certify(self, rung: Rung) -> LadderRung:
+        """How far a rung is from the plain loop, everywhere."""
+        n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
+        result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n), another=rung.another)
+        if rung.another is not None:
+            return result
+        if n.kv_heads != n.heads and not rung.grouped:
+            refused = f"it cannot share {n.kv_heads} key/value heads among {n.heads} heads"
+            return replace(result, refused=refused, not_timed=refused)
+        steps, slopes = self._steps(rung), self._slopes(rung)
+        differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
+        gradients = None
+        if slopes is not None:
+            gradients = {name: self._difference(name, slopes[name], self.slopes[name]) for name in LEAVES}
+        leaves = cast_leaves(self.leaves, rung.kind, dtype)
+        with torch.no_grad():
+            timed = self._difference("output", rung.prepare(n, leaves)(leaves["x"], None), self.steps["output"])
+        everything = differences | (gradients or {}) | {f"timed {dtype}": timed}
+        wrong = [name for name, far in everything.items() if far is None or far > self.tolerances[name]]
+        return replace(
+            result,
+            differences=differences,
+            gradients=gradients,
+            timed_difference=timed,
+            agrees=not wrong,
+            not_timed=f"it disagrees in {', '.join(wrong)}" if wrong else None,
+        )
+
+    def _steps(self, rung: Rung) -> dict[str, Any]:
+        leaves = cast_leaves(self.leaves, rung.kind, "float64")
+        keep: dict[str, Any] = {}
+        with torch.no_grad():
+            output = rung.prepare(self.sizes, leaves)(leaves["x"], keep)
+        return keep | {"output": output}
+
+    def _slopes(self, rung: Rung) -> dict[str, Any] | None:
+        """The slope of sum(output * cotangent) along every leaf, on the path that training takes."""
+        if rung.kind == "array":
+            return None
+        leaves = cast_leaves(self.leaves, rung.kind, "float64")
+        if rung.kind == "tensor":
+            for leaf in leaves.values():
+                leaf.requires_grad_()
+            output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
+            (output * torch.from_numpy(self.cotangent)).sum().backward()
+            return {name: leaf.grad for name, leaf in leaves.items()}
+        values = {name: np.vectorize(Value, otypes=[object])(array) for name, array in self.leaves.items()}
+        leaves = {name: array.tolist() for name, array in values.items()}
+        output = np.array(rung.prepare(self.sizes, leaves)(leaves["x"], None), dtype=object)
+        loss = dot(output.ravel().tolist(), self.cotangent.ravel().tolist())
+        assert isinstance(loss, Value)
+        loss.backward()
+        return {name: np.vectorize(lambda value: value.grad, otypes=[float])(array) for name, array in values.items()}
+
+    def _difference(self, name: str, step: Any, expected: Array) -> float | None:
+        """The largest absolute one; None when the shapes differ or a number is not finite."""
+        numbers = _numbers(step)
+        if name in ("k", "v"):  # a rung may hand out a copy for each query head
+            expected, numbers = self._for_each_head(expected), self._for_each_head(numbers)
+        if numbers.shape != expected.shape:
+            return None
+        gap = abs(numbers - expected)
+        if name == "scores":  # what stands where a query may not look does not count
+            gap = np.where(np.tri(self.sizes.tokens, dtype=bool), gap, 0)
+        largest = float(gap.max())
+        return largest if math.isfinite(largest) else None
+
+    def _for_each_head(self, x_bgsd: Array) -> Array:
+        shared = x_bgsd.ndim == 4 and x_bgsd.shape[1] == self.sizes.kv_heads
+        return x_bgsd.repeat(self.sizes.heads // self.sizes.kv_heads, axis=1) if shared else x_bgsd
+
+
+def _numbers(step: Any) -> Array:
+    """Lists, arrays and tensors as a float64 array."""
+    if step is None:
+        return np.zeros(0)  # of no stage's shape
+    return np.asarray(step.detach() if isinstance(step, torch.Tensor) else step, np.float64)
+
+
+class Bounded:
+    """An array and a bound on the error of each of its numbers, for arithmetic with relative error `unit`."""
+
+    def __init__(self, value: Array, error: Array | float, unit: float) -> None:
+        self.value, self.unit = value, unit
+        self.error = np.broadcast_to(np.asarray(error, np.float64), value.shape)
+
+    @property
+    def largest(self) -> float:
+        """The largest error of any of the numbers."""
+        return float(self.error.max())
+
+    def move(self, change: Callable[[Array], Any]) -> Bounded:
+        """The same numbers in other places: `change` reshapes, transposes, picks or repeats."""
+        return Bounded(change(self.value), change(self.error), self.unit)
+
+    def times(self, factor: float) -> Bounded:
+        return Bounded(self.value * factor, abs(factor) * (self.error + 2 * self.unit * abs(self.value)), self.unit)
+
+    def __matmul__(self, other: Bounded) -> Bounded:
+        """A sum of n products has the relative error n u / (1 - n u), whatever its order."""
+        a, b, n = abs(self.value), abs(other.value), self.value.shape[-1]
+        inherited = a @ other.error + self.error @ (b + other.error)
+        added = self._sum_of(n) * ((a + self.error) @ (b + other.error))
+        return Bounded(self.value @ other.value, inherited + added, self.unit)
+
+    def __mul__(self, other: Bounded) -> Bounded:
+        a, b = abs(self.value), abs(other.value)
+        inherited = a * other.error + self.error * (b + other.error)
+        added = self.unit * (a + self.error) * (b + other.error)
+        return Bounded(self.value * other.value, inherited + added, self.unit)
+
+    def __add__(self, other: Bounded) -> Bounded:
+        return self._joined(self.value + other.value, other)
+
+    def __sub__(self, other: Bounded) -> Bounded:
+        return self._joined(self.value - other.value, other)
+
+    def _joined(self, value: Array, other: Bounded) -> Bounded:
+        inherited = self.error + other.error
+        return Bounded(value, inherited + self.unit * (abs(value) + inherited), self.unit)
+
+    def row_sums(self) -> Bounded:
+        """Sums along the last axis, which stays with length 1."""
+        error = (self.error + self._sum_of(self.value.shape[-1]) * (abs(self.value) + self.error)).sum(
+            -1, keepdims=True
+        )
+        return Bounded(self.value.sum(-1, keepdims=True), error, self.unit)
+
+    def softmax(self, allowed: NDArray[np.bool_]) -> Bounded:
+        """Along the last axis, over the allowed places; what is taken off before exp cancels.
+
+        An error e of the exponent is a factor of exp(e). The denominator is off by no more than its worst term.
+        """
+        top = np.where(allowed, self.value, -math.inf).max(-1, keepdims=True)
+        below = np.where(allowed, self.value - top, 0)
+        powers = np.where(allowed, np.exp(below), 0)
+        weights = powers / powers.sum(-1, keepdims=True)
+        exponent = np.where(allowed, self.error + 2 * self.unit * (abs(below) + EXP_ULPS), 0)
+        factor = exponent + exponent.max(-1, keepdims=True) + self._sum_of(self.value.shape[-1] + 2)
+        return Bounded(weights, weights * np.expm1(factor), self.unit)
+
+    def _sum_of(self, n: int) -> float:
+        return n * self.unit / (1 - n * self.unit)
+
+
+def layer_bounds(
+    leaves: Mapping[str, Array], cotangent: Array, n_heads: int, n_kv_heads: int, dtype: str
+) -> dict[str, float]:
+    """The largest error of every stage of a causal attention layer, and of every gradient (names W_Q to x).
+
+    leaves     W_Q (C,C), W_K and W_V (g*d,C), W_O (C,C) and x (B,T,C), exact; float32 rounds them first
+    cotangent  (B,T,C), the slope of the loss along the output
+    """
+    unit = UNIT[dtype]
+    rounded = 0.0 if dtype == "float64" else unit
+    w_q, w_k, w_v, w_o, x = (Bounded(leaves[name], rounded * abs(leaves[name]), unit) for name in LEAVES)
+    slope = Bounded(cotangent, rounded * abs(cotangent), unit)
+    B, T, _ = x.value.shape
+    d, group = w_q.value.shape[0] // n_heads, n_heads // n_kv_heads
+    q, k, v = (_split(x @ _turned(w), d) for w in (w_q, w_k, w_v))
+    k_bhsd, v_bhsd = (y.move(lambda a: a.repeat(group, axis=1)) for y in (k, v))
+    scores = (q @ _turned(k_bhsd)).times(1 / math.sqrt(d))
+    weights = scores.softmax(np.tri(T, dtype=bool))
+    heads = weights @ v_bhsd
+    joined = _rows(heads)
+    output = joined @ _turned(w_o)
+
+    # Backward: for y = W x, dW = dy x' and dx = W' dy; through the softmax, ds = p (dp - sum p dp). Where query heads
+    # share keys, their slopes add up: the heads of a group are folded into the rows of one product.
+    def folded(y: Bounded) -> Bounded:
+        return y.move(lambda a: a.reshape(B, n_kv_heads, group * T, -1))
+
+    d_output, x_rows = (y.move(lambda a: a.reshape(B * T, -1)) for y in (slope, x))
+    d_heads = _split((d_output @ w_o).move(lambda a: a.reshape(B, T, -1)), d)
+    d_weights = d_heads @ _turned(v_bhsd)
+    d_scores = (weights * (d_weights - (weights * d_weights).row_sums())).times(1 / math.sqrt(d))
+    d_q = _rows(d_scores @ k_bhsd)
+    d_k = _rows(_turned(folded(d_scores)) @ folded(q))
+    d_v = _rows(_turned(folded(weights)) @ folded(d_heads))
+    bounded = {"q": q, "k": k, "v": v, "scores": scores, "weights": weights, "heads": heads, "joined": joined}
+    bounded |= {"output": output, "x": d_q @ w_q + d_k @ w_k + d_v @ w_v, "W_O": _turned(d_output) @ joined}
+    bounded |= {name: _turned(dy) @ x_rows for name, dy in (("W_Q", d_q), ("W_K", d_k), ("W_V", d_v))}
+    return {name: array.largest for name, array in bounded.items()}
+
+
+def _split(y_btc: Bounded, d: int) -> Bounded:
+    """(B,T,h*d) -> (B,h,T,d)"""
+    B, T, width = y_btc.value.shape
+    return y_btc.move(lambda a: a.reshape(B, T, width // d, d).swapaxes(1, 2))
+
+
+def _rows(y_bhtd: Bounded) -> Bounded:
+    """(B,h,T,d) -> (B*T,h*d)"""
+    B, h, T, d = y_bhtd.value.shape
+    return y_bhtd.move(lambda a: a.swapaxes(1, 2).reshape(B * T, h * d))
+
+
+def _turned(y: Bounded) -> Bounded:
+    return y.move(lambda a: a.swapaxes(-1, -2))
