@@ -223,13 +223,19 @@ def test_half_held_out_still_leaves_every_verb_and_tense() -> None:
         assert max(Counter((cell.tense, cell.person) for cell in chosen).values()) < 20
 
 
+@pytest.mark.parametrize("held_out", [36, 180])
+def test_the_example_of_the_courses_is_always_for_training(held_out: int) -> None:
+    for seed in (0, 6, 12, 32, 36):  # without the rule these draw it
+        assert "I work = yo trabajo" in corpus(seed, held_out).train_lines
+
+
 def test_seeds_differ_and_a_seed_repeats() -> None:
     assert corpus(5) == corpus(5)
     assert len({frozenset(corpus(seed).held_out_cells) for seed in range(13)}) == 13
 
 
 def test_the_first_held_out_lines_are_frozen() -> None:
-    expected = ("I work = yo trabajo", "you will work = tú trabajarás", "he talks = él habla")
+    expected = ("you will work = tú trabajarás", "I have worked = yo he trabajado", "he talks = él habla")
     assert corpus(0).held_out_lines[:3] == expected
 
 

@@ -88,6 +88,9 @@ class Cell:
         return f"{self.english} = {self.spanish}"
 
 
+COURSE_CELL = Cell("work", "present", "I")
+
+
 # --- English -----------------------------------------------------------------------------------------------------
 
 _TO_BE = {"I": "am", "you": "are", "he": "is"}
@@ -237,7 +240,8 @@ def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
 
     The choice is drawn with `random.Random(seed)` and spread evenly: at the default size each verb loses one or two
     cells, and each pair of tense and person exactly two. At most half of the cells may be held out, so every verb and
-    every tense keeps some. Cells and lines stand in a fixed order; shuffle the lines before training.
+    every tense keeps some. `I work = yo trabajo`, the example of the courses, is always for training. Cells and lines
+    stand in a fixed order; shuffle the lines before training.
     """
     everything = cells()
     if not 0 <= held_out <= len(everything) // 2:
@@ -250,6 +254,7 @@ def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
 def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set[Cell]:
     """Draw cells one at a time, always from the verb, then the tense and person, drawn from least so far."""
     left = rng.sample(everything, len(everything))  # in random order, so that ties fall at random
+    left.remove(COURSE_CELL)
     of_verb: Counter[str] = Counter()
     of_slot: Counter[tuple[str, str]] = Counter()
     chosen: set[Cell] = set()
