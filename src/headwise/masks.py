@@ -93,8 +93,15 @@ class BroadcastGrid:
         return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])
 
 
+Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
+
+
 class Mask:
-    """Base of all masks. `a & b` allows what both allow and adds up their biases."""
+    """Base of all masks. `a & b` allows what both allow and adds up their biases.
+
+    A mask of your own needs `allowed` or `bias`. The other methods answer what rungs, layers, caches and statistics
+    must know; their defaults are right for any mask, and a better answer only saves work.
+    """
 
     def check(self, grid: Grid) -> None:
         """Raise HeadwiseError when the mask does not fit this call's sizes. Each rung calls it once."""
@@ -111,9 +118,33 @@ class Mask:
         """The masks that are joined by `&`, flattened."""
         return (self,)
 
+    def band(self, T: int, S: int) -> Band | None:
+        """The bounds on j - i, where the mask is exactly that, for all documents and heads, and adds nothing."""
+        return None
+
+    def bias_may_forbid(self) -> bool:
+        """Can the bias be -inf? Then what nobody may attend is protected as if `allowed` had said so."""
+        return True
+
+    def counts_from_first(self) -> bool:
+        """Does it count positions from the first key? A rolling cache, which drops that key, cannot serve it."""
+        return True
+
+    def real_length(self, b: int) -> int | None:
+        """How many tokens of document b are real, where the mask knows; the rest are padding."""
+        return None
+
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        """The mask of a layer that has only those of its `n_heads` heads, in that order."""
-        return self
+        """The mask of a call that has only those of its `n_heads` heads, in that order."""
+        return Part(self, "h", heads, n_heads)
+
+    def for_queries(self, queries: slice, T: int) -> Mask:
+        """The mask of a call that has only those of its `T` queries, and all keys."""
+        return Part(self, "t", range(T)[queries], T)
+
+    def without_bias(self) -> Mask:
+        """The mask that allows the same and adds nothing."""
+        return WithoutBias(self)
 
     def __and__(self, other: Mask) -> Mask:
         if not isinstance(other, Mask):
@@ -149,21 +180,157 @@ class Both(Mask):
             mask.check(grid)
 
     def allowed(self, grid: Grid) -> Any:
-        answers = [one for mask in self.masks if (one := mask.allowed(grid)) is not None]
-        return reduce(operator.and_, answers) if answers else None
+        return _joined(operator.and_, [mask.allowed(grid) for mask in self.masks])
 
     def bias(self, grid: Grid) -> Any:
-        answers = [one for mask in self.masks if (one := mask.bias(grid)) is not None]
-        return reduce(operator.add, answers) if answers else None
+        return _joined(operator.add, [mask.bias(grid) for mask in self.masks])
 
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
+    def bias_may_forbid(self) -> bool:
+        return any(mask.bias_may_forbid() for mask in self.masks)
+
+    def counts_from_first(self) -> bool:
+        return any(mask.counts_from_first() for mask in self.masks)
+
+    def real_length(self, b: int) -> int | None:
+        lengths = [length for mask in self.masks if (length := mask.real_length(b)) is not None]
+        return min(lengths, default=None)
+
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         return Both(tuple(mask.for_heads(heads, n_heads) for mask in self.masks))
 
+    def for_queries(self, queries: slice, T: int) -> Mask:
+        return Both(tuple(mask.for_queries(queries, T) for mask in self.masks))
+
+    def without_bias(self) -> Mask:
+        return Both(tuple(mask.without_bias() for mask in self.masks))
+
     def __repr__(self) -> str:
         return " & ".join(map(repr, self.masks))
+
+
+def _joined(join: Callable[[Any, Any], Any], answers: Iterable[Any]) -> Any:
+    """All answers that are not None, joined; None where there is none."""
+    answers = [answer for answer in answers if answer is not None]
+    return reduce(join, answers) if answers else None
+
+
+def resolve(masks: Iterable[Mask], grid: Grid, where: Callable[[Any, Any, Any], Any], lowest: float) -> tuple[Any, Any]:
+    """What masks allow and add together on arrays, with -inf taken out of the bias and into what is forbidden.
+
+    As a number -inf would poison the arithmetic. `where` is that of the rung's library, `lowest` the most negative
+    number of the dtype it computes in.
+    """
+    allowed, bias = None, None
+    for mask in masks:
+        mask_allowed, mask_bias = mask.allowed(grid), mask.bias(grid)
+        if mask_bias is not None and mask.bias_may_forbid():
+            finite = ~(mask_bias < lowest)
+            mask_allowed = _joined(operator.and_, [mask_allowed, finite])
+            mask_bias = where(finite, mask_bias, 0)
+        allowed = _joined(operator.and_, [allowed, mask_allowed])
+        bias = _joined(operator.add, [bias, mask_bias])
+    return allowed, bias
+
+
+@dataclass(frozen=True)
+class _Derived(Mask):
+    """A mask made of another one."""
+
+    mask: Mask
+
+    def check(self, grid: Grid) -> None:
+        self.mask.check(grid)
+
+    def band(self, T: int, S: int) -> Band | None:
+        return self.mask.band(T, S)
+
+    def bias_may_forbid(self) -> bool:
+        return self.mask.bias_may_forbid()
+
+    def counts_from_first(self) -> bool:
+        return self.mask.counts_from_first()
+
+    def real_length(self, b: int) -> int | None:
+        return self.mask.real_length(b)
+
+
+@dataclass(frozen=True)
+class WithoutBias(_Derived):
+    """What another mask allows, a bias of -inf included; made by `without_bias`."""
+
+    def allowed(self, grid: Grid) -> Any:
+        bias = self.mask.bias(grid) if self.mask.bias_may_forbid() else None
+        return _joined(operator.and_, [self.mask.allowed(grid), None if bias is None else bias != -math.inf])
+
+
+@dataclass(frozen=True)
+class Part(_Derived):
+    """The mask of a larger call, for those of its heads or queries that this call has.
+
+    axis     "h" or "t"
+    numbers  which of them; queries are neighbours
+    length   how many the larger call has
+    """
+
+    axis: str
+    numbers: Sequence[int]
+    length: int
+
+    def check(self, grid: Grid) -> None:
+        self.mask.check(_WholeGrid(grid, self))
+
+    def allowed(self, grid: Grid) -> Any:
+        return self.mask.allowed(_WholeGrid(grid, self))
+
+    def bias(self, grid: Grid) -> Any:
+        return self.mask.bias(_WholeGrid(grid, self))
+
+    @property
+    def first_query(self) -> int:
+        """The number in the larger call of this call's first query."""
+        return self.numbers[0] if self.axis == "t" and len(self.numbers) else 0
+
+    def band(self, T: int, S: int) -> Band | None:
+        band = self.mask.band(self.length if self.axis == "t" else T, S)
+        if band is None:
+            return None
+        low, high = band
+        return None if low is None else low + self.first_query, None if high is None else high + self.first_query
+
+
+class _WholeGrid:
+    """The grid of the larger call of a `Part`, at the places that this call has."""
+
+    def __init__(self, grid: Grid, part: Part) -> None:
+        self._grid, self._axis, self._length = grid, part.axis, part.length
+        first = part.numbers[0] if len(part.numbers) else 0
+        neighbours = slice(first, first + len(part.numbers))
+        alone = list(part.numbers) == list(range(part.length)[neighbours])
+        self._numbers: slice | list[int] = neighbours if alone else list(part.numbers)  # a slice copies nothing
+        self.B, self.S, self.j, self.read = grid.B, grid.S, grid.j, grid.read
+        self.H = part.length if part.axis == "h" else grid.H
+        self.T = part.length if part.axis == "t" else grid.T
+        self.i = grid.i + part.first_query
+
+    def pick(self, values: Any, axes: str) -> Any:
+        shape = shape_of(values)
+        named = axes[len(axes) - len(shape) :]
+        place = named.find(self._axis)
+        if place >= 0 and shape[place] == self._length:  # else it is 1, and broadcast
+            values = _taken(values, place, self._numbers)
+        return self._grid.pick(values, axes)
+
+
+def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
+    """Some entries along one axis of an array or of nested lists."""
+    if not isinstance(values, list | tuple):
+        return values[(*[slice(None)] * axis, numbers)]
+    if axis:
+        return [_taken(value, axis - 1, numbers) for value in values]
+    return values[numbers] if isinstance(numbers, slice) else [values[n] for n in numbers]
 
 
 class Shifted(Mask):
@@ -185,6 +352,9 @@ class Shifted(Mask):
     def by_document(self) -> bool:
         """Does each document have an offset of its own? (Asked of the offset itself: a traced T or S is no int.)"""
         return not (self.offset is None or isinstance(self.offset, int)) and shape_of(self.offset) != ()
+
+    def counts_from_first(self) -> bool:
+        return self.offset is not None
 
     def shift(self, T: int, S: int) -> int | Any:
         """The offset with None resolved; a whole number, or B of them."""
@@ -226,6 +396,15 @@ class Window(Shifted):
             result = after if result is None else result & after
         return result
 
+    def band(self, T: int, S: int) -> Band | None:
+        if self.by_document:
+            return None
+        shift = self.shift(T, S)
+        return None if self.left is None else shift - self.left, None if self.right is None else shift + self.right
+
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return self
+
 
 @dataclass(frozen=True)
 class Causal(Window):
@@ -251,6 +430,12 @@ class Lengths(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.j < grid.pick(self.lengths, "b")
 
+    def real_length(self, b: int) -> int | None:
+        return int(self.lengths[b])
+
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return self
+
 
 @dataclass(frozen=True)
 class Segments(Mask):
@@ -265,6 +450,12 @@ class Segments(Mask):
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
+
+    def counts_from_first(self) -> bool:
+        return False
+
+    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
+        return self
 
 
 @dataclass(frozen=True)
@@ -285,6 +476,9 @@ class Allowed(Mask):
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
+
+    def counts_from_first(self) -> bool:
+        return False
 
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         return Allowed(_of_heads(self.array, heads))
@@ -308,6 +502,9 @@ class Bias(Mask):
 
     def bias(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
+
+    def counts_from_first(self) -> bool:
+        return False
 
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         return Bias(_of_heads(self.array, heads))
@@ -337,15 +534,14 @@ class Alibi(Shifted):
         slopes = alibi_slopes(grid.H) if self.slopes is None else self.slopes
         return -grid.pick(slopes, "h") * abs(self.centre(grid) - grid.j)
 
+    def bias_may_forbid(self) -> bool:
+        return False
+
 
 def _of_heads(array: Any, heads: Sequence[int]) -> Any:
     """The rows of those heads of something that broadcasts to (B,H,T,S); the whole of it where heads share it."""
     shape = shape_of(array)
-    if len(shape) < 3 or shape[-3] == 1:
-        return array
-    if not isinstance(array, list | tuple):
-        return array[..., list(heads), :, :]
-    return [array[h] for h in heads] if len(shape) == 3 else [[document[h] for h in heads] for document in array]
+    return array if len(shape) < 3 or shape[-3] == 1 else _taken(array, len(shape) - 3, list(heads))
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

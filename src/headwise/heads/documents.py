@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.statistics import Document
-from headwise.masks import Lengths
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 
@@ -173,8 +172,5 @@ def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
 
 def _by_length(call: Call, b: int) -> Tensor | None:
     """In self attention a mask of lengths tells which queries are padding, too."""
-    parts = () if call.options.mask is None else call.options.mask.parts()
-    for part in parts:
-        if isinstance(part, Lengths):
-            return torch.arange(call.q.shape[2]) < int(torch.as_tensor(part.lengths)[b])
-    return None
+    length = None if call.options.mask is None else call.options.mask.real_length(b)
+    return None if length is None else torch.arange(call.q.shape[2]) < length

@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.masks import Allowed, Bias, Both, BroadcastGrid, Mask, Window
+from headwise.masks import BroadcastGrid, resolve
 from headwise.records import Call
 from headwise.rungs.tensor import as_tensor
 from headwise.spec import Options, resolve_kv_index
@@ -248,15 +248,9 @@ class _Pass:
     def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
         """The keys that a block of queries may see, and over them what is allowed and what is added, (H|1, t, s)."""
         keys = self._keys(rows)
-        grid = self._grid(rows, keys)
-        allowed, bias = Both(self.masks).allowed(grid), Both(self.masks).bias(grid)
-        if bias is not None:
-            bias = _four(bias)[0].to(self.dtype)
-            open_ = bias > -math.inf
-            allowed = open_ if allowed is None else _four(allowed)[0] & open_
-            bias = torch.where(open_, bias, 0)
+        allowed, bias = resolve(self.masks, self._grid(rows, keys), torch.where, torch.finfo(self.dtype).min)
         allowed = None if allowed is None else _four(allowed)[0]
-        return keys, allowed, bias
+        return keys, allowed, None if bias is None else _four(bias)[0].to(self.dtype)
 
     def _block(self, rows: slice) -> None:
         """All heads of a block of queries."""
@@ -274,13 +268,12 @@ class _Pass:
     def _keys(self, rows: slice) -> slice:
         """The keys that windows and causal bounds leave to a block of queries."""
         low, high = 0, self.S
-        for part in self.masks:
-            if isinstance(part, Window) and not part.by_document:
-                shift = part.shift(self.T, self.S)
-                if part.left is not None:
-                    low = max(low, rows.start + shift - part.left)
-                if part.right is not None:
-                    high = min(high, rows.stop + shift + part.right)
+        for mask in self.masks:
+            first, last = mask.band(self.T, self.S) or (None, None)
+            if first is not None:
+                low = max(low, rows.start + first)
+            if last is not None:
+                high = min(high, rows.stop + last)
         return slice(low, high) if low < high else slice(0, 1)
 
     def _grid(self, rows: slice, keys: slice) -> BroadcastGrid:
@@ -488,12 +481,10 @@ def uniform(call: Call) -> Call:
     """The call of one head that spreads its attention evenly over what the mask allows: the control of every number."""
     B, _, T, _ = call.q.shape
     S = call.k.shape[2]
-    mask: Mask | None = call.options.mask
-    parts = () if mask is None else mask.for_heads([0], call.q.shape[1]).parts()
-    flat = [part for part in parts if type(part).bias is Mask.bias]
-    flat += [Allowed(as_tensor(part.array, call.q.device) > -math.inf) for part in parts if isinstance(part, Bias)]
+    mask = call.options.mask
+    if mask is not None:
+        mask = mask.for_heads([0], call.q.shape[1]).without_bias()
     zeros = call.q.new_zeros
-    options = Options(mask=Both(tuple(flat)) if flat else None)
     return call._replace(
-        q=zeros(B, 1, T, 1), k=zeros(B, 1, S, 1), v=zeros(B, 1, S, 1), options=options, out=zeros(B, 1, T, 1)
+        q=zeros(B, 1, T, 1), k=zeros(B, 1, S, 1), v=zeros(B, 1, S, 1), options=Options(mask), out=zeros(B, 1, T, 1)
     )

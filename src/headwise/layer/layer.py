@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.head import Heads, permuted, without
-from headwise.masks import Alibi, Bias, Lengths, Mask, Window, bare_mask_error
+from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
@@ -269,16 +269,13 @@ def _check_rolling(window: int, mask: Mask | None) -> None:
     """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
     parts = () if mask is None else mask.parts()
     for part in parts:
-        if isinstance(part, Lengths):
+        if part.counts_from_first():
             raise HeadwiseError(
-                f"Lengths with a cache of window={window}: it counts from the first key, which rolls away"
+                f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "
+                f"leave it out, or its offset, or use a growing cache"
             )
-        if isinstance(part, Window | Alibi) and part.offset is not None:
-            raise HeadwiseError(
-                f"{type(part).__name__}(offset={part.offset}) with a cache of window={window}: the offset counts from "
-                f"the first key, which rolls away; leave it out"
-            )
-    lefts = [part.left for part in parts if isinstance(part, Window) and part.left is not None]
+    bands = [part.band(1, 1) or (None, None) for part in parts]  # around a query that stands at its own key
+    lefts = [-low for low, _ in bands if low is not None]
     if not lefts or min(lefts) > window:
         reach = f"Window(left={min(lefts)})" if lefts else "no Window"
         raise HeadwiseError(

@@ -366,25 +366,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     S = k.shape[2]
     if options.softcap is None or B * H * T * S <= LARGEST:
         return attend(q, k, v, options)
-    rows = max(1, LARGEST // (B * H * S))
-    blocks = [slice(start, min(start + rows, T)) for start in range(0, T, rows)]
-    return torch.cat([attend(q[:, :, rows], k, v, _of_rows(options, rows, T)) for rows in blocks], 2)
-
-
-def _of_rows(options: Options, rows: slice, T: int) -> Options:
-    """The options of a call for some of its T queries."""
-
-    def cut(part: Mask) -> Mask:
-        if isinstance(part, Causal):
-            assert isinstance(part.offset, int)
-            return Causal(part.offset + rows.start)
-        assert isinstance(part, Allowed | Bias)
-        array = part.array
-        return type(part)(array[..., rows, :] if array.shape[-2] == T > 1 else array)
-
-    if options.mask is None:
-        return options
-    first, *others = map(cut, options.mask.parts())
-    for other in others:
-        first = first & other
-    return options._replace(mask=first)
+    count = max(1, LARGEST // (B * H * S))
+    blocks = []
+    for start in range(0, T, count):
+        rows = slice(start, min(start + count, T))
+        mask = None if options.mask is None else options.mask.for_queries(rows, T)
+        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
+    return torch.cat(blocks, 2)

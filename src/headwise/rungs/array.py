@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
-from headwise.masks import BroadcastGrid, Mask
+from headwise.masks import BroadcastGrid, Mask, resolve
 from headwise.records import Trace
 from headwise.spec import Options, Sizes, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
@@ -84,14 +84,10 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
         return None, None
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
     mask.check(grid)
-    allowed, bias = mask.allowed(grid), mask.bias(grid)
-    if bias is not None:
-        open_ = bias != -np.inf
-        if not open_.all():  # -inf forbids; as a number it would poison the arithmetic
-            allowed = open_ if allowed is None else allowed & open_
-            bias = np.where(open_, bias, 0)
-        bias = bias.astype(dtype, copy=False)
-    return allowed, bias
+    allowed, bias = resolve(mask.parts(), grid, np.where, float(np.finfo(dtype).min))
+    if allowed is not None and allowed.all():
+        allowed = None
+    return allowed, None if bias is None else bias.astype(dtype, copy=False)
 
 
 def _heard_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:

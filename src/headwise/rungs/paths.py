@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from headwise.masks import Mask, Window
+from headwise.masks import Mask
 from headwise.spec import Options, Sizes
 
 Band = tuple[int, int]  # low <= j - i <= high
@@ -117,14 +117,14 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
     low, high = 1 - sizes.T, sizes.S - 1  # the least and the greatest j - i
     rest: list[Mask] = []
     for part in () if mask is None else mask.parts():
-        if not isinstance(part, Window) or part.by_document:
+        bounds = part.band(sizes.T, sizes.S)
+        if bounds is None:
             rest.append(part)
             continue
-        shift = part.shift(sizes.T, sizes.S)
-        if part.left is not None and shift - part.left > low:
-            low = shift - part.left
-        if part.right is not None and shift + part.right < high:
-            high = shift + part.right
+        if bounds[0] is not None and bounds[0] > low:
+            low = bounds[0]
+        if bounds[1] is not None and bounds[1] < high:
+            high = bounds[1]
     first = low if low > 0 else 0
     last = sizes.T + high if sizes.T + high < sizes.S else sizes.S
     if first >= last:  # no query sees any key; one stays, so that the kernel has something to be forbidden

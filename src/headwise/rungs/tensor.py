@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Bias, Both, BroadcastGrid, Mask
+from headwise.masks import Both, BroadcastGrid, Mask, resolve
 from headwise.records import Trace
 from headwise.rungs import paths
 from headwise.spec import Options, Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
@@ -115,14 +115,9 @@ def _dense(
         keys=keys,
         known=_known,
     )
-    others = Both(tuple(rest))
-    others.check(grid)
-    allowed, bias = others.allowed(grid), others.bias(grid)
-    if bias is not None:
-        bias = _four_axes(bias).to(dtype)
-        if any(isinstance(part, Bias) for part in rest):  # -inf forbids; as a number it would poison the arithmetic
-            finite = bias != -math.inf
-            allowed, bias = finite if allowed is None else allowed & finite, torch.where(finite, bias, 0)
+    Both(tuple(rest)).check(grid)
+    allowed, bias = resolve(rest, grid, torch.where, torch.finfo(dtype).min)
+    bias = None if bias is None else _four_axes(bias).to(dtype)
     alone = allowed is None
     if band is not None:
         distance = grid.j - grid.i
