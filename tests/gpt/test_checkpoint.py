@@ -68,7 +68,8 @@ def sprung(tmp_path: Path) -> Path:
 
 
 def test_a_folder_holds_what_hugging_face_expects(folder: Path) -> None:
-    assert sorted(p.name for p in folder.iterdir()) == [CONFIG, WEIGHTS, TOKENIZER, "tokenizer_config.json"]
+    names = [CONFIG, "generation_config.json", WEIGHTS, TOKENIZER, "tokenizer_config.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_saving_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model, save_model
 from headwise.gpt.forms import hf_form
+from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT
 from headwise.gpt.tokens import Tokens
 
@@ -165,10 +166,51 @@ def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tiny: Any, tmp_path
     save_model(tmp_path, tiny("llama", len(ours)), ours)
     with quiet():
         theirs = hf.AutoTokenizer.from_pretrained(tmp_path)
-    ids = ours.encode(TEXT)
-    assert theirs(TEXT)["input_ids"] == ids
-    assert theirs.decode(ids) == ours.decode(ids) == TEXT
+    ids = ours.prompt(TEXT)
+    assert theirs(TEXT)["input_ids"] == ids == [ours.boundary, *ours.encode(TEXT)]
+    assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids) == TEXT
     assert len(theirs) == len(ours)
+
+
+WORDS = ["he works = él trabaja", "yo trabajo , tú trabajas , él trabaja", "I work = yo trabajo"]
+CORPORA: dict[str, tuple[str, Tokens, str]] = {  # name -> preset, tokens, a prompt with something unknown in it
+    "verbs": ("verbs", Tokens.words(WORDS), "he flies ="),
+    "llama lines": ("llama", Tokens.characters("".join(WORDS), boundary=True), "he FLIES"),
+    "llama": ("llama", Tokens.characters("".join(WORDS), boundary=False), "he FLIES"),
+    "nanogpt": ("nanogpt", Tokens.characters("".join(WORDS), boundary=False), "he FLIES"),
+}
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_stock_generation_gives_our_text(hf: Any, tiny: Any, tmp_path: Path, corpus: str) -> None:
+    preset, tokens, _ = CORPORA[corpus]
+    model = tiny(preset, len(tokens), context=29)
+    save_model(tmp_path, model, tokens)
+    theirs, tokenizer = read_by_hf(hf, tmp_path), hf.AutoTokenizer.from_pretrained(tmp_path)
+    for prompt in ("he works =", "yo trabajo ,", "I work = yo"):
+        with quiet():
+            ids = theirs.generate(**tokenizer(prompt, return_tensors="pt", return_token_type_ids=False))[0]
+        start = tokens.prompt(prompt)
+        ours = [*start, *generate(model, start, 29 - len(start), temperature=0, stop=tokens.boundary)]
+        assert ids.tolist()[: len(ours)] == ours and len(ids) - len(ours) == (len(ours) < 29)  # the end, said by one
+        assert tokenizer.decode(ids, skip_special_tokens=True) == tokens.decode(ours)
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_what_is_unknown_raises_here_alone(hf: Any, tiny: Any, tmp_path: Path, corpus: str) -> None:
+    """The model has no row for one more token: elsewhere the boundary stands for the unknown, or else the space."""
+    preset, tokens, unknown = CORPORA[corpus]
+    save_model(tmp_path, tiny(preset, len(tokens)), tokens)
+    ids = hf.AutoTokenizer.from_pretrained(tmp_path)(unknown)["input_ids"]
+    stand_in = tokens.encode(" ")[0] if tokens.boundary is None else tokens.boundary
+    assert stand_in in ids[1:] and len(ids) == len(tokens.frame[0]) + len(
+        unknown.split() if preset == "verbs" else unknown
+    )
+    assert max(ids) < len(tokens) == load_model(tmp_path)[0].config.vocab_size
+    with pytest.raises(
+        HeadwiseError, match=r"the model has not seen the (words 'flies'|characters 'E', 'F', 'L', 'S')"
+    ):
+        load_model(tmp_path)[1].encode(unknown)
 
 
 def test_the_boundary_is_the_beginning_and_the_end(tiny: Any, tokens: Tokens, tmp_path: Path) -> None:

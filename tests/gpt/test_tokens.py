@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,17 @@ def test_a_tokenizer_file_that_is_not_there(tmp_path: Path) -> None:
         Tokens.from_file(tmp_path / "none.json")
     with pytest.raises(HeadwiseError, match=r"is no tokenizer file"):
         Tokens.from_file(tmp_path)
+
+
+def test_a_file_of_an_earlier_version_reads_alike() -> None:
+    """It names no token for the unknown, and puts none before a text."""
+    tokens = Tokens.words(["él habló ="])
+    layout = json.loads(tokens.to_json())
+    layout |= {"post_processor": None, "added_tokens": []}
+    layout["model"]["unk_token"] = "<unk>"
+    earlier = Tokens(Tokenizer.from_str(json.dumps(layout)))
+    assert earlier.prompt("habló él") == tokens.prompt("habló él")
+    for reader in (earlier, tokens):
+        for text, word in (("él hablo", "hablo"), (f"él {BOUNDARY}", BOUNDARY)):
+            with pytest.raises(HeadwiseError, match=re.escape(f"has not seen the words '{word}'; it knows 3: = habló")):
+                reader.encode(text)

@@ -19,18 +19,23 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.forms import from_hf, hf_config, to_hf
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
+from headwise.gpt.tokens import BOUNDARY, Tokens
 
-MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors")
+MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
-    """Write a model and its tokenizer. Each file appears whole, the weights last."""
+    """Write a model and its tokenizer. Each file appears whole, the weights last.
+
+    What transformers' `AutoTokenizer` and `generate` need to give the same text as ours is written too: the boundary as
+    the token that begins and ends a text.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "tokenizer.json", tokens.to_json())
-    write_whole(folder / "tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    write_whole(folder / "tokenizer_config.json", _json(_tokenizer_config(tokens)))
+    write_whole(folder / "generation_config.json", _json(_generation_config(model.config, tokens.boundary)))
     write_whole(folder / "config.json", _json(hf_config(model.config, tokens.boundary)))
     write_whole(folder / "model.safetensors", save(to_hf(model), metadata={"format": "pt"}))
 
@@ -110,6 +115,20 @@ def _read_config(folder: Path) -> GPTConfig:
         raise HeadwiseError(
             f"{folder / 'config.json'} does not describe a headwise model ({type(error).__name__}: {error})"
         ) from None
+
+
+def _tokenizer_config(tokens: Tokens) -> dict[str, Any]:
+    roles = () if tokens.boundary is None else ("bos_token", "eos_token", "unk_token", "pad_token")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **dict.fromkeys(roles, BOUNDARY),
+    }
+
+
+def _generation_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
+    roles = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {"max_length": config.context, **({} if boundary is None else dict.fromkeys(roles, boundary))}
 
 
 def _json(data: dict[str, Any]) -> str:

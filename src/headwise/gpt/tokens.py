@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headwise.errors import HeadwiseError
 
@@ -23,6 +23,7 @@ class Tokens:
         self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
+        self._tokenizer.post_processor = _post_processor(self.boundary)
         self.frame: tuple[list[int], list[int]] = ([] if self.boundary is None else [self.boundary], [])
         self.specials = frozenset(() if self.boundary is None else (self.boundary,))
         layout = json.loads(tokenizer.to_str())
@@ -32,7 +33,7 @@ class Tokens:
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
         """Every distinct character of `text`, sorted; with `boundary`, one more token between documents."""
-        tokenizer = Tokenizer(models.WordLevel(_numbered(sorted(set(text)), boundary)))
+        tokenizer = _word_level(sorted(set(text)), boundary)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_ANY), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return cls(tokenizer)
@@ -43,7 +44,7 @@ class Tokens:
         distinct = sorted({word for line in lines for word in line.split()})
         if BOUNDARY in distinct:
             raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
-        tokenizer = Tokenizer(models.WordLevel(_numbered(distinct, boundary=True)))
+        tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return cls(tokenizer)
 
@@ -69,13 +70,13 @@ class Tokens:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
-        if self._by_word and BOUNDARY in text.split():
-            raise self._unknown([BOUNDARY], "words")
         try:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # the library raises bare Exceptions; a word vocabulary has no token for the unknown
-            words = sorted(set(text.split()) - set(self.vocabulary))
-            raise (self._unknown(words, "words") if words else HeadwiseError(f"cannot tokenise: {error}")) from None
+            ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the library raises bare Exceptions; older word vocabularies end here
+            raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise: {error}") from None
+        if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
+            raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
+        return ids
 
     def document(self, text: str) -> list[int]:
         """Ids of a text between two boundaries."""
@@ -99,6 +100,10 @@ class Tokens:
         """Each id as a reader should see it, one by one."""
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 
+    def _unknown_words(self, text: str) -> HeadwiseError | None:
+        missing = sorted(word for word in set(text.split()) if word == BOUNDARY or word not in self.vocabulary)
+        return self._unknown(missing, "words") if missing else None
+
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
         some, more = ", ".join(map(repr, missing[:5])), f" and {len(missing) - 5} more" * (len(missing) > 5)
@@ -107,5 +112,22 @@ class Tokens:
         return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}{rest}")
 
 
-def _numbered(tokens: Sequence[str], boundary: bool) -> dict[str, int]:
-    return {token: i for i, token in enumerate([*tokens, BOUNDARY] if boundary else tokens)}
+def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
+    """A vocabulary of whole tokens, numbered in order, the boundary last.
+
+    Readers other than `Tokens` need an id for what is unknown, and a further token would have no row in the model's
+    embedding: they take the boundary, where there is none the space, else the first token.
+    """
+    vocabulary = {token: i for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)}
+    unknown = BOUNDARY if boundary else " " if " " in vocabulary else next(iter(vocabulary), "")
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    if boundary:
+        tokenizer.add_special_tokens([BOUNDARY])
+    return tokenizer
+
+
+def _post_processor(boundary: int | None) -> processors.TemplateProcessing:
+    """What other readers put around a text: the boundary before it where there is one, as in training."""
+    if boundary is None:
+        return processors.TemplateProcessing(single="$A")
+    return processors.TemplateProcessing(single=f"{BOUNDARY} $A", special_tokens=[(BOUNDARY, boundary)])
