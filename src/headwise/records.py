@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from headwise.errors import HeadwiseError
 from headwise.intervals import Interval
 
 if TYPE_CHECKING:
@@ -15,6 +17,25 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from headwise.spec import Options
+
+
+HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
+
+
+def head_name(site: int | str, head: int) -> str:
+    """`L3.H5` is head 5 of layer 3, both counted from 0; in a model of several stacks `encoder.L3.H5`.
+
+    site  the number of the layer, or the name of its attention, such as "L3" or "encoder.L3"
+    """
+    return f"L{site}.H{head}" if isinstance(site, int) else f"{site}.H{head}"
+
+
+def parse_head(name: str) -> tuple[str, int, int]:
+    """Stack ("" where there is one alone), layer and head of a name that `head_name` made."""
+    match = HEAD_NAME.fullmatch(name)
+    if match is None:
+        raise HeadwiseError(f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0")
+    return match["part"] or "", int(match["layer"]), int(match["head"])
 
 
 @dataclass(frozen=True)
@@ -66,8 +87,7 @@ class HeadMap:
 
     @property
     def name(self) -> str:
-        """`L3.H5` is layer 3, head 5, both counted from 0."""
-        return f"L{self.layer}.H{self.head}"
+        return head_name(self.layer, self.head)
 
 
 @dataclass(frozen=True)
@@ -234,8 +254,7 @@ class HeadSteps:
 
     @property
     def name(self) -> str:
-        """`L3.H5` is layer 3, head 5, both counted from 0."""
-        return f"L{self.layer}.H{self.head}"
+        return head_name(self.layer, self.head)
 
 
 @dataclass(frozen=True)

@@ -1,61 +1,153 @@
-"""Running a model: what it answers, its body alone, what its layers give; and which classes can be asked."""
+"""Asking a model, ours or one of transformers: what it predicts, its logits, its losses, its body alone.
+
+The questions that every study asks stand here once. Nothing to the right of this room asks what class a model is of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
-from headwise.models.weights import blocks, family_of
+from headwise.models.weights import blocks
 
-NEXT, MASKED = ("ForCausalLM", "LMHeadModel"), ("ForMaskedLM",)  # how transformers ends the names of its classes
+
+def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
+    """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any."""
+    if isinstance(model, GPT):
+        return "next"
+    if "transformers" not in sys.modules or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return None
+    from headwise.models.hf import CAUSAL, FILLING
+
+    names = {kind.__name__ for kind in type(model).__mro__}
+    return "next" if names & CAUSAL else "masked" if names & FILLING else None
+
+
+def has_loss(model: nn.Module) -> bool:
+    """Does the model predict the next token, so that a change in its loss can be measured?"""
+    return predicts(model) == "next"
+
+
+def gives_logits(model: nn.Module) -> bool:
+    """Does the model end in a distribution over tokens, so that a divergence can be taken?"""
+    return predicts(model) is not None
+
+
+def require_next(model: nn.Module) -> None:
+    """Raise HeadwiseError for a model that does not predict the next token."""
+    if not has_loss(model):
+        raise HeadwiseError(
+            f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
+            f"measured; load the model with its causal language-model head"
+        )
 
 
 def check_class(model: nn.Module) -> None:
     """Raise HeadwiseError for a model whose answers are neither predictions of tokens nor hidden states."""
     name = type(model).__name__
-    if not (isinstance(model, GPT) or name.endswith((*NEXT, *MASKED, "Model"))):
+    if not gives_logits(model) and not name.endswith("Model"):
         raise HeadwiseError(
             f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
             f"those; save the model without that head, or with its language-model head"
         )
 
 
-def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
-    """Which tokens the model gives a distribution of: the next one, the masked ones; None for hidden states alone."""
-    name = type(model).__name__
-    if isinstance(model, GPT) or name.endswith(NEXT):
-        return "next"
-    return "masked" if name.endswith(MASKED) else None
+def reads_tokens(model: nn.Module) -> bool:
+    """Does the forward of the model take token ids?"""
+    return bool({"ids", "input_ids"} & set(_parameters(_body(model))))
+
+
+def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
+    """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
+    if isinstance(model, GPT):
+        return model(ids, last_only=last)  # type: ignore[no-any-return]
+    answer: Tensor = _forward(model, ids).logits
+    return answer[:, -1:] if last else answer
 
 
 def answers(model: nn.Module, ids: Tensor) -> Tensor:
-    """Logits of ids (B,T), over the last axis; of a model that gives none, its last hidden states (B,T,C)."""
-    found: Any = _run(model, ids)
-    if isinstance(found, Tensor):
-        return found
-    result: Tensor = found.logits if predicts(model) else found.last_hidden_state
-    return result
+    """Logits (B,T,V) of ids (B,T); of a model that predicts no tokens its last hidden states (B,T,C)."""
+    if gives_logits(model):
+        return logits(model, ids)
+    states: Tensor = _forward(model, ids).last_hidden_state
+    return states
 
 
 def run_body(model: nn.Module, ids: Tensor) -> None:
-    """Run the layers on ids (B,T) for what hooks see there; the logits, by far the largest tensor, are left out."""
+    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out."""
     if isinstance(model, GPT):
         model(ids, last_only=True)
     else:
-        _run(getattr(model, "base_model", model), ids)
+        _forward(_body(model), ids)
 
 
-def _run(model: nn.Module, ids: Tensor) -> object:
+def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
+    """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,)."""
+    if ids.shape[1] < 2:
+        raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
+    predicted = logits(model, ids)[:, :-1]
+    losses = F.cross_entropy(predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return losses.reshape(ids.shape[0], -1).mean(1)
+
+
+def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """W_E and W_U, (V,C) each; None where a model has no such pair."""
     if isinstance(model, GPT):
-        return model(ids)
-    return model(input_ids=ids, **({} if family_of(model) == "bert" else {"use_cache": False}))
+        return model.token_embedding.weight, model.lm_head.weight
+    whole: Any = model
+    if not hasattr(model, "get_output_embeddings") or whole.get_output_embeddings() is None:
+        return None
+    return whole.get_input_embeddings().weight, whole.get_output_embeddings().weight
+
+
+def context_of(model: nn.Module) -> int | None:
+    """The most tokens that the model takes at a time; None where it sets no bound."""
+    if isinstance(model, GPT):
+        return model.config.context
+    config: Any = getattr(model, "config", None)
+    if config is None or getattr(config, "model_type", "") in RELATIVE:
+        return None
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+
+
+RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
+
+
+def vocabulary_of(model: nn.Module) -> int | None:
+    """The number of different token ids; None where the config does not say."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "vocab_size", None)
+
+
+def config_fields(model: nn.Module) -> dict[str, Any]:
+    """The fields of the model's config.json."""
+    config: Any = model.config
+    fields: dict[str, Any] = hf_config(config, None) if isinstance(model, GPT) else config.to_dict()
+    return fields
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and afterwards each module in the mode it had."""
+    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def decoder(model: nn.Module, prompt: Tensor) -> Callable[[Tensor], object]:
@@ -66,13 +158,6 @@ def decoder(model: nn.Module, prompt: Tensor) -> Callable[[Tensor], object]:
         return lambda token: model(token, caches, last_only=True)
     cache = model(input_ids=prompt, use_cache=True).past_key_values
     return lambda token: model(input_ids=token, past_key_values=cache, use_cache=True)
-
-
-def config_fields(model: nn.Module) -> dict[str, Any]:
-    """The fields of the model's config.json."""
-    config: Any = model.config
-    fields: dict[str, Any] = hf_config(config, None) if isinstance(model, GPT) else config.to_dict()
-    return fields
 
 
 @contextmanager
@@ -89,10 +174,30 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 @contextmanager
 def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     """Inside this block the list gets the output (B,T,C) of each layer that runs."""
-    found: list[Tensor] = []
+    states: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        found.append(output[0] if isinstance(output, tuple) else output)
+        states.append(output[0] if isinstance(output, tuple) else output)
 
     with hooked(block.register_forward_hook(keep) for block in blocks(model)):
-        yield found
+        yield states
+
+
+def _forward(model: nn.Module, ids: Tensor) -> Any:
+    """A forward pass of a transformers model over ids, without a cache; an encoder-decoder reads them on both sides."""
+    inputs: dict[str, Any] = {"input_ids": ids}
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids
+    if "use_cache" in _parameters(model):
+        inputs["use_cache"] = False
+    return model(**inputs)
+
+
+def _body(model: nn.Module) -> nn.Module:
+    """The model without the projection onto the vocabulary."""
+    body: nn.Module = getattr(model, "base_model", model)
+    return body
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters

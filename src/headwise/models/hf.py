@@ -19,6 +19,10 @@ import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
@@ -27,6 +31,9 @@ from headwise.gpt.tokens import BOUNDARY
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 NAME = "headwise"  # of our entry in the two interfaces
+
+CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # classes whose logits are of the next token
+FILLING = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())  # and of tokens that are masked
 
 # query (B,H,T,D), key (B,G,S,D), value (B,G,S,E), mask and keywords as transformers gives them -> (B,H,T,E)
 Attention = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, Mapping[str, Any]], Tensor]
@@ -181,6 +188,14 @@ class FolderTokens:
         """Ids of a text, without those of the frame."""
         with _quiet():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids that a model continues: the text after what the model expects before every document."""
+        return self.frame[0] + self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each id as a reader should see it; what is no whole character shows as the vocabulary writes it."""

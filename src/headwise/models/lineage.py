@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.run import RUN
-from headwise.records import Ancestor, HeadProfile, HeadSurvey
+from headwise.records import Ancestor, HeadProfile, HeadSurvey, head_name
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"
@@ -125,4 +125,4 @@ def _damaged(path: Path) -> HeadwiseError:
 
 
 def _names(heads: Sequence[Sequence[int]]) -> dict[str, str]:
-    return {f"L{layer}.H{n}": f"L{layer}.H{old}" for layer, row in enumerate(heads) for n, old in enumerate(row)}
+    return {head_name(layer, n): head_name(layer, old) for layer, row in enumerate(heads) for n, old in enumerate(row)}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -16,6 +17,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import RUN, load_run
 from headwise.gpt.tokens import Tokens
+from headwise.models.ask import context_of, vocabulary_of
 
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
 COPIED = (
@@ -46,6 +48,12 @@ class TextTokens(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
 
+    def prompt(self, text: str) -> list[int]:
+        """Ids that a model continues: the text after what the model expects before every document."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special tokens leave no trace."""
+
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
 
@@ -68,6 +76,30 @@ class Folder:
         return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
+_origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = WeakKeyDictionary()
+
+
+def open_model(source: str | Path | nn.Module) -> nn.Module:
+    """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
+
+    Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know its
+    tokenizer and its text. Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
+    """
+    return source if isinstance(source, nn.Module) else open_folder(Path(source)).model
+
+
+def described(model: nn.Module) -> Folder | None:
+    """What is known of a model that was read from a folder; None for one that was made in memory."""
+    origin = _origins.get(model)
+    return None if origin is None else remember(model, *origin)
+
+
+def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
+    """Note where a model came from, for as long as it lives."""
+    _origins[model] = path, tokens, family
+    return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
+
+
 def open_folder(path: Path) -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers.
 
@@ -75,23 +107,15 @@ def open_folder(path: Path) -> Folder:
     """
     if is_own(path):
         model, tokens = load_run(path)
-        return Folder(path, model, tokens, model.config.context, "headwise", model.config.vocab_size)
+        return remember(model, path, tokens, "headwise")
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
-    loaded = load_folder(path)
-    found = FolderTokens(path) if has_tokenizer(path) else None
-    config = loaded.config.get_text_config()
-    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if getattr(config, "model_type", "") in RELATIVE:
-        context = None
-    return Folder(path, loaded, found, context, loaded.config.model_type, getattr(config, "vocab_size", None))
-
-
-RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
+    foreign = load_folder(path)
+    return remember(foreign, path, FolderTokens(path) if has_tokenizer(path) else None, foreign.config.model_type)
 
 
 def is_own(path: Path) -> bool:

@@ -20,26 +20,28 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.layer.importing.family import Family, families
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask
-from headwise.records import Call, Watchable
+from headwise.models.weights import as_rows
+from headwise.records import Call, Watchable, head_name
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
 
-CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")  # names of modules
-OUTPUTS = (
-    "o_proj",
-    "c_proj",
-    "out_proj",
-    "out_lin",
-    "o",
-    "output.dense",
-    "dense",
-)  # names of W_O, on the module or its parent
-VALUES = ("v_proj", "value", "v_lin", "v")  # names of W_V
+# Names by which the modules and configs of transformers call the same thing, tried in this order: what a family without
+# a record keeps under them is found all the same.
+PROJECTIONS = {
+    "q": ("q_proj", "query", "q_lin", "q", "q_attn"),
+    "k": ("k_proj", "key", "k_lin", "k"),
+    "v": ("v_proj", "value", "v_lin", "v"),
+    "o": ("o_proj", "c_proj", "out_proj", "out_lin", "o", "output.dense", "dense"),  # or beside the attention
+}
+JOINED = ("c_attn",)  # queries, keys and values in one matrix
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "encoder_attention_heads")
+CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")
+
 # Keywords of transformers that say nothing about the arithmetic of attention, or say it a second time: a window is in
 # the mask already.
 HARMLESS = {
@@ -66,12 +68,14 @@ class Site:
     name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     module: nn.Module
     n_heads: int
-    w_o: Tensor | None  # (C, H*E), or None where the heads' output is not projected
-    w_v: Tensor | None  # (G*E, C), or None where it is not known
+    w_q: Tensor | None  # (H*D, C); these are y = W x, and None where they are not known
+    w_k: Tensor | None  # (G*D, C)
+    w_v: Tensor | None  # (G*E, C)
+    w_o: Tensor | None  # (C, H*E); None, too, where the heads' output is not projected
     cross: bool  # as far as the module tells; a call of ours has the last word
 
     def head(self, number: int) -> str:
-        return f"{self.name}.H{number}"
+        return head_name(self.name, number)
 
     @property
     def heads(self) -> list[str]:
@@ -84,7 +88,7 @@ def sites_of(model: nn.Module) -> list[Site]:
     Raises HeadwiseError where there are none, and where some attention of the model does not go through the interface
     and would be missed.
     """
-    found = [Site(f"L{n}", module, *_heads_of(module), cross=False) for n, module in enumerate(_watchable(model))]
+    found = [_own_site(f"L{n}", module) for n, module in enumerate(_watchable(model))]
     if _has_hf(model):
         foreign = _hf_sites(model)
         clash = {site.name for site in found} & {site.name for site in foreign}
@@ -123,12 +127,13 @@ def _watchable(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _heads_of(module: nn.Module) -> tuple[int, Tensor | None, Tensor | None]:
-    """Number of heads, W_O and W_V, as `Watchable.watched` gives them."""
+def _own_site(name: str, module: Any) -> Site:
+    """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        return module.spec.n_heads, getattr(module.o_proj, "weight", None), getattr(module.v_proj, "weight", None)
-    answer: tuple[int, Tensor | None, Tensor | None] = module.watched()  # type: ignore[operator]
-    return answer
+        weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj"), "weight", None) for x in "qkvo"}
+        return Site(name, module, module.spec.n_heads, **weights, cross=False)
+    n_heads, w_o, w_v = module.watched()
+    return Site(name, module, n_heads, w_q=None, w_k=None, w_v=w_v, w_o=w_o, cross=False)
 
 
 @contextmanager
@@ -195,8 +200,7 @@ def _hf_sites(model: nn.Module) -> list[Site]:
                 name=f"{names[stack]}L{_number(path, order)}",
                 module=module,
                 n_heads=_count(module, owner),
-                w_o=_w_o(modules, path),
-                w_v=_w_v(module),
+                **_weights(modules, path, _record(owner)),
                 cross=_is_cross(path),
             )
         )
@@ -277,29 +281,39 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
 
 
-def _w_o(modules: Mapping[str, nn.Module], path: str) -> Tensor | None:
-    """W_O as (C, H*E); BERT keeps it beside the attention, in the parent."""
-    parent = path.rpartition(".")[0]
-    for start in (path, parent):
-        for name in OUTPUTS:
-            found = modules.get(f"{start}.{name}" if start else name)
-            weight = getattr(found, "weight", None)
-            if isinstance(weight, Tensor) and weight.ndim == 2:
-                return weight.T if type(found).__name__ == "Conv1D" else weight
-    return None
+def _record(owner: nn.Module) -> Family | None:
+    """The record of the family of a transformers model, where it has one."""
+    kind = getattr(getattr(owner, "config", None), "model_type", None)
+    return next((family for family in families() if family.name == kind), None)
 
 
-def _w_v(module: nn.Module) -> Tensor | None:
-    """W_V as (G*E, C); GPT-2 keeps it in one matrix with W_Q and W_K."""
-    for name in VALUES:
-        found = getattr(module, name, None)
-        weight = getattr(found, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim == 2:
-            return weight.T if type(found).__name__ == "Conv1D" else weight
-    joined = getattr(module, "c_attn", None)
-    if joined is not None and joined.weight.shape[1] == 3 * joined.weight.shape[0]:
-        third: Tensor = joined.weight.T.chunk(3)[2]
-        return third
+def _weights(modules: Mapping[str, nn.Module], path: str, family: Family | None) -> dict[str, Tensor | None]:
+    """W_Q, W_K, W_V and W_O of an attention as rows, y = W x; None where none of the known names is there.
+
+    The record of the family names them first, seen from its attention module, which may lie around the one that calls
+    the interface; then the names that transformers' modules have in common. W_O may stand beside the attention.
+    """
+    weights: dict[str, Tensor | None] = {}
+    around = [path, path.rpartition(".")[0]]
+    packed = family is not None and family.packed
+    for x in "qkvo":
+        names = (() if family is None or (packed and x != "o") else (getattr(family, x),)) + PROJECTIONS[x]
+        weights[f"w_{x}"] = _first_matrix(modules, around if x == "o" or family is not None else around[:1], names)
+    if weights["w_v"] is None:
+        joined = _first_matrix(modules, around[:1], ((family.q,) if family is not None and packed else ()) + JOINED)
+        if joined is not None and joined.shape[0] == 3 * joined.shape[1]:
+            weights |= dict(zip(("w_q", "w_k", "w_v"), joined.chunk(3), strict=True))
+    return weights
+
+
+def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> Tensor | None:
+    """The first matrix of these names in these places, as rows."""
+    for place in places:
+        for name in names:
+            module = modules.get(f"{place}.{name}" if place else name)
+            weight = getattr(module, "weight", None)
+            if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
+                return as_rows(module)
     return None
 
 

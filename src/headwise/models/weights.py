@@ -1,7 +1,7 @@
-"""The attention weights of a model, layer by layer, read from and written to every family that can be reshaped.
+"""The attention weights of a model, layer by layer, read from and written to every family that has a record.
 
-Our GPT, Llama, Mistral, Qwen2 and Qwen3 keep four Linears; GPT-2 keeps q, k and v in one matrix that holds y = x W;
-BERT keeps query, key and value apart from the dense layer behind them. Here all are one record, y = W x, head by head.
+Families keep them in four Linears, or q, k and v in one matrix, or as y = x W; `headwise.families` says where. Here all
+are one record, y = W x, head by head.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 from headwise.gpt.forms import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.layer.importing.family import Family, families
 
-LINEAR = ("llama", "mistral", "qwen2", "qwen3")  # families of transformers with q_proj, k_proj, v_proj, o_proj
-KNOWN = ("headwise", *LINEAR, "gpt2", "bert")
+OURS = Family(name="headwise", prefix="MultiHead", layers="blocks", attention="attention", width="d_model")
 
 
 @dataclass(frozen=True)
@@ -84,47 +84,47 @@ def grouped(x: Tensor, n: int) -> Tensor:
     return x.reshape(n, -1, *x.shape[1:])
 
 
-def family_of(model: nn.Module) -> str:
-    """`headwise` for our GPT, else transformers' model_type. Raises HeadwiseError for what cannot be reshaped."""
+def family_of(model: nn.Module) -> Family:
+    """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
     if isinstance(model, GPT):
-        return "headwise"
-    name = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    if name not in KNOWN:
-        raise HeadwiseError(f"{name} is a family whose heads cannot be reshaped yet; there are {', '.join(KNOWN)}")
-    return name
+        return OURS
+    return _record(str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
+
+
+def _record(name: str) -> Family:
+    records = {family.name: family for family in families()}
+    if name not in records:
+        raise unknown(f"{name} is a family whose heads cannot be reshaped yet", name, (OURS.name, *records))
+    return records[name]
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The layers of the model, from the first to the last."""
-    family = family_of(model)
-    body: Any = getattr(model, "base_model", model)
-    if family == "headwise":
-        return list(body.blocks)
-    return list(body.layers if family in LINEAR else body.h if family == "gpt2" else body.encoder.layer)
+    body: nn.Module = getattr(model, "base_model", model)
+    layers: Any = body.get_submodule(family_of(model).layers)
+    return list(layers)
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
     """The attention module of each layer, from the first to the last."""
-    name = {"headwise": "attention", "gpt2": "attn", "bert": "attention"}.get(family_of(model), "self_attn")
+    name = family_of(model).attention
     return [block.get_submodule(name) for block in blocks(model)]
 
 
 def input_projection(model: nn.Module, layer: int) -> nn.Module:
     """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
-    family, module = family_of(model), attentions(model)[layer]
-    name = {"gpt2": "c_attn", "bert": "self.query"}.get(family, "q_proj")
-    return module.get_submodule(name)
+    family = family_of(model)
+    return attentions(model)[layer].get_submodule(family.q)
 
 
 def output_projection(model: nn.Module, layer: int) -> nn.Module:
     """W_O of a layer, which reads the joined heads (B,T,H*E) and gives (B,T,C)."""
-    family, module = family_of(model), attentions(model)[layer]
-    return module.get_submodule({"gpt2": "c_proj", "bert": "output.dense"}.get(family, "o_proj"))
+    return attentions(model)[layer].get_submodule(family_of(model).o)
 
 
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
     """Query heads, key/value heads, head width: what the config says."""
-    family_of(model)  # refuses what has no such config
+    family_of(model)  # refuses a family whose config may say something else
     if isinstance(model, GPT):
         spec = model.config.attention
         return spec.n_heads, spec.n_kv_heads, spec.head_dim
@@ -136,17 +136,18 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
     """The attention weights of each layer; views of the model's own wherever that is possible."""
-    n_heads, n_kv_heads, head_dim = head_counts(model)
+    family, (n_heads, n_kv_heads, head_dim) = family_of(model), head_counts(model)
     pairs = _pairs(model, head_dim)
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
     layers = []
     for module in attentions(model):
-        found: dict[str, Any] = {
+        weights: dict[str, Any] = {
             name: x.view(len(x), n_heads, -1) if name == "wo" else x.view(counts[name[1]], -1, *x.shape[1:])
-            for name, x in _views(model, module).items()
+            for name, x in _views(family, module, tuple(counts.values())).items()
         }
-        found |= {f"{x}_gain": getattr(getattr(module, f"{x}_norm", None), "weight", None) for x in "qk"}
-        layers.append(AttentionWeights(**found, pairs=pairs))
+        for x in "qk":
+            weights[f"{x}_gain"] = _gain(module, getattr(family, f"{x}_norm") or f"{x}_norm", head_dim)
+        layers.append(AttentionWeights(**weights, pairs=pairs))
     return layers
 
 
@@ -172,7 +173,7 @@ def with_layers(
         new = _rebuilt(model, n_heads, n_kv_heads)
     for module, weights in zip(attentions(new), layers, strict=True):
         assert (weights.n_heads, weights.n_kv_heads) == (n_heads, n_kv_heads)
-        for name, view in _views(new, module).items():
+        for name, view in _views(family_of(new), module, (n_heads, n_kv_heads, n_kv_heads)).items():
             value = getattr(weights, name)
             view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
     return new.train(model.training)
@@ -180,29 +181,32 @@ def with_layers(
 
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
-    family, (old_heads, old_kv_heads, head_dim) = family_of(model), head_counts(model)
-    config: Any = model.config
+    old_heads, old_kv_heads, head_dim = head_counts(model)
     if (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
-    form = stock_form(model.config) if isinstance(model, GPT) else family
-    if form in ("gpt2", "bert"):
-        width = config.d_model if family == "headwise" else config.hidden_size
-        field = {"gpt2": "n_embd", "bert": "hidden_size"}[form]
-        if n_heads != old_heads:
-            return (
-                f"{form}'s config has no head_dim: its {field}={width} must be {old_heads} heads of {head_dim}, "
-                f"and {n_heads} make {n_heads * head_dim}"
-            )
+    config: Any = model.config
+    if isinstance(model, GPT):
+        form, width = stock_form(model.config), model.config.d_model
+    else:
+        form, width = config.model_type, config.hidden_size
+    if form is None:
+        return None
+    family = _record(form)
+    if family.n_kv_heads is None and n_heads != old_heads:
+        return (
+            f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, "
+            f"and {n_heads} make {n_heads * head_dim}"
+        )
+    if family.n_kv_heads is None:
         return (
             f"{form}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query heads "
             f"cannot be written; share a Llama-type model"
         )
-    width = config.d_model if family == "headwise" else config.hidden_size
-    if form == "llama" and width % n_heads:
-        known = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
+    if family.even_width and width % n_heads:
+        divisors = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
         return (
-            f"llama's config wants num_attention_heads to divide hidden_size={width}, and {n_heads} does not; "
-            f"{known} would"
+            f"{form}'s config wants num_attention_heads to divide {family.width}={width}, and {n_heads} does not; "
+            f"{divisors} would"
         )
     return None
 
@@ -248,35 +252,57 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _views(model: nn.Module, module: Any) -> dict[str, Tensor]:
-    """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), and bq, bk, bv where there are biases, as views to write to."""
-    family = family_of(model)
-    if family == "gpt2":
-        n = module.c_proj.weight.shape[0]
-        weights, biases = module.c_attn.weight.T.split(n), module.c_attn.bias.split(n)
-        names = [f"{kind}{x}" for kind in "wb" for x in "qkv"]
-        return {"wo": module.c_proj.weight.T, **dict(zip(names, (*weights, *biases), strict=True))}
-    if family == "bert":
-        linears, out = [getattr(module.self, name) for name in ("query", "key", "value")], module.output.dense
-    else:
-        linears, out = [getattr(module, f"{x}_proj") for x in "qkv"], module.o_proj
-    found: dict[str, Tensor] = {"wo": out.weight}
-    for x, linear in zip("qkv", linears, strict=True):
-        found |= {f"w{x}": linear.weight} if linear.bias is None else {f"w{x}": linear.weight, f"b{x}": linear.bias}
-    return found
+def as_rows(module: nn.Module) -> Tensor:
+    """The weight of a projection as y = W x, (out, in); GPT-2's Conv1D holds y = x W."""
+    weight: Any = module.weight
+    matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
+    return matrix
+
+
+def _views(family: Family, module: nn.Module, counts: Sequence[int]) -> dict[str, Tensor]:
+    """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), and bq, bk, bv where there are biases, as views to write to.
+
+    counts  numbers of heads of queries, keys and values, by which one matrix of all three is cut
+    """
+    views = {"wo": as_rows(module.get_submodule(family.o))}
+    if family.packed:
+        packed: Any = module.get_submodule(family.q)
+        rows = [packed.weight.numel() // as_rows(packed).shape[1] // sum(counts) * count for count in counts]
+        views |= dict(zip(("wq", "wk", "wv"), torch.split(as_rows(packed), rows), strict=True))
+        if packed.bias is not None:
+            views |= dict(zip(("bq", "bk", "bv"), torch.split(packed.bias, rows), strict=True))
+        return views
+    for x, path in (("q", family.q), ("k", family.k), ("v", family.v)):
+        linear: Any = module.get_submodule(path)
+        views[f"w{x}"] = as_rows(linear)
+        if linear.bias is not None:
+            views[f"b{x}"] = linear.bias
+    return views
+
+
+def _gain(module: nn.Module, path: str, head_dim: int) -> Tensor | None:
+    """The gain (D,) of a norm over each head's queries or keys, where the module has one."""
+    weight: Tensor | None = getattr(getattr(module, path, None), "weight", None)
+    if weight is not None and tuple(weight.shape) != (head_dim,):
+        raise HeadwiseError(
+            f"{path} norms {weight.shape[0]} features at once, not each head's {head_dim} apart: heads that are norms "
+            f"of one another cannot be reshaped"
+        )
+    return weight
 
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The features that RoPE turns together; none without RoPE."""
-    family = family_of(model)
-    if family in ("gpt2", "bert"):
-        return ()
-    dim, interleaved = head_dim, False  # the families of transformers above know no partial rotation
+    dim, interleaved = head_dim, False
     if isinstance(model, GPT):
         rope = model.config.attention.rope
         if rope is None:
             return ()
         dim, interleaved = rope.dim or head_dim, rope.interleaved
-    if interleaved:
-        return tuple((2 * m, 2 * m + 1) for m in range(dim // 2))
-    return tuple((m, m + dim // 2) for m in range(dim // 2))
+    elif not family_of(model).rope:
+        return ()
+    else:
+        rope_parameters: Any = getattr(model.config, "rope_parameters", None) or {}
+        dim = int(head_dim * rope_parameters.get("partial_rotary_factor", 1.0))
+    half = dim // 2
+    return tuple((2 * m, 2 * m + 1) if interleaved else (m, m + half) for m in range(half))

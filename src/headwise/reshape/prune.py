@@ -193,7 +193,7 @@ def cache_note(model: nn.Module, pruned: Pruned) -> str:
     now, r = head_counts(pruned.model)[1], n_heads // n_kv_heads
     if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
-    if family_of(model) == "bert":
+    if family_of(model).name == "bert":
         return "the model keeps no cache"
     shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
     if pruned.reason is not None:

@@ -39,6 +39,10 @@ class Family:
     causal        attributes of which one that is True makes self attention causal
     window        attribute with the length of a sliding window, the query included, which may be None
     cross_mask    keyword of the mask in a call of cross attention
+    layers        the list of layers, seen from the body of the model (its `base_model`)
+    attention     the attention module, seen from a layer
+    width         the config's field for the width of the model
+    even_width    must the number of heads divide the width, whatever head_dim says?
     """
 
     name: str
@@ -61,6 +65,15 @@ class Family:
     causal: tuple[str, ...] = ("is_causal",)
     window: str | None = None
     cross_mask: str = "attention_mask"
+    layers: str = "layers"
+    attention: str = "self_attn"
+    width: str = "hidden_size"
+    even_width: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Are queries, keys and values one matrix?"""
+        return self.q == self.k == self.v
 
     @property
     def whole(self) -> str:
@@ -97,7 +110,7 @@ class Family:
         if self.cross_q is not None and self.is_cross(core):
             q = self._projection(core, self.cross_q)
             k, v = self._split(core, (n_kv_heads, n_kv_heads))
-        elif self.q == self.k == self.v:
+        elif self.packed:
             q, k, v = self._split(core, (n_heads, n_kv_heads, n_kv_heads))
         else:
             q, k, v = (self._projection(core, path) for path in (self.q, self.k, self.v))
@@ -141,9 +154,9 @@ class Family:
         return {f"{self.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
 
 
-LLAMA = Family(name="llama", prefix="Llama")
-MISTRAL = replace(LLAMA, name="mistral", prefix="Mistral", window="config.sliding_window")
-QWEN2 = replace(LLAMA, name="qwen2", prefix="Qwen2", window="sliding_window")
+LLAMA = Family(name="llama", prefix="Llama", even_width=True)
+MISTRAL = Family(name="mistral", prefix="Mistral", window="config.sliding_window")
+QWEN2 = Family(name="qwen2", prefix="Qwen2", window="sliding_window")
 QWEN3 = replace(QWEN2, name="qwen3", prefix="Qwen3", q_norm="q_norm", k_norm="k_norm")
 GEMMA2 = replace(QWEN2, name="gemma2", prefix="Gemma2", softcap="attn_logit_softcapping")
 BERT = Family(
@@ -160,6 +173,8 @@ BERT = Family(
     scale="self.scaling",
     dropout="self.dropout.p",
     causal=("self.is_causal", "self.is_decoder"),
+    layers="encoder.layer",
+    attention="attention",
 )
 GPT2 = Family(
     name="gpt2",
@@ -175,6 +190,9 @@ GPT2 = Family(
     n_kv_heads=None,
     dropout="attn_dropout.p",
     cross_mask="encoder_attention_mask",
+    layers="h",
+    attention="attn",
+    width="n_embd",
 )
 
 _families: dict[str, Family] = {}
@@ -219,11 +237,9 @@ def linear_weights(linear: object, name: str) -> tuple[Tensor, Tensor | None]:
 
 for known_family in (
     LLAMA,
-    replace(LLAMA, name="gemma", prefix="Gemma"),
-    replace(LLAMA, name="granite", prefix="Granite"),
-    replace(
-        LLAMA, name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"
-    ),
+    Family(name="gemma", prefix="Gemma"),
+    Family(name="granite", prefix="Granite"),
+    Family(name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"),
     MISTRAL,
     replace(MISTRAL, name="mixtral", prefix="Mixtral"),
     replace(MISTRAL, name="starcoder2", prefix="Starcoder2"),
