@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import headwise as hw
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.tokens import BOUNDARY, Tokens
-from headwise.models.open import Folder, is_own, open_folder
+from headwise.models.open import Folder, described, is_own, open_folder, open_model
 
 TEXT = "the cat sat on the mat\nthe dog sat\n"
 
@@ -167,3 +169,18 @@ def test_an_encoder_with_trained_weights(minilm: Path, capfd: pytest.CaptureFixt
     assert (out - expected).abs().max() < 1e-5
     assert len(seen) == 72 and all(0 <= seen[name].delimiter <= 1 for name in seen)
     assert max(seen[name].delimiter for name in seen) > 0.4  # Clark et al. 2019, section 3.2
+
+
+def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_path: Path, tiny: Any) -> None:
+    model, tokens = tiny("llama"), Tokens.characters("abcdefghijklmnopqr\n", boundary=False)
+    save_model(tmp_path, model, tokens)
+    reopened = open_model(str(tmp_path))
+    folder = described(reopened)
+    assert folder is not None and folder.model is reopened
+    assert (folder.path, folder.family, folder.vocab_size, folder.context) == (tmp_path, "headwise", 19, 11)
+    assert folder.tokens is not None and folder.tokens.decode(folder.tokens.prompt("abc")) == "abc"
+    assert open_model(reopened) is reopened and described(model) is None
+    known = weakref.ref(reopened)
+    del reopened, folder
+    gc.collect()
+    assert known() is None

@@ -1,0 +1,105 @@
+"""Questions to a model: one answer each, the same for ours and for transformers' models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from torch import nn
+
+from headwise import HeadwiseError
+from headwise.gpt.gpt import GPT
+from headwise.models import ask
+
+V = 19
+SIZES: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 20,
+    "intermediate_size": 23,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 31,
+}
+BERT = tf.BertConfig(**SIZES)
+LLAMA = tf.LlamaConfig(**SIZES)
+T5 = tf.T5Config(vocab_size=V, d_model=20, d_kv=5, d_ff=23, num_layers=2, num_heads=2, decoder_start_token_id=0)
+
+
+@pytest.fixture(params=["ours", "llama", "gpt2"])
+def model(request: Any, tiny: Callable[..., GPT]) -> nn.Module:
+    torch.manual_seed(0)
+    if request.param == "ours":
+        return tiny("llama", vocab_size=V).eval()
+    if request.param == "gpt2":
+        config = tf.GPT2Config(vocab_size=V, n_embd=20, n_layer=2, n_head=2, n_positions=31)
+        return tf.GPT2LMHeadModel(config).eval()
+    return tf.LlamaForCausalLM(LLAMA).eval()
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: tf.LlamaForCausalLM(LLAMA), "next"),
+        (lambda: tf.BertLMHeadModel(tf.BertConfig(**SIZES, is_decoder=True)), "next"),
+        (lambda: type("Mine", (tf.LlamaForCausalLM,), {})(LLAMA), "next"),
+        (lambda: tf.BertForMaskedLM(BERT), "masked"),
+        (lambda: tf.BertModel(BERT), None),
+        (lambda: tf.BertForTokenClassification(BERT), None),
+        (lambda: tf.T5ForConditionalGeneration(T5), None),
+        (lambda: nn.Linear(3, 5), None),
+    ],
+)
+def test_what_is_predicted(build: Callable[[], nn.Module], expected: str | None) -> None:
+    assert ask.predicts(build()) == expected
+
+
+def test_logits_of_the_last_position_are_the_last_of_all(model: nn.Module) -> None:
+    ids = torch.arange(7)[None].repeat(3, 1)
+    with torch.no_grad():
+        every, last = ask.logits(model, ids), ask.logits(model, ids, last=True)
+    assert every.shape == (3, 7, V) and last.shape == (3, 1, V)
+    assert torch.allclose(every[:, -1:], last, atol=1e-6)
+    assert torch.equal(ask.answers(model, ids), every)
+
+
+def test_losses_are_those_of_the_next_token(model: nn.Module) -> None:
+    ids = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        losses, predicted = ask.next_token_losses(model, ids), ask.logits(model, ids)
+    for row in range(3):
+        assert torch.allclose(losses[row], F.cross_entropy(predicted[row, :-1], ids[row, 1:]), atol=1e-6)
+    with pytest.raises(HeadwiseError, match="documents of 1 tokens have no next token"):
+        ask.next_token_losses(model, ids[:, :1])
+
+
+def test_a_model_without_words_answers_with_hidden_states() -> None:
+    encoder = tf.BertModel(BERT).eval()
+    assert ask.answers(encoder, torch.arange(7)[None]).shape == (1, 7, 20)
+    with pytest.raises(HeadwiseError, match="BertModel does not predict the next token"):
+        ask.require_next(encoder)
+    ask.check_class(encoder)
+    with pytest.raises(HeadwiseError, match="answers with something other than tokens"):
+        ask.check_class(tf.BertForTokenClassification(BERT))
+
+
+def test_the_body_runs_every_layer_and_an_encoder_decoder_reads_on_both_sides() -> None:
+    model, ran = tf.T5ForConditionalGeneration(T5).eval(), []
+    for module in model.modules():
+        if type(module).__name__ == "T5Attention":
+            module.register_forward_hook(lambda *_: ran.append(1))
+    ask.run_body(model, torch.arange(7)[None])
+    assert len(ran) == 2 + 2 * 2  # two layers of the encoder, two of the decoder with self and cross attention
+
+
+def test_sizes_that_the_config_states(model: nn.Module) -> None:
+    assert ask.vocabulary_of(model) == V and ask.context_of(model) in (11, 31)
+    assert ask.context_of(tf.T5ForConditionalGeneration(T5)) is None
+    assert ask.config_fields(model)["vocab_size"] == V
+    pair = ask.embeddings(model)
+    assert pair is not None and pair[0].shape == pair[1].shape == (V, pair[0].shape[1])
+    assert ask.embeddings(tf.BertModel(BERT)) is None
+    assert ask.reads_tokens(model) and not ask.reads_tokens(nn.Linear(3, 5))
