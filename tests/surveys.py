@@ -16,7 +16,7 @@ STATISTICS = {
     "distance": "tokens back, the mean over the attention",
     "spread": "tokens, the standard deviation around that distance",
     "self": "mass on the token itself",
-    "offset_1": "mass on the token right before",
+    "previous": "mass on the token right before",
     "first": "mass on the first token",
     "same_token": "mass on earlier copies of the token",
     "induction": "mass on what came right after those copies",
@@ -30,7 +30,7 @@ STATISTICS = {
     "norm": "length of what the head adds to the residual stream",
 }
 ROLES = (
-    Role("previous token", "offset_1", 0.4, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
+    Role("previous token", "previous", 0.4, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
     Role("self", "self", 0.4, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
     Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),
     Role("delimiter", "delimiter", 0.4, "looks at separators and punctuation", "Clark et al. 2019, 1906.04341"),

@@ -10,6 +10,12 @@ class HeadwiseError(ValueError):
     """Something the caller gave cannot be honoured; the message says what, with the numbers, and the remedy."""
 
 
+class MissingError(HeadwiseError, KeyError, AttributeError):
+    """There is nothing of that name, neither as an item nor as an attribute."""
+
+    __str__ = Exception.__str__  # that of KeyError shows the message in quotes
+
+
 def unknown(what: str, name: object, known: Iterable[str], offer: str | None = None) -> HeadwiseError:
     """What to raise for a name that is not among the known ones: it offers the nearest, or else all of them.
 

@@ -142,7 +142,7 @@ def test_controls_stand_beside_the_scores(found: HeadSurvey) -> None:
     assert head.scores["entropy"].mean == pytest.approx(head.uniform["entropy"], abs=1e-4)
     assert head.uniform["first"] == pytest.approx(float((1 / n).mean()), abs=1e-6)
     assert found.untrained is not None
-    assert 0 < found.untrained["offset_1"] < 0.4
+    assert 0 < found.untrained["previous"] < 0.4
 
 
 def test_intervals_run_over_documents(found: HeadSurvey) -> None:

@@ -13,7 +13,8 @@ import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads import effect
 from headwise.heads.copying import copying
-from headwise.heads.survey import EFFECTS, STATISTICS, Text, fresh_model, survey
+from headwise.heads.statistics import all_statistics
+from headwise.heads.survey import EFFECTS, Text, fresh_model, survey
 from headwise.intervals import interval_of
 from headwise.models.sites import sites_of
 from headwise.records import HeadSurvey
@@ -47,7 +48,7 @@ def found(model: GPT, text: Text) -> HeadSurvey:
 
 
 def test_scores_are_means_over_documents(model: GPT, text: Text, found: HeadSurvey) -> None:
-    names = ("entropy", "confidence", "distance", "spread", "self", "offset_1", "first", "same_token", "norm")
+    names = ("entropy", "confidence", "distance", "spread", "self", "previous", "first", "same_token", "norm")
     one_by_one: dict[str, list[float]] = {name: [] for name in names}
     for ids in text.documents:
         with hw.watch(model) as seen, torch.no_grad():
@@ -64,7 +65,7 @@ def test_facts(found: HeadSurvey, text: Text) -> None:
     assert (found.n_documents, found.n_tokens, found.longest) == (5, 143, 41)
     assert found.passage == 31 and len(found.tokens) == 31
     assert [profile.name for profile in found.profiles] == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
-    assert set(found.statistics) == set(STATISTICS)
+    assert set(found.statistics) == set(all_statistics())
 
 
 def test_marks(text: Text) -> None:

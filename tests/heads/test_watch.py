@@ -25,7 +25,7 @@ from headwise.rungs.tensor import trace
 
 B, T, S, V = 2, 13, 7, 5
 BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
-KEPT = ("entropy", "confidence", "distance", "spread", "self", "offset_1")
+KEPT = ("entropy", "confidence", "distance", "spread", "self", "previous")
 
 
 def noise(*shape: int, seed: int = 3) -> Tensor:
@@ -439,7 +439,7 @@ def test_a_projection_that_somebody_replaced() -> None:
 @pytest.mark.parametrize("mode", ["inference", "autocast"])
 def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """inference_mode, and autocast: the statistics are of the q and k that the layer used."""
-    monkeypatch.setattr("headwise.heads.statistics.BLOCK", 300)
+    monkeypatch.setattr("headwise.heads.blocks.BLOCK", 300)
     torch.set_num_threads(threads)
     layer, x = layer_of("gqa"), noise(B, T, 29)
     calls, _ = observed(layer)

@@ -54,7 +54,7 @@ def test_roles_are_listed_with_their_heads() -> None:
     assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)
 
 
-@pytest.mark.parametrize("key", ["importance", "ablation", "offset_1", "previous", "norm", "rare_top"])
+@pytest.mark.parametrize("key", ["importance", "ablation", "previous", "norm", "rare_top"])
 def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
     survey = survey_of(3, 5)
 
@@ -62,7 +62,7 @@ def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
         profile = next(p for p in survey.profiles if p.name == name)
         if key == "importance":
             return profile.importance or 0
-        value = profile.ablation if key == "ablation" else profile.scores[{"previous": "offset_1"}.get(key, key)]
+        value = profile.ablation if key == "ablation" else profile.scores[key]
         assert value is not None
         return value.mean
 

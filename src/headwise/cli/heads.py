@@ -82,12 +82,11 @@ def heads(
     for folder in (model, against):
         if folder is not None and not folder.is_dir():
             raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+    from headwise.heads.statistics import all_statistics
     from headwise.view.survey_files import survey_csv, survey_json, survey_png
     from headwise.view.survey_table import check_order, print_survey
 
-    with needs_torch():
-        from headwise.heads.survey import STATISTICS
-    check_order(STATISTICS, sort)
+    check_order(all_statistics(), sort)
     survey, maps = look(model, choices)
     other = None if against is None else _compared(model, against, choices)
     # The report in a run tells of the run: a look at another text goes where --html says.

@@ -11,11 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.statistics import Document
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 
 Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each
+
+
+@dataclass(frozen=True)
+class Document:
+    """What is known about one document of a call besides its queries, keys and values.
+
+    All of it describes the S keys and T queries that the call has, those of a cache included.
+    """
+
+    real_rows: Tensor | None = None  # (T,) bool; None: all are real. Queries that are padding are left out
+    real_keys: Tensor | None = None  # (S,) bool, for "first" and the thumbnail; the call's mask forbids, not this
+    start: int | None = 0  # the key at which query 0 stands; None where queries and keys are two sequences
+    q_ids: Tensor | None = None  # (T,) tokens of the queries
+    k_ids: Tensor | None = None  # (S,) tokens of the keys
+    marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
+    before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
+    first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
 
 
 @dataclass(eq=False)

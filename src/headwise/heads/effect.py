@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT
+from headwise.heads.documents import Document
 from headwise.heads.hooks import evaluating, listening
 from headwise.heads.seen import Seen, unknown_head
-from headwise.heads.statistics import Document
 from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site, attach, sites_of
 from headwise.records import Call

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.gpt.gpt import GPT
-from headwise.heads.documents import Marker, document_of, readers_of
-from headwise.heads.statistics import Document
+from headwise.heads.documents import Document, Marker, document_of, readers_of
 from headwise.models.sites import Site, attach, sites_of
 from headwise.records import Call
 

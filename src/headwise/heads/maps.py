@@ -9,8 +9,8 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT
+from headwise.heads.documents import Document
 from headwise.heads.hooks import evaluating, listening, run
-from headwise.heads.statistics import Document
 from headwise.models.sites import Site
 from headwise.records import Call, HeadMap, HeadMaps
 from headwise.rungs.tensor import trace

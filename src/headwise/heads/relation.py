@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT
+from headwise.heads.documents import Document
 from headwise.heads.hooks import evaluating, listening, run
-from headwise.heads.statistics import Document, row_weights
+from headwise.heads.measure import row_weights
 from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site
 from headwise.records import Call

@@ -15,7 +15,7 @@ from headwise.records import Role
 MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
 
 ROLES = (
-    Role("previous token", "offset_1", MASS, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
+    Role("previous token", "previous", MASS, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
     Role("next token", "next", MASS, "looks at the token right after", "Clark et al. 2019, 1906.04341"),
     Role("self", "self", MASS, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
     Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),

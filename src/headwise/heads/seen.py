@@ -2,148 +2,163 @@
 
 from __future__ import annotations
 
-import difflib
-import html
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headwise.errors import HeadwiseError
-from headwise.heads.statistics import Measured
+from headwise.errors import MissingError, unknown
+from headwise.heads.measure import Measured
+from headwise.heads.statistics import Statistics
 from headwise.models.sites import Site
 
+Array = NDArray[np.float32]
 
-class Rows:
+
+class _SeenSite:
+    """What the heads of one attention did: chunks of rows, joined when somebody reads them, and the last pictures."""
+
+    def __init__(self) -> None:
+        self._chunks: list[dict[str, Array]] = []  # statistic -> (H,n)
+        self._joined: dict[str, Array] = {}  # statistic -> (H,N)
+        self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
+        self.names: list[str] = []  # of the statistics that every document has
+        self.n_rows = 0
+        self._out_sum: NDArray[np.float64] | float = 0.0  # (H,E)
+
+    def add(self, measured: Measured) -> None:
+        chunk = {name: as_numpy(values) for name, values in measured.rows.items()}
+        self.names = [name for name in self.names or chunk if name in chunk]
+        for name, values in self._joined.items():
+            self._chunks[0][name] = values  # what has been joined is the first chunk of what comes
+        self._joined, self._means = {}, {}
+        self._chunks.append(chunk)
+        self.n_rows += len(measured.places)
+        self._out_sum = self._out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
+        self.received = as_numpy(measured.received)  # (H,S)
+        self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b)
+
+    def rows(self, name: str) -> Array:
+        """One statistic of all heads, (H,N). The chunks are let go of: nothing is held twice."""
+        if name not in self.names:
+            raise unknown_statistic(name, self.names)
+        if name not in self._joined:
+            parts = [chunk.pop(name) for chunk in self._chunks if name in chunk]
+            self._joined[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+        return self._joined[name]
+
+    def means(self, name: str) -> NDArray[np.float64]:
+        """The mean over the rows of each head, (H,)."""
+        if name not in self._means:
+            rows = self.rows(name)
+            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
+        return self._means[name]
+
+    def mean_out(self) -> Array:
+        """Mean of the heads' outputs over all rows, (H,E)."""
+        return np.asarray(self._out_sum / max(1, self.n_rows), np.float32)
+
+
+class Rows(Statistics[Array]):
     """The numbers of one head row by row, `rows.entropy` or `rows["entropy"]`, (n,) float32 each."""
 
-    def __init__(self, values: dict[str, NDArray[np.float32]]) -> None:
-        self._values = values
+    def __init__(self, site: _SeenSite, head: int) -> None:
+        self._site, self._head = site, head
 
-    def __getitem__(self, name: str) -> NDArray[np.float32]:
-        name = "offset_1" if name == "previous" else name
-        if name not in self._values:
-            raise HeadwiseError(f"there is no statistic {name!r} of this head; there are {', '.join(self._values)}")
-        return self._values[name]
-
-    def __getattr__(self, name: str) -> NDArray[np.float32]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self[name]
-        except HeadwiseError as error:
-            raise AttributeError(str(error)) from None
+    def __getitem__(self, name: str) -> Array:
+        return self._site.rows(name)[self._head]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self._site.names)
+
+    def __len__(self) -> int:
+        return len(self._site.names)
 
 
-class SeenHead:
+class SeenHead(Statistics[float]):
     """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
 
-    def __init__(self, name: str, documents: Sequence[tuple[Measured, int]]) -> None:
+    def __init__(self, name: str, site: _SeenSite, head: int) -> None:
         self.name = name
-        self._documents = documents  # and the number of this head among those measured
-        self.rows = Rows(
-            {
-                key: np.concatenate([found.rows[key][h].float().cpu().numpy() for found, h in documents])
-                for key in documents[0][0].rows
-                if all(key in found.rows for found, _ in documents)
-            }
-        )
+        self.rows = Rows(site, head)
+        self._site, self._head = site, head
 
-    def __getattr__(self, name: str) -> float:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        values = getattr(self.rows, name)
-        return float(np.mean(values, dtype=np.float64)) if len(values) else float("nan")
+    def __getitem__(self, name: str) -> float:
+        """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
+        return float(self._site.means(name)[self._head])
 
     @property
-    def received(self) -> NDArray[np.float32]:
+    def received(self) -> Array:
         """What each key received from all queries together, (S,); of the last call's last document."""
-        return self._last(lambda found: found.received)
+        return self._site.received[self._head]
 
     @property
-    def thumbnail(self) -> NDArray[np.float32]:
+    def thumbnail(self) -> Array:
         """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
-        return self._last(lambda found: found.thumbnail)
+        return self._site.thumbnail[self._head]
 
     @property
-    def mean_out(self) -> NDArray[np.float32]:
+    def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
-        counts = [len(found.places) for found, _ in self._documents]
-        means = [found.mean_out[h].float().cpu().numpy() for found, h in self._documents]
-        return np.average(means, axis=0, weights=counts if any(counts) else None).astype(np.float32)
-
-    def _last(self, part: Callable[[Measured], Tensor]) -> NDArray[np.float32]:
-        found, h = self._documents[-1]
-        return part(found)[h].float().cpu().numpy()
+        return self._site.mean_out()[self._head]
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={getattr(self, name):.4g}" for name in ("entropy", "confidence", "first"))
-        return f"{self.name}({said}, rows={len(self.rows.entropy)})"
+        numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
+        return f"{self.name}({numbers}, rows={self._site.n_rows})"
 
 
 class Seen(Mapping[str, SeenHead]):
-    """Every head that ran, by name: `seen["L3.H5"]`."""
+    """Every head that ran, by name: `seen["L3.H5"]`.
 
-    def __init__(self, sites: Sequence[str], heads: Sequence[str]) -> None:
-        self._known, self._sites = list(heads), list(sites)
-        self._found: dict[str, list[tuple[Measured, int]]] = {}
+    It holds the rows, four bytes for each row, head and statistic, and little else.
+    """
+
+    def __init__(self, heads: Sequence[str]) -> None:
+        self._known = list(heads)
+        self._sites: dict[str, _SeenSite] = {}
+        self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
         self.top: dict[str, dict[int, list[tuple[int, float]]]] = {}  # head -> row -> (key, weight), largest first
 
-    def add(self, site: Site, found: Measured, top: tuple[Tensor, Tensor] | None, rows: Sequence[int]) -> None:
-        for h in range(found.received.shape[0]):
-            self._found.setdefault(site.head(h), []).append((found, h))
-            if top is not None:
-                keys, weights = (part[h].tolist() for part in top)
-                self.top[site.head(h)] = {
-                    row: list(zip(keys[n], weights[n], strict=True)) for n, row in enumerate(rows)
-                }
+    def add(self, site: Site, measured: Measured, top: tuple[Tensor, Tensor] | None, rows: Sequence[int]) -> None:
+        if site.name not in self._sites:
+            seen = self._sites[site.name] = _SeenSite()
+            self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
+        self._sites[site.name].add(measured)
+        if top is not None:
+            keys, weights = (part.tolist() for part in top)
+            for h, name in enumerate(site.heads):
+                pairs = (list(zip(keys[h][n], weights[h][n], strict=True)) for n in range(len(rows)))
+                self.top[name] = dict(zip(rows, pairs, strict=True))
 
     def __getitem__(self, name: str) -> SeenHead:
-        if name in self._found:
-            return SeenHead(name, self._found[name])
+        if name in self._places:
+            return SeenHead(name, *self._places[name])
         if name in self._known:
-            raise HeadwiseError(
-                f"{name} did not run inside the block; run the model, or the part of it that has {name}"
-            )
+            raise MissingError(f"{name} did not run inside the block; run the model, or the part of it that has {name}")
         raise unknown_head(name, self._known)
 
     def __iter__(self) -> Iterator[str]:
-        if not self._found:
-            raise HeadwiseError("no head has run; run the model inside the `with` block")
-        return iter([name for name in self._known if name in self._found])
+        return (name for name in self._known if name in self._places)
 
     def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._found
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default  # noqa: SIM401  # this is that method
+        return len(self._places)
 
     def __repr__(self) -> str:
-        rows = max((len(documents[0][0].places) for documents in self._found.values()), default=0)
-        return f"Seen({len(self)} of {len(self._known)} heads, the first document of {rows} rows)"
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks: a head a line, each statistic's mean over the rows."""
-        heads = [self[name] for name in self] if self._found else []
-        names = list(dict.fromkeys(name for head in heads for name in head.rows))
-        cells = "".join(f"<th>{html.escape(name)}</th>" for name in ["head", *names])
-        lines = [f"<tr>{cells}</tr>"]
-        for head in heads:
-            numbers = "".join(f"<td>{getattr(head, n):.3f}</td>" if n in head.rows else "<td></td>" for n in names)
-            lines.append(f"<tr><th>{html.escape(head.name)}</th>{numbers}</tr>")
-        return f"<table>{''.join(lines)}</table>"
+        rows = max((site.n_rows for site in self._sites.values()), default=0)
+        return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
 
 
-def unknown_head(name: object, known: Sequence[str]) -> HeadwiseError:
+def as_numpy(values: Tensor) -> Array:
+    return values.detach().float().cpu().numpy()
+
+
+def unknown_statistic(name: str, known: Sequence[str]) -> MissingError:
+    """What to raise for a statistic that was not measured."""
+    return MissingError(f"there is no statistic {name!r} of this head; there are {', '.join(known)}")
+
+
+def unknown_head(name: object, known: Sequence[str]) -> MissingError:
     """What to raise for a head that the model does not have."""
-    near = difflib.get_close_matches(str(name), known, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {len(known)}, {known[0]} to {known[-1]}"
-    return HeadwiseError(f"no head {name!r}; {hint}")
+    offer = f"there are {len(known)}, {known[0]} to {known[-1]}"
+    return MissingError(str(unknown(f"no head {name!r}", name, known, offer)))

@@ -21,35 +21,17 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.copying import copying
+from headwise.heads.documents import Document
 from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
 from headwise.heads.hooks import evaluating, listening, run
+from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.roles import ROLES, roles_of
-from headwise.heads.statistics import Document, Measured, measure, top_keys, uniform
+from headwise.heads.statistics import all_statistics
 from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site
 from headwise.records import Call, HeadProfile, HeadSurvey
 
-STATISTICS = {
-    "entropy": "nats; 0 looks at one key, log n at n keys alike",
-    "confidence": "mean of the largest weight of a row",
-    "distance": "tokens back, the mean over the attention",
-    "spread": "tokens, the standard deviation around that distance",
-    "self": "mass on the token itself",
-    "offset_1": "mass on the token right before; the first row, which has none, counts as 0",
-    "next": "mass on the token right after",
-    "first": "mass on the first token",
-    "same_token": "mass on earlier copies of the token",
-    "induction": "mass on what came right after those copies",
-    "delimiter": "mass on separators and punctuation, the first token left out",
-    "rare": "mass on the rarest tenth of the document's tokens",
-    "rare_top": "share of rows that look hardest at one of those",
-    "positional": "share of rows that look hardest at one fixed offset, -1 to 1 left out",
-    "duplicate": "mass on the earlier copy, in random tokens repeated",
-    "prefix": "mass on what came after that copy, in random tokens repeated",
-    "copying": "from the weights: does it raise the logits of what it looks at? -1 to 1",
-    "norm": "length of what the head adds to the residual stream",
-}
 REACH = 32  # offsets that are counted for "positional"
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
@@ -142,7 +124,7 @@ def survey(
         n_documents=len(text.documents),
         n_tokens=sum(map(len, text.documents)),
         longest=max(map(len, text.documents)),
-        statistics={key: meaning for key, meaning in STATISTICS.items() if key in present},
+        statistics={key: item.meaning for key, item in all_statistics().items() if key in present},
         roles=tuple(role for role in ROLES if role.score in present and _possible(role.score, profiles)),
         untrained=untrained,
         loss=effects.loss,
@@ -181,10 +163,10 @@ class _Tally:
             self.sites.append(site)
         if self.probe_from is not None:
             document = replace(document, real_rows=torch.arange(call.q.shape[2]) >= self.probe_from)
-        found = measure(call, b, document, (1,), self.factors.of(site))
+        found = measure(call, b, document, w_o=self.factors.of(site))
         self._add(site, found, document)
         if number < self.uniform_on:
-            even = measure(uniform(call), b, document, (1,))
+            even = measure(uniform(call), b, document)
             rows = self.uniform.setdefault(site.name, {})
             for key, values in even.rows.items():
                 rows.setdefault(key, []).append(float(values.double().mean()))
@@ -194,8 +176,6 @@ class _Tally:
 
     def _add(self, site: Site, found: Measured, document: Document) -> None:
         means = {key: values.double().mean(1) for key, values in found.rows.items()}
-        if document.marks:
-            means["rare_top"] = document.marks["rare"][found.argmax.cpu()].double().mean(1)
         for key, values in means.items():
             for h, value in enumerate(values.tolist()):
                 self.scores.setdefault(site.head(h), {}).setdefault(key, []).append(value)
@@ -219,26 +199,21 @@ class _Tally:
             shares[:, REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
             scores["positional"] = interval_of(shares[:, int(shares.mean(0).argmax())].tolist())
         probed = self.probe.scores.get(site.head(h), {})
-        for key, source in (("duplicate", "same_token"), ("prefix", "induction")):
-            if source in probed:
-                scores[key] = interval_of(probed[source])
+        table = all_statistics()
+        scores |= {key: interval_of(probed[item.repeated]) for key, item in table.items() if item.repeated in probed}
         if site.name in self.weights:
             value = self.weights[site.name][h]
             scores["copying"] = Interval(value, value, value, 1)
-        return {key: scores[key] for key in STATISTICS if key in scores}
+        return {key: scores[key] for key in table if key in scores}
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
         means = {key: float(np.mean(values)) for key, values in self.uniform.get(site.name, {}).items()}
-        if "rare" in means:
-            means["rare_top"] = means["rare"]  # the chance of hitting one
-        if "distance" in means:
-            means["positional"] = means["confidence"]  # one key in n
+        table = all_statistics()
+        means |= {key: means[item.even] for key, item in table.items() if item.even in means}
         probed = self.probe.uniform.get(site.name, {})
-        for key, source in (("duplicate", "same_token"), ("prefix", "induction")):
-            if source in probed:
-                means[key] = float(np.mean(probed[source]))
-        return {key: means[key] for key in STATISTICS if key in means}
+        means |= {key: float(np.mean(probed[item.repeated])) for key, item in table.items() if item.repeated in probed}
+        return {key: means[key] for key in table if key in means}
 
 
 def _collect(
@@ -308,7 +283,7 @@ def _untrained(
     tally.read_weights(fresh)
     heads = [tally.of_head(site, h) for site in tally.sites for h in range(site.n_heads)]
     keys = {key for scores in heads for key in scores}
-    return {key: max(scores[key].mean for scores in heads if key in scores) for key in STATISTICS if key in keys}
+    return {key: max(scores[key].mean for scores in heads if key in scores) for key in all_statistics() if key in keys}
 
 
 def fresh_model(model: nn.Module, seed: int) -> nn.Module:
@@ -361,7 +336,7 @@ def _profile(
         layer=int(layer.removeprefix("L")),
         head=h,
         scores=scores,
-        uniform=even,
+        uniform={key: even[key] for key in scores if key in even},
         roles=roles_of(scores, even, untrained),
         importance=effects.importance.get(name),
         ablation=effects.ablation.get(name),

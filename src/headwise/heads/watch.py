@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.documents import Document
 from headwise.heads.hooks import listening
+from headwise.heads.measure import measure, output_factors, top_keys
 from headwise.heads.seen import Seen
-from headwise.heads.statistics import Document, measure, output_factors, top_keys
+from headwise.heads.statistics import all_statistics
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
@@ -36,8 +38,8 @@ def watch(
     through its attention interface; others are refused by name. The model computes what it computed before. Heads are
     named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `decoder.L3.H5`, `cross.L3.H5`.
 
-    offsets   distances k whose mass is noted, as `offset_k`; `previous` is `offset_1`
-    marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}
+    offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, which is always there
+    marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
 
     Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
@@ -45,21 +47,24 @@ def watch(
     """
     if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
-    seen = Seen([site.name for site in sites_of(model)], [head for site in sites_of(model) for head in site.heads])
+    for name in marks or {}:
+        if name in (table := all_statistics()) and table[name].needs != (name,):
+            raise HeadwiseError(
+                f"marks={name!r}: there is a statistic of that name; choose another for the set of keys"
+            )
+    seen = Seen([head for site in sites_of(model) for head in site.heads])
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.q.shape[2]
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
-            found = measure(call, b, document, sorted({1, *offsets}), factors.of(site))
-            seen.add(site, found, top_keys(call, b, [row % T for row in rows], top_k) if rows else None, rows)
+            top = top_keys(call, b, [row % T for row in rows], top_k) if rows else None
+            seen.add(site, measure(call, b, document, offsets, factors.of(site)), top, rows)
 
     def mark(ids: Tensor) -> Mapping[str, Tensor]:
-        return {
-            name: torch.isin(ids, torch.tensor(list(wanted), device=ids.device))
-            for name, wanted in (marks or {}).items()
-        }
+        sets = {name: torch.tensor(list(tokens), device=ids.device) for name, tokens in (marks or {}).items()}
+        return {name: torch.isin(ids, tokens) for name, tokens in sets.items()}
 
     with listening(model, note, mark if marks else None):
         yield seen

@@ -26,10 +26,10 @@ from headwise.view.survey_words import (
     value_of,
 )
 
-SHOWN = ("entropy", "distance", "confidence", "first", "offset_1", "importance", "ablation")
-HEADINGS = {"confidence": "conf.", "importance": "import.", "offset_1": "prev."}  # for 80 columns
+SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
+HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns
 NAMED = 6  # heads that are named behind a role
-LEAST_FIRST = ("confidence", "distance", "importance", "first", "offset_1", "entropy")  # left out where it is narrow
+LEAST_FIRST = ("confidence", "distance", "importance", "first", "previous", "entropy")  # left out where it is narrow
 ROLES_WIDTH = 10
 EFFECTS = ("importance", "ablation")
 

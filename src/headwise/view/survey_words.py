@@ -11,8 +11,8 @@ from headwise.intervals import Interval
 from headwise.markup import number
 from headwise.records import HeadProfile, HeadSurvey, Role
 
-LABELS = {"offset_1": "previous", "same_token": "same token"}
-MAIN = ("entropy", "confidence", "distance", "first", "offset_1", "self", "delimiter", "duplicate", "prefix")
+LABELS = {"same_token": "same token"}
+MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
 KNOWN = (
     "previous token",
     "first token",
@@ -51,7 +51,7 @@ class Badge:
 
 
 def label(key: str) -> str:
-    """What the reader calls a statistic: `previous` for offset_1, `offset 3` for offset_3."""
+    """What the reader calls a statistic: `same token` for same_token, `offset 3` for offset_3."""
     return LABELS.get(key, key.replace("_", " "))
 
 

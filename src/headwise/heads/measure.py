@@ -1,0 +1,149 @@
+"""All statistics of one call on one document, exactly, in memory that does not grow with T x S.
+
+Formulas: `headwise.heads.statistics`. Beside them there are, for each head,
+
+    received    sum of p over the queries, for each key
+    thumbnail   mean of p over blocks of queries x keys
+    mean_out    mean of the head's output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.heads import blocks
+from headwise.heads.blocks import Layout, Pass, split_heads
+from headwise.heads.documents import Document
+from headwise.records import Call
+from headwise.spec import Options
+
+
+class Measured(NamedTuple):
+    """The statistics of one call on one document; n rows that are real and in which some head may attend something.
+
+    A head that may attend nothing in such a row has zeros there, as its weights are.
+    """
+
+    rows: dict[str, Tensor]  # name -> (H,n) float32
+    places: Tensor  # (n,) the numbers of those rows among the T queries
+    argmax: Tensor  # (H,n) the key with the largest weight
+    received: Tensor  # (H,S)
+    thumbnail: Tensor  # (H,b,b), b = THUMBNAIL, or fewer where there are fewer rows or keys
+    first_key: Tensor  # (H,b) the part of the thumbnail's first column that the first key alone accounts for
+    mean_out: Tensor  # (H,E) mean of the head's output over those rows
+
+
+def measure(call: Call, b: int, document: Document, offsets: Sequence[int] = (), w_o: Tensor | None = None) -> Measured:
+    """All statistics of document `b` of a call.
+
+    offsets  distances k whose mass is wanted as `offset_k`; that of 1 is `previous`, which is always there
+    w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
+    """
+    H, T = call.q.shape[1:3]
+    S = call.k.shape[2]
+    device = call.q.device
+    threads = torch.get_num_threads() if device.type == "cpu" and H * T * S >= blocks.BLOCK else 1
+    layout = Layout.of(document, T, S, device)
+    passes = [
+        Pass(part, b, document, layout, offsets, None if w_o is None else w_o[heads])
+        for heads, part in split_heads(call, threads)
+    ]
+    _run_all(passes)
+    places = torch.nonzero(torch.stack([part.real for part in passes]).any(0))[:, 0]
+    sums = torch.cat([part.sums for part in passes])
+    with torch.no_grad():
+        out_hte = call.out[b].to(passes[0].dtype)[:, places]
+        thumbnail, first_key = layout.thumbnail(sums)
+        return Measured(
+            rows={name: torch.cat([part.rows[name][:, places] for part in passes]) for name in passes[0].rows},
+            places=places,
+            argmax=torch.cat([part.argmax[:, places] for part in passes]),
+            received=sums.sum(1),
+            thumbnail=thumbnail,
+            first_key=first_key,
+            mean_out=out_hte.mean(1) if len(places) else out_hte.new_zeros(H, out_hte.shape[2]),
+        )
+
+
+@torch.no_grad()
+def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+    """The k keys with the largest weights of chosen queries, largest first: keys and weights, (H,n,k) each.
+
+    Where a query may attend fewer than k keys, the rest have weight 0.
+    """
+    found_keys, found_weights = [], []
+    for keys, weights in _weights_of(call, b, rows):
+        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
+        gap = min(k, call.k.shape[2]) - places.shape[2]
+        found_keys.append(F.pad(places + keys.start, (0, gap)))
+        found_weights.append(F.pad(values, (0, gap)))
+    return torch.cat(found_keys, 1), torch.cat(found_weights, 1)
+
+
+@torch.no_grad()
+def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
+    """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
+    S = call.k.shape[2]
+    return torch.cat([F.pad(w, (keys.start, S - keys.start - w.shape[2])) for keys, w in _weights_of(call, b, rows)], 1)
+
+
+def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+    """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
+    nothing = Document()
+    whole = Pass(call, b, nothing, Layout.of(nothing, call.q.shape[2], call.k.shape[2], call.q.device))
+    with torch.autocast(call.q.device.type, enabled=False):
+        yield from map(whole.weights, _runs(rows))
+
+
+def _runs(rows: Sequence[int], longest: int = blocks.ROWS) -> Iterator[slice]:
+    """Rows as slices, neighbours together."""
+    start = previous = None
+    for row in [*rows, None]:
+        if start is not None and previous is not None and (row != previous + 1 or row - start >= longest):
+            yield slice(start, previous + 1)
+            start = None
+        start = row if start is None else start
+        previous = row
+
+
+def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
+    """For each head the R (E,E) of a QR factorisation of its block of W_O: |R out| is |W_O,h out|. w_o is (C, H*E)."""
+    C, width = w_o.shape
+    blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
+    blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
+    factors: Tensor = torch.linalg.qr(blocks_hce, mode="r").R
+    return factors
+
+
+def _run_all(passes: Sequence[Pass]) -> None:
+    """Each pass in a thread of its own, on one core: they meet once at the end, not after every small operation."""
+    inference = torch.is_inference_mode_enabled()
+    if len(passes) == 1:
+        passes[0].run(inference)
+        return
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(len(passes), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(partial(Pass.run, inference=inference), passes))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def uniform(call: Call) -> Call:
+    """The call of one head that spreads its attention evenly over what the mask allows: the control of every number."""
+    B, _, T, _ = call.q.shape
+    S = call.k.shape[2]
+    mask = call.options.mask
+    if mask is not None:
+        mask = mask.for_heads([0], call.q.shape[1]).without_bias()
+    zeros = call.q.new_zeros
+    return call._replace(
+        q=zeros(B, 1, T, 1), k=zeros(B, 1, S, 1), v=zeros(B, 1, S, 1), options=Options(mask), out=zeros(B, 1, T, 1)
+    )
