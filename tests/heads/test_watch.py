@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.heads.seen import Seen
+from headwise.heads.seen import Seen, SeenHead
+from headwise.heads.statistics import Statistic, Statistics
+from headwise.heads.survey import Text, survey
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
@@ -134,7 +137,7 @@ def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: boo
         np.testing.assert_allclose(head.thumbnail, means[0], rtol=0, atol=1e-5)
         np.testing.assert_allclose(head.received, p[-1, h].sum(0), rtol=0, atol=1e-4)
         for name in wanted:
-            assert getattr(head, name) == pytest.approx(np.mean(np.asarray(head.rows[name], np.float64)), abs=1e-12)
+            assert head[name] == pytest.approx(np.mean(np.asarray(head.rows[name], np.float64)), abs=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -271,7 +274,7 @@ def test_a_model_with_a_cache(chunks: tuple[int, ...]) -> None:
         with hw.watch(model, marks=marks, offsets=(3,)) as seen:
             for part in ids.split(chunks, 1):
                 model(part, caches)
-    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].induction > 0 and whole["L0.H0"].some > 0
+    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].induction > 0 and whole["L0.H0"]["some"] > 0
     assert_rows_of_chunks(seen, whole, chunks)
 
 
@@ -455,24 +458,23 @@ def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_seen() -> None:
-    """Means over rows, rows by name, `previous` for offset_1, keys looked at most, and a table for notebooks."""
+    """Means over rows, rows by name, other distances, keys looked at most, and a table for notebooks."""
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
     with torch.no_grad(), hw.watch(model, offsets=(4, 2), top_rows=(3, -1, 99), top_k=2) as seen:
         model(ids)
         model(ids[:1])
     head = seen["L1.H5"]
-    assert isinstance(head.entropy, float) and head.previous == head.offset_1
-    np.testing.assert_array_equal(head.rows.previous, head.rows["offset_1"])
+    assert isinstance(head.entropy, float) and head.previous == head["previous"]
+    np.testing.assert_array_equal(head.rows.previous, head.rows["previous"])
     assert len(head.rows.entropy) == 3 * T and head.rows.entropy.dtype == np.float32
     assert head.mean_out.shape == (4,) and head.received.shape == (T,) and head.thumbnail.shape == (T, T)
-    assert {"offset_1", "offset_2", "offset_4"} <= set(head.rows) and "offset_3" not in head.rows
+    assert {"previous", "offset_2", "offset_4"} <= set(head.rows) and not {"offset_1", "offset_3"} & set(head.rows)
     assert list(seen.top["L1.H5"]) == [3, -1] and all(len(pairs) == 2 for pairs in seen.top["L1.H5"].values())
     assert len(seen) == 12 and "L1.H5" in repr(head) and f"rows={3 * T}" in repr(head)
     table = seen._repr_html_()
     assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
-    with pytest.raises(AttributeError, match="there is no statistic 'fame' of this head; there are entropy, "):
-        _ = head.fame
+    assert not hasattr(head, "fame") and not hasattr(head.rows, "delimiter")  # known, but no such keys were marked
     with pytest.raises(hw.HeadwiseError, match="there is no statistic 'fame' of this head"):
         _ = head.rows["fame"]
 
@@ -497,6 +499,10 @@ def test_membership_and_get() -> None:
     assert "L1.H0" not in seen
     assert "L9.H9" not in seen
     assert seen.get("L1.H0") is None
+    for missing in (lambda: seen["L1.H0"], lambda: seen["L9.H9"], lambda: seen["L0.H0"]["fame"]):
+        with pytest.raises(KeyError) as caught:
+            missing()
+        assert isinstance(caught.value, hw.HeadwiseError) and "'" not in str(caught.value)[:1]
 
 
 def test_a_head_that_did_not_run() -> None:
@@ -513,9 +519,7 @@ def test_a_head_that_did_not_run() -> None:
 def test_nothing_ran() -> None:
     with hw.watch(gpt_of()) as seen:
         pass
-    with pytest.raises(hw.HeadwiseError, match=r"^no head has run; run the model inside the `with` block$"):
-        list(seen)
-    assert len(seen) == 0
+    assert list(seen) == [] and len(seen) == 0 and "0 of 12 heads" in repr(seen)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +558,7 @@ def test_marks_may_be_empty(marks: dict[str, Any]) -> None:
     with torch.no_grad(), hw.watch(model, marks=marks) as seen:
         model(torch.randint(V, (1, T)))
     for name in marks:
-        assert (getattr(seen["L0.H0"], name) > 0) == bool(marks[name])
+        assert (seen["L0.H0"][name] > 0) == bool(marks[name])
 
 
 def test_watchers_are_gone_afterwards() -> None:
@@ -566,7 +570,74 @@ def test_watchers_are_gone_afterwards() -> None:
     copy.deepcopy(model)
 
 
+# Statistics
+
+
+def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line in the table, and it is measured, an attribute of heads and rows, in the listings and in a survey."""
+    doubled = Statistic("nats, twice the entropy", lambda b: 2 * (b.mass * b.log_sum - b.total(b.shifted)))
+    doubled.__set_name__(Statistics, "doubled")
+    monkeypatch.setattr(Statistics, "doubled", doubled, raising=False)  # after the others have overwritten the room
+    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(ids)
+    head: Any = seen["L1.H5"]
+    assert head.doubled == pytest.approx(2 * head.entropy, rel=1e-6)
+    np.testing.assert_allclose(head.rows.doubled, 2 * head.rows.entropy, rtol=0, atol=1e-5)
+    assert "doubled" in head.rows and "doubled" in seen._repr_html_()
+    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), "m", controls=False, ablate=None)
+    assert found.statistics["doubled"] == "nats, twice the entropy"
+    scores = found.profiles[0].scores
+    assert scores["doubled"].mean == pytest.approx(2 * scores["entropy"].mean, rel=1e-6)
+
+
+def test_a_mark_may_not_have_the_name_of_a_statistic() -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"^marks='entropy': there is a statistic of that name; choose another"):
+        hw.watch(gpt_of(), marks={"entropy": [1]}).__enter__()
+
+
+# Notebooks
+
+
+def test_a_head_in_a_notebook() -> None:
+    """In words and on its tokens, as text, not as markup."""
+    model = gpt_of()
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(torch.randint(V, (1, T), generator=torch.Generator().manual_seed(5)))
+    head = seen["L1.H5"]
+    html = head._repr_html_()
+    assert f"Looks {head.distance:.1f} tokens back on average; its largest weight is {head.confidence:.2f}" in html
+    assert f"{100 * head.first:.0f} % of its attention rests on the first token." in html
+    assert html.count("<tr>") == T + 1 and html.count('title="0.') + html.count('title="1.') == T * T
+    hostile = SeenHead("<b>", head._site, 0, lambda ids: ["<script>"] * len(ids))
+    assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
+    with torch.no_grad(), hw.watch(model) as long:
+        model(torch.zeros(1, 37, dtype=torch.long))
+    assert long["L1.H5"].tokens is None and "<img" in long["L1.H5"]._repr_html_()
+
+
 # Memory
+
+
+def test_reading_joins_each_statistic_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus: however often the numbers are read, and whatever comes after, each row is joined once and held once."""
+    model = gpt_of()
+    ids = torch.randint(V, (17, 5, 13), generator=torch.Generator().manual_seed(5))
+    joined: list[int] = []
+    concatenate = np.concatenate
+    monkeypatch.setattr(np, "concatenate", lambda parts, axis: joined.append(len(parts)) or concatenate(parts, axis))
+    with torch.no_grad(), hw.watch(model) as seen:
+        for documents in ids[:11]:
+            model(documents)
+        for _ in range(3):
+            numbers = {name: [head[key] for key in head.rows] for name, head in seen.items()}
+        names = len(numbers["L0.H0"])
+        assert joined == [55] * 2 * names  # layers and statistics, not heads and readings
+        for documents in ids[11:]:
+            model(documents)
+        assert len(seen["L1.H5"].rows.entropy) == ids.numel() and joined[-1] == 31  # what was joined, and the rest
+    rows = 4 * ids.numel() * len(seen) * names
+    assert rows < len(pickle.dumps(seen)) < 1.25 * rows
 
 
 def test_memory_does_not_grow_with_the_square() -> None:

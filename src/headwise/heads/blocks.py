@@ -111,7 +111,8 @@ class Pass:
         """(H,T) |W_O,h out|; for all rows at once, since the heads' output is far from the cache."""
         assert self.w_o is not None
         out = self.call.out[self.b].to(self.dtype)
-        return torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
+        return norms
 
     def run(self, inference: bool) -> None:
         """All blocks. A thread begins with torch's default modes, so those that matter are set here."""
@@ -241,13 +242,15 @@ class Block:
     ) -> None:
         """`scores` (h,t,s) are overwritten; `real` (t,) is False for padding."""
         self._work, self._heads, self._rows, self._keys, self._copies = work, heads, rows, keys, copies
-        top, self.argmax = scores.max(-1)  # (h,t); keys count from the first of the block
-        self.seen = top > FORBIDDEN / 2  # (h,t) may the query attend anything?
+        top, argmax = scores.max(-1)
+        self.argmax: Tensor = argmax  # (h,t); keys count from the first of the block
+        self.seen: Tensor = top > FORBIDDEN / 2  # (h,t) may the query attend anything?
         if real is not None:
             self.seen = self.seen & real
         self._room, self._overwritten = scores.sub_(top[..., None]), False
         self.e = scores.exp()
         total = self.e.sum(-1)
+        self.log_sum: Tensor
         if work.sink is None:
             share, self.log_sum = 1 / total, total.log()
         else:  # one more term of the denominator, which may tower over all keys
@@ -257,7 +260,7 @@ class Block:
             with_sink = total * lowered + (sink - highest).exp()
             share, self.log_sum = lowered / with_sink, with_sink.log() + highest - top
         self.share = torch.where(self.seen, share, 0)
-        self.mass = total * self.share  # (h,t) of all keys together
+        self.mass: Tensor = total * self.share  # (h,t) of all keys together
         self.j = work.j[keys] - keys.start  # (s,) keys as numbers; small ones keep their digits
 
     @property
@@ -290,7 +293,8 @@ class Block:
     def at(self) -> Tensor:
         """(t,) the keys at which the queries stand."""
         start, first = self._work.document.start or 0, self._keys.start
-        return torch.arange(self._rows.start, self._rows.stop, device=self.e.device) + (start - first)
+        shift = start - first
+        return torch.arange(self._rows.start + shift, self._rows.stop + shift, device=self.e.device)
 
     @cached_property
     def centre(self) -> Tensor:
@@ -320,7 +324,8 @@ class Block:
         key = self._work.layout.first
         if key is None or not self._keys.start <= key < self._keys.stop:
             return torch.zeros_like(self.share)
-        return self.e[..., key - self._keys.start] * self.share
+        first: Tensor = self.e[..., key - self._keys.start] * self.share
+        return first
 
     @property
     def copies(self) -> tuple[Tensor, Tensor]:
@@ -335,7 +340,8 @@ class Block:
     @property
     def added(self) -> Tensor:
         """(h,t) length of what the head adds to the residual stream."""
-        return self._work.added[self._heads, self._rows]
+        added: Tensor = self._work.added[self._heads, self._rows]
+        return added
 
 
 def split_heads(call: Call, count: int) -> list[tuple[slice, Call]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import MissingError, unknown
+from headwise.heads.blocks import THUMBNAIL
+from headwise.heads.documents import Document
 from headwise.heads.measure import Measured
+from headwise.heads.notebook import head_card, heads_table
 from headwise.heads.statistics import Statistics
 from headwise.models.sites import Site
 
 Array = NDArray[np.float32]
+Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
 
 
 class _SeenSite:
@@ -27,7 +31,7 @@ class _SeenSite:
         self.n_rows = 0
         self._out_sum: NDArray[np.float64] | float = 0.0  # (H,E)
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: Measured, document: Document) -> None:
         chunk = {name: as_numpy(values) for name, values in measured.rows.items()}
         self.names = [name for name in self.names or chunk if name in chunk]
         for name, values in self._joined.items():
@@ -38,6 +42,8 @@ class _SeenSite:
         self._out_sum = self._out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
         self.received = as_numpy(measured.received)  # (H,S)
         self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b)
+        ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
+        self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
     def rows(self, name: str) -> Array:
         """One statistic of all heads, (H,N). The chunks are let go of: nothing is held twice."""
@@ -67,7 +73,8 @@ class Rows(Statistics[Array]):
         self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> Array:
-        return self._site.rows(name)[self._head]
+        rows: Array = self._site.rows(name)[self._head]
+        return rows
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._site.names)
@@ -79,10 +86,10 @@ class Rows(Statistics[Array]):
 class SeenHead(Statistics[float]):
     """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
 
-    def __init__(self, name: str, site: _SeenSite, head: int) -> None:
+    def __init__(self, name: str, site: _SeenSite, head: int, shown: Shown | None) -> None:
         self.name = name
         self.rows = Rows(site, head)
-        self._site, self._head = site, head
+        self._site, self._head, self._shown = site, head, shown
 
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
@@ -91,21 +98,35 @@ class SeenHead(Statistics[float]):
     @property
     def received(self) -> Array:
         """What each key received from all queries together, (S,); of the last call's last document."""
-        return self._site.received[self._head]
+        received: Array = self._site.received[self._head]
+        return received
 
     @property
     def thumbnail(self) -> Array:
         """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
-        return self._site.thumbnail[self._head]
+        thumbnail: Array = self._site.thumbnail[self._head]
+        return thumbnail
 
     @property
     def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
-        return self._site.mean_out()[self._head]
+        mean: Array = self._site.mean_out()[self._head]
+        return mean
+
+    @property
+    def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
+        """The tokens that look and those that are looked at in `thumbnail`, where each has a line of its own there."""
+        if self._site.ids is None:
+            return None
+        rows, keys = (self._shown(ids) if self._shown else list(map(str, ids)) for ids in self._site.ids)
+        return rows, keys
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
         return f"{self.name}({numbers}, rows={self._site.n_rows})"
+
+    def _repr_html_(self) -> str:
+        return head_card(self)
 
 
 class Seen(Mapping[str, SeenHead]):
@@ -114,26 +135,28 @@ class Seen(Mapping[str, SeenHead]):
     It holds the rows, four bytes for each row, head and statistic, and little else.
     """
 
-    def __init__(self, heads: Sequence[str]) -> None:
-        self._known = list(heads)
+    def __init__(self, heads: Sequence[str], shown: Shown | None = None) -> None:
+        self._known, self._shown = list(heads), shown
         self._sites: dict[str, _SeenSite] = {}
         self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
         self.top: dict[str, dict[int, list[tuple[int, float]]]] = {}  # head -> row -> (key, weight), largest first
 
-    def add(self, site: Site, measured: Measured, top: tuple[Tensor, Tensor] | None, rows: Sequence[int]) -> None:
+    def add(self, site: Site, measured: Measured, document: Document) -> None:
+        """The numbers of one document of a call."""
         if site.name not in self._sites:
             seen = self._sites[site.name] = _SeenSite()
             self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
-        self._sites[site.name].add(measured)
-        if top is not None:
-            keys, weights = (part.tolist() for part in top)
-            for h, name in enumerate(site.heads):
-                pairs = (list(zip(keys[h][n], weights[h][n], strict=True)) for n in range(len(rows)))
-                self.top[name] = dict(zip(rows, pairs, strict=True))
+        self._sites[site.name].add(measured, document)
+
+    def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
+        """The keys (H,n,k) with the largest weights of n rows."""
+        for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
+            pairs = (list(zip(*row, strict=True)) for row in zip(head_keys, head_weights, strict=True))
+            self.top[name] = dict(zip(rows, pairs, strict=True))
 
     def __getitem__(self, name: str) -> SeenHead:
         if name in self._places:
-            return SeenHead(name, *self._places[name])
+            return SeenHead(name, *self._places[name], self._shown)
         if name in self._known:
             raise MissingError(f"{name} did not run inside the block; run the model, or the part of it that has {name}")
         raise unknown_head(name, self._known)
@@ -147,6 +170,17 @@ class Seen(Mapping[str, SeenHead]):
     def __repr__(self) -> str:
         rows = max((site.n_rows for site in self._sites.values()), default=0)
         return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
+
+    def _repr_html_(self) -> str:
+        return heads_table(self)
+
+
+def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
+    """The ids that are no padding, where each has a line of its own in a thumbnail; else none."""
+    if ids is None:
+        return []
+    kept = ids.cpu() if real is None else ids.cpu()[real.cpu()]
+    return [] if len(kept) > THUMBNAIL else kept.tolist()
 
 
 def as_numpy(values: Tensor) -> Array:

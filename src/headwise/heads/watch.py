@@ -59,8 +59,9 @@ def watch(
         T = call.q.shape[2]
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
-            top = top_keys(call, b, [row % T for row in rows], top_k) if rows else None
-            seen.add(site, measure(call, b, document, offsets, factors.of(site)), top, rows)
+            seen.add(site, measure(call, b, document, offsets, factors.of(site)), document)
+            if rows:
+                seen.add_top(site, rows, *top_keys(call, b, [row % T for row in rows], top_k))
 
     def mark(ids: Tensor) -> Mapping[str, Tensor]:
         sets = {name: torch.tensor(list(tokens), device=ids.device) for name, tokens in (marks or {}).items()}
