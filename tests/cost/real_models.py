@@ -24,6 +24,14 @@ LLAMA = {
     "max_position_embeddings": 59,
 }
 WIDE = LLAMA | {"head_dim": 10}
+FALCON = {
+    "hidden_size": 66,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "vocab_size": 101,
+    "ffn_hidden_size": 37,
+    "max_position_embeddings": 59,
+}
 BERT = {
     "hidden_size": 33,
     "intermediate_size": 37,
@@ -54,6 +62,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         WIDE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
+    "falcon": ("FalconForCausalLM", FALCON),
+    "falcon heads": ("FalconForCausalLM", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
     "mistral": ("MistralForCausalLM", WIDE | {"sliding_window": 5}),
     "mistral full": ("MistralModel", WIDE | {"sliding_window": None}),
     "mixtral": (

@@ -11,7 +11,7 @@ import pytest
 from invoking import Invoke, Outcome
 from real_models import GEMMA, T5
 
-from headwise.cost.presets import PRESETS
+from headwise.cost import PRESETS
 
 TWO = ("llama-2-70b", "--context", "4096", "--dtype", "bf16")
 
@@ -54,7 +54,7 @@ def test_every_preset_prints(invoke: Invoke, name: str) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     tables, _, rules = outcome.out.partition("Rules of thumb, not measurements")
     assert max(len(line) for line in tables.splitlines() if line.startswith(" ")) <= 80
-    assert "The rule: d_model / 64" in rules
+    assert "Source: Vaswani et al. 2017" in rules
     assert ("it keeps no cache" in outcome.out) == encoder
     assert ("speed at most" in outcome.out) != encoder
 
@@ -73,6 +73,29 @@ def test_folders_windows_and_encoders(invoke: Invoke, tmp_path: Path) -> None:
 def test_a_preset_says_what_its_config_cannot(invoke: Invoke) -> None:
     assert "note: GPT-3 bands every other layer" in invoke("cost", "gpt3").out
     assert "note: the weights fit in the memory" in invoke("cost", "bert-base", "--gpu-memory", "1GB").out
+
+
+def test_the_table_of_the_courses(invoke: Invoke) -> None:
+    rows = {line.split()[0]: line.split()[1:] for line in invoke("cost", "--table").out.splitlines() if line.strip()}
+    assert rows["bert-base"] == ["768", "12", "64", "12", "MHA", "12", "none"]
+    assert rows["bert-large"] == ["1,024", "16", "64", "16", "MHA", "24", "none"]
+    assert rows["gpt2"] == ["768", "12", "64", "12", "MHA", "12", "36,864"]
+    assert rows["gpt3"] == ["12,288", "96", "128", "96", "MHA", "96", "4,718,592"]
+    assert rows["llama-2-70b"] == ["8,192", "64", "128", "8", "GQA", "80", "327,680"]
+    assert rows["mistral-7b"] == ["4,096", "32", "128", "8", "GQA", "32", "4,096", "131,072"]
+    assert rows["palm-540b"] == ["18,432", "48", "256", "1", "MQA", "118", "120,832"]
+    assert rows["falcon-7b"] == ["4,544", "71", "64", "1", "MQA", "32", "8,192"]
+    models = json.loads(invoke("cost", "--list", "--json", "--dtype", "fp8").out)["models"]
+    assert [model["model"] for model in models] == list(PRESETS)
+    assert models[0]["d_model"] == 768 and models[4]["cache_bytes_per_token"] == 163_840
+    refused(invoke("cost", "gpt2", "--table"), "leave MODEL")
+    refused(invoke("cost"), "no model is named")
+
+
+def test_width_and_variant_are_said(invoke: Invoke) -> None:
+    assert "80 layers, width 8,192, 64 heads of 128, 8 key/value (GQA)" in invoke("cost", *TWO).out
+    document = json.loads(invoke("cost", "deepseek-v3", "--json").out)
+    assert document["d_model"] == 7168 and document["layers"][0]["attention"]["variant"] == "MLA"
 
 
 def test_help_has_an_example(invoke: Invoke) -> None:
@@ -121,8 +144,8 @@ def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
     refused(invoke("cost", tmp_path), "holds no config.json")
     path.write_bytes(b"\xff\xfe")
     refused(invoke("cost", path), "is not UTF-8")
-    path.write_text(json.dumps({"model_type": "falcon", "hidden_size": 64}))
-    refused(invoke("cost", path), str(path), "model_type='falcon' is not one that can be priced exactly", "known: ")
+    path.write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    refused(invoke("cost", path), str(path), "model_type='mamba' is not one that can be priced exactly", "did you mean")
     whisper = {"model_type": "whisper", "d_model": 30, "encoder_layers": 1, "decoder_layers": 1}
     heads = {"encoder_attention_heads": 5, "decoder_attention_heads": 3}
     path.write_text(json.dumps(whisper | heads))

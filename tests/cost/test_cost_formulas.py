@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.cost import price, price_config, read_shape
+from headwise.cost import price, read_shape
 from headwise.cost.formulas import cache_values, experts_read, longest_context, score_pairs
 from headwise.cost.shape import Attention, FeedForward
 from headwise.cost.units import read_bytes
@@ -54,7 +54,7 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
     config = GPTConfig(vocab_size=101, **PRESETS[preset].shape | changes)
     with torch.device("meta"):
         model = GPT(config)
-    found = price_config(hf_config(config, 0))
+    found = price(hf_config(config, 0))
     spec = config.attention
     assert found.parameters.total == model.n_parameters
     assert found.parameters.parts["attention"] == config.n_layers * spec.n_parameters
@@ -129,7 +129,7 @@ def test_a_latent_cache_is_read_as_it_is() -> None:
 
 def test_source_and_text_are_kept_apart() -> None:
     config = {"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 5}
-    found = price_config(config, context=11, source=13, batch=3, dtype="fp16")
+    found = price(config, context=11, source=13, batch=3, dtype="fp16")
     per_token = 2 * 5 * (7 + 7) * 2
     cache = asdict(found.cache)
     assert cache["bytes_per_token"] == cache["bytes_per_source_token"] == per_token
@@ -147,7 +147,7 @@ def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
         "num_heads": 5,
         "vocab_size": 11,
     }
-    found = price_config(config, batch=3, dtype="fp32")
+    found = price(config, batch=3, dtype="fp32")
     own, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
     read = 2 * (own + cross + forward + 3 * 31) + 32 * 5 + 31 + 11 * 31  # one bias by distance, a norm, the tied head
     assert found.decode is not None

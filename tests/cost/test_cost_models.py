@@ -8,8 +8,7 @@ import pytest
 import torch
 from real_models import BATCH, CASES, SOURCE, TOKENS, build, cache_bytes, inputs, run
 
-from headwise.cost import cache_bytes_per_token, price_config
-from headwise.cost.bill import Price
+from headwise.cost import Price, cache_bytes_per_token, price
 
 ENCODERS = ("bert", "roberta", "vit")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
@@ -20,7 +19,7 @@ def priced(config: dict[str, Any], **setting: Any) -> Price:
     lengths: dict[str, Any] = {} if config["model_type"] == "vit" else {"context": TOKENS}
     if config["model_type"] == "t5":
         lengths["source"] = SOURCE
-    return price_config(config, batch=BATCH, dtype="fp32", **lengths | setting)
+    return price(config, batch=BATCH, dtype="fp32", **lengths | setting)
 
 
 def full_windows(price: Price) -> int:

@@ -6,12 +6,12 @@ import pytest
 import torch
 import transformers
 
-from headwise.cost import price
-from headwise.cost.presets import PRESETS
+from headwise.cost import PRESETS, price
 from headwise.errors import HeadwiseError
 
 # Exact totals of the classes in transformers. They round to what the papers say: GPT-3 175.0 B (table 2.1), Qwen3-8B
-# 8.2 B, gpt-oss-20b 20.9 B, DeepSeek-V3 671 B, whose 58 x 256 routing offsets transformers keeps as buffers.
+# 8.2 B, gpt-oss-20b 20.9 B, DeepSeek-V3 671 B, whose 58 x 256 routing offsets transformers keeps as buffers. PaLM has
+# no class: 540.35 B (table 1) is the total without the gains of the norms.
 TOTALS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -19,6 +19,8 @@ TOTALS = {
     "gpt3": 174_604_259_328,
     "llama-2-70b": 68_976_648_192,
     "mistral-7b": 7_241_732_096,
+    "palm-540b": 540_356_474_880,
+    "falcon-7b": 6_921_720_704,
     "llama-3-8b": 8_030_261_248,
     "llama-3-70b": 70_553_706_496,
     "qwen3-0.6b": 596_049_920,
@@ -33,6 +35,8 @@ CACHE = {
     "gpt3": 96 * 96 * 128 * 2 * 2,
     "llama-2-70b": 327_680,
     "mistral-7b": 32 * 8 * 128 * 2 * 2,
+    "palm-540b": 118 * 256 * 2 * 2,
+    "falcon-7b": 32 * 64 * 2 * 2,
     "llama-3-8b": 32 * 8 * 128 * 2 * 2,
     "llama-3-70b": 327_680,
     "qwen3-0.6b": 28 * 8 * 128 * 2 * 2,
@@ -47,6 +51,7 @@ CLASSES = {
     "bert": "BertModel",
     "gpt2": "GPT2LMHeadModel",
     "llama": "LlamaForCausalLM",
+    "falcon": "FalconForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
@@ -62,7 +67,7 @@ def test_a_preset_has_the_published_size(name: str) -> None:
     assert found.cache.bytes_per_token == CACHE[name]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "palm-540b"])
 def test_transformers_builds_a_model_of_that_size(name: str) -> None:
     """On the meta device, where weights have shapes and no memory."""
     config = PRESETS[name]

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from headwise.cost import Choice, choose, make_setting, price_config, read_shape, variants
-from headwise.cost.families import model_shape
-from headwise.cost.presets import PRESETS
+from headwise.cost import PRESETS, Choice, choose, make_setting, price, read_shape, variants
+from headwise.cost.read import model_shape
 from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 
@@ -27,7 +26,7 @@ def test_each_variant_is_the_price_of_that_config() -> None:
     assert [row.n_kv_heads for row in rows] == [32, 16, 8, 4, 2, 1]
     assert [row.name for row in rows if row.present] == ["GQA-8"]
     for row in rows:
-        found = price_config(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
+        found = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
         assert found.decode is not None and found.memory is not None
         assert row.parameters == found.parameters.total
         assert row.weight_bytes == found.weight_bytes
@@ -40,7 +39,7 @@ def test_each_variant_is_the_price_of_that_config() -> None:
 
 
 def test_attention_costs_the_same_flops_in_every_variant() -> None:
-    prices = [price_config(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
+    prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
     assert len({found.attention_flops for found in prices}) == 1
     assert len({found.layer_flops for found in prices}) == 3
 
@@ -96,13 +95,17 @@ def chosen(memory: str | None = None, context: int | None = None, **changes: Any
         ({"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 16}, (4, 4, 64)),  # too narrow
         ({"hidden_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}, (8, 2, 128)),  # too wide
         ({"hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16}, (42, 7, 128)),  # Gemma 3 27B
-        ({"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4}, (1, 1, 64)),
+        ({"hidden_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}, (4, 4, 16)),  # Mini-GPT
+        ({"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4}, (4, 4, 4)),  # microgpt
+        ({"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 6}, (3, 3, 14)),  # 4 does not divide it
+        ({"hidden_size": 4544, "num_attention_heads": 71, "num_key_value_heads": 1}, (71, 71, 64)),  # Falcon 7B
     ],
 )
 def test_the_rules_of_thumb(changes: dict[str, Any], advised: tuple[int, int, int]) -> None:
     choice = chosen(**changes)
     assert (choice.n_heads, choice.n_kv_heads, choice.head_dim) == advised
-    assert [rule.advised for rule in choice.rules] == [advised[2], advised[0], advised[1]]
+    assert [rule.advised for rule in choice.rules] == [advised[0], advised[2], advised[1]]
+    assert all(rule.source and rule.arithmetic for rule in choice.rules)
     assert choice.cache_bytes_per_token == 32 * advised[1] * 2 * advised[2] * 2
     assert choice.fits is None
 

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headwise.cli.app import Debug, Json, app, out, print_json
-from headwise.cost.presets import PRESETS
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from headwise.cost import Price
+
+
+def _presets() -> list[str]:
+    from headwise.cost import PRESETS
+
+    return list(PRESETS)
 
 
 @app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
 def cost(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="MODEL",
+            metavar="[MODEL]",
             help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
-            autocompletion=lambda: list(PRESETS),
+            autocompletion=_presets,
         ),
-    ],
+    ] = None,
     context: Annotated[int | None, typer.Option(help="Tokens of each text; default: the model's longest.")] = None,
     batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,
     source: Annotated[
@@ -34,20 +43,40 @@ def cost(
     gpu_memory: Annotated[str | None, typer.Option(help="Memory to fit into, such as 24GiB or 80GB.")] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Memory bandwidth, such as 900GB/s; bounds the speed.")] = None,
     variants: Annotated[
-        bool, typer.Option("--variants", help="The same model as MHA, GQA at each divisor, and MQA.")
+        bool, typer.Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
     ] = False,
     choose: Annotated[bool, typer.Option("--choose", help="What the rules of thumb would choose, and why.")] = False,
+    as_table: Annotated[
+        bool, typer.Option("--table", help="Instead of one model: the models that courses compare.")
+    ] = False,
+    as_list: Annotated[
+        bool, typer.Option("--list", help="Instead of one model: all presets, in the same table.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Price the heads of a model: parameters, cache, FLOPs, bytes, speed bound, what fits in memory.
+    """Price a model: parameters, cache, FLOPs, bytes, a bound of the speed, what fits in memory.
 
     Reads the fields of the model's own config.json, and needs neither weights nor torch nor a network. A config that
     cannot be priced exactly is refused.
     """
     from headwise import cost as room
-    from headwise.view.cost import print_choice, print_price, print_variants
+    from headwise.cost.choices import TABLE
+    from headwise.view.cost import print_choice, print_models, print_price, print_variants
 
+    if as_table or as_list:
+        if model is not None or variants or choose:
+            raise HeadwiseError("--table and --list show models side by side; leave MODEL, --variants and --choose out")
+        prices = [room.price(name, dtype=dtype or "bf16") for name in (_presets() if as_list else TABLE)]
+        if as_json:
+            print_json({"models": [_summary(price) for price in prices]})
+        else:
+            print_models(out, prices)
+        return
+    if model is None:
+        raise HeadwiseError(
+            "no model is named; pass a folder, a config.json or a preset, or --table for those that courses compare"
+        )
     name, shape = room.read_shape(model)
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
@@ -65,3 +94,16 @@ def cost(
         print_variants(out, price.setting, rows)
     if choice is not None:
         print_choice(out, choice)
+
+
+def _summary(price: Price) -> dict[str, Any]:
+    """A line of the table: the sizes under the names of their fields."""
+    heads = price.layers[0].attention
+    fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
+    return {
+        "model": price.model,
+        "d_model": price.d_model,
+        **{field: getattr(heads, field) for field in fields},
+        "n_layers": price.n_layers,
+        "cache_bytes_per_token": price.cache.bytes_per_token,
+    }

@@ -1,20 +1,20 @@
 """The price of a model, out of its config.json alone: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
-    from headwise.cost import cache_bytes_per_token, price, price_config
+    import headwise as hw
 
-    price("llama-2-70b", context=4096, dtype="bf16").cache.bytes_per_token     # 327,680
-    price("runs/verbs").parameters.total                                       # a folder with config.json
-    price_config(config, batch=8, gpu_memory="24GiB").memory.longest_context   # the dict of a config.json
+    hw.price("llama-2-70b", context=4096, dtype="bf16").cache.bytes_per_token     # 327,680
+    hw.price("runs/verbs").parameters.total                                       # a folder with config.json
+    hw.price(config, batch=8, gpu_memory="24GiB").memory.longest_context          # the dict of a config.json, a model
 
 Needs neither torch nor a network. What cannot be priced exactly is refused with a HeadwiseError that names the field.
 """
 
-from headwise.cost.bill import Price, Setting
 from headwise.cost.choices import Choice, Variant, choose, variants
-from headwise.cost.pricing import make_setting, price_shape
-from headwise.cost.read import cache_bytes_per_token, price, price_config, read_shape
+from headwise.cost.pricing import Price, Setting, make_setting, price_shape
+from headwise.cost.read import PRESETS, cache_bytes_per_token, price, read_shape
 
 __all__ = [
+    "PRESETS",
     "Choice",
     "Price",
     "Setting",
@@ -23,7 +23,6 @@ __all__ = [
     "choose",
     "make_setting",
     "price",
-    "price_config",
     "price_shape",
     "read_shape",
     "variants",

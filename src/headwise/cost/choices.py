@@ -6,13 +6,18 @@ import math
 from dataclasses import dataclass
 
 from headwise.cost import formulas
-from headwise.cost.bill import Setting
-from headwise.cost.pricing import fit
+from headwise.cost.pricing import Setting, fit
 from headwise.cost.shape import ModelShape
 from headwise.cost.units import bytes_of
 from headwise.errors import HeadwiseError
 
 NARROW, WIDE = 64, 128  # usual widths of a head
+FEWEST = 4  # heads of a small model
+# The six models that courses compare, in their order, and the two that they name for multi-query attention: presets.
+TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
+ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"
+SIZES = "the models of `headwise cost --table`"
+SHARING = "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150"
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,11 @@ def _divisors(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Rule:
-    """One guideline with the arithmetic that applies it."""
+    """One guideline with its source and the arithmetic that applies it."""
 
     name: str
     guideline: str
+    source: str
     arithmetic: str
     present: int
     advised: int
@@ -95,7 +101,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the courses' guidelines choose. Rules of thumb, from models of many sizes: none of them is a measurement."""
+    """What the guidelines choose. Rules of thumb, from models of many sizes: none of them is a measurement."""
 
     rules: tuple[Rule, ...]
     n_heads: int
@@ -107,23 +113,33 @@ class Choice:
 
 
 def choose(shape: ModelShape, setting: Setting) -> Choice:
-    """Width 64 to 128 a head, d_model / 64 heads, 8 key/value heads or h/8 to h/4; one only where memory forces it."""
+    """The guidelines of courses, applied to one width.
+
+    Heads share the width out, so that their number divides it. A head is 64 to 128 wide, and heads become more as the
+    width grows; below a width of 256, where that leaves fewer than 4 heads, take 4 narrower ones (microgpt: 16 = 4 x 4;
+    Mini-GPT: 64 = 4 x 16). 8 key/value heads, or h/8 to h/4; one only where memory forces it.
+    """
     attention = shape.main_layers[0].attention
-    width, width_rule = _choose_width(attention.head_dim)
-    heads, heads_rule = _choose_heads(shape.d_model, width, attention.n_heads, attention.head_dim)
+    heads, how = _choose_heads(shape.d_model, attention.n_heads, attention.head_dim)
+    width = shape.d_model // heads
     sizes = {"n_heads": heads, "head_dim": width}
     if width != attention.head_dim:
         sizes["value_dim"] = width
     if attention.latent or not shape.generates:
         kept = "a latent is shared by all heads already" if attention.latent else "an encoder keeps no cache"
-        kv, how = heads, f"{kept}: nothing to save"
+        kv, how_kv = heads, f"{kept}: nothing to save"
         advised = shape
     else:
-        kv, how = _choose_kv_heads(shape, setting, sizes)
+        kv, how_kv = _choose_kv_heads(shape, setting, sizes)
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
-    guideline = "8, or h/8 to h/4; 1 only if memory forces it"
+    share = f"{shape.d_model} / {heads} = {width}"
+    rules = (
+        Rule("query heads", _RULE_OF_HEADS, SIZES, how, attention.n_heads, heads),
+        Rule("head width", "d_model / heads", ATTENTION, share, attention.head_dim, width),
+        Rule("key/value heads", _RULE_OF_KV_HEADS, SHARING, how_kv, attention.n_kv_heads, kv),
+    )
     return Choice(
-        rules=(width_rule, heads_rule, Rule("key/value heads g", guideline, how, attention.n_kv_heads, kv)),
+        rules=rules,
         n_heads=heads,
         n_kv_heads=kv,
         head_dim=width,
@@ -133,21 +149,22 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     )
 
 
-def _choose_width(present: int) -> tuple[int, Rule]:
-    width = min(max(present, NARROW), WIDE)
-    side = f"{present} lies within" if width == present else f"{present} lies outside; the nearest is {width}"
-    return width, Rule("head width d", f"{NARROW} to {WIDE}", side, present, width)
+_RULE_OF_HEADS = "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256"
+_RULE_OF_KV_HEADS = "8, or h/8 to h/4; 1 only if memory forces it"
 
 
-def _choose_heads(d_model: int, width: int, present: int, present_width: int) -> tuple[int, Rule]:
-    """The present number from d_model / 128 to d_model / 64, else what shares d_model out at this width."""
-    low, high = d_model / WIDE, d_model / NARROW
-    keep = low <= present <= high and width == present_width
-    heads = present if keep else max(1, d_model // width)
-    how = f"{d_model} / {NARROW} = {high:g}, {d_model} / {WIDE} = {low:g}"
-    if not keep:
-        how += f", and heads of {width} share {d_model} out among {heads}"
-    return heads, Rule("query heads h", f"d_model / {NARROW}, fewer if wider", how, present, heads)
+def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, str]:
+    """The number of heads and why; the present one where it follows the rule."""
+    divisors = _divisors(d_model)
+    if d_model < FEWEST * NARROW:
+        heads = max(n for n in divisors if n <= FEWEST)
+        return heads, f"heads of {NARROW} would leave {d_model / NARROW:g}; {heads} divides {d_model}"
+    span = f"{d_model} / {NARROW} = {d_model / NARROW:g}, {d_model} / {WIDE} = {d_model / WIDE:g}"
+    if present * present_width == d_model and NARROW <= present_width <= WIDE:
+        return present, f"{span}: {present} lies between"
+    width = min(max(present_width, NARROW), WIDE)
+    heads = min(divisors, key=lambda n: (not NARROW <= d_model / n <= WIDE, abs(d_model / n - width)))
+    return heads, f"{span}, and {heads} divides {d_model}"
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, str]:

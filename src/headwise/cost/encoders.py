@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from headwise.cost.decoders import gemma3_text
+from headwise.cost.decoders import GEMMA3_TEXT, REQUIRED
 from headwise.cost.fields import Family, Fields, check_size
-from headwise.cost.parts import masked_lm_head, norm, once, patches, table, taken_note
+from headwise.cost.parts import masked_lm_head, norm, once, patches, table
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 
@@ -63,7 +63,7 @@ def _text_encoder(f: Fields, positions: int, pooled: str) -> ModelShape:
         pieces=tuple(pieces),
         positions=positions,
         generates=False,
-        notes=taken_note(f),
+        notes=f.notes(),
     )
 
 
@@ -101,7 +101,7 @@ def vit(f: Fields) -> ModelShape:
         pieces=tuple(pieces),
         positions=count + 1,
         generates=False,
-        notes=taken_note(f),
+        notes=f.notes(),
     )
 
 
@@ -122,7 +122,7 @@ SIGLIP = Family(
 )
 
 
-def gemma3(f: Fields, text_family: Family) -> ModelShape:
+def gemma3(f: Fields) -> ModelShape:
     """Gemma 3 with eyes: the text decoder, a SigLIP tower, and the projection between them."""
     text, vision = f.config.get("text_config"), f.config.get("vision_config")
     if not isinstance(text, dict) or not isinstance(vision, dict):
@@ -131,7 +131,7 @@ def gemma3(f: Fields, text_family: Family) -> ModelShape:
     if "vision_use_head" not in vision:
         raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
     head = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer one decides
-    shape, eyes = gemma3_text(Fields({**text, **head}, text_family)), Fields(vision, SIGLIP)
+    shape, eyes = GEMMA3_TEXT.build(Fields({**text, **head}, GEMMA3_TEXT)), Fields(vision, SIGLIP)
     d, (stem, count) = eyes.size("hidden_size"), patches(eyes)
     projection = Piece(name="vision projection", part="stem", parameters=d * shape.d_model, stack=VISION)
     tower = (
@@ -147,5 +147,57 @@ def gemma3(f: Fields, text_family: Family) -> ModelShape:
         family="gemma3",
         layers=shape.layers + _layers(eyes, VISION, "vision."),
         pieces=shape.pieces + tower,
-        notes=(*shape.notes, *taken_note(eyes), note),
+        notes=(*shape.notes, *eyes.notes(), note),
     )
+
+
+_BERT: dict[str, Any] = {  # BertConfig, RobertaConfig
+    "vocab_size": 30_522,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "tie_word_embeddings": True,
+}
+
+# Other kinds of positions added tables to every layer, in versions of transformers before 5.
+_TEXT_ONLY: dict[str, Any] = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
+
+ENCODERS: tuple[Family, ...] = (
+    Family(
+        name="gemma3",
+        required=(),
+        defaults={"tie_word_embeddings": True, "text_config": None, "vision_config": None},  # Gemma3Config
+        build=gemma3,
+        heads={"Gemma3ForConditionalGeneration": "lm"},
+    ),
+    Family(
+        name="bert",
+        required=REQUIRED,
+        defaults=_BERT,
+        fixed=_TEXT_ONLY,
+        build=bert,
+        heads={"BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "pretraining"},
+    ),
+    Family(
+        name="roberta",
+        required=REQUIRED,
+        defaults=_BERT | {"vocab_size": 50_265, "pad_token_id": 1},
+        fixed=_TEXT_ONLY,
+        build=roberta,
+        heads={"RobertaModel": "base", "RobertaForMaskedLM": "masked"},
+    ),
+    Family(
+        name="vit",
+        required=REQUIRED,
+        defaults={  # ViTConfig
+            "intermediate_size": 3072,
+            "image_size": 224,
+            "patch_size": 16,
+            "num_channels": 3,
+            "qkv_bias": True,
+            "pooler_output_size": None,
+        },
+        build=vit,
+        heads={"ViTModel": "base", "ViTForImageClassification": "classes"},
+    ),
+)

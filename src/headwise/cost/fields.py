@@ -91,19 +91,24 @@ class Fields:
                     f"change sizes; if it does not, price a copy of the config without it"
                 )
 
+    def name_of(self, name: str) -> str:
+        """The family's own word for a field: `n_embd` for `hidden_size` in GPT-2."""
+        return self.family.aliases.get(name, name)
+
     def get(self, name: str) -> Any:
         """The value under this name or an alias, else the default of the config class; None where null is meant."""
-        names = [name, *(other for other, own in self.family.aliases.items() if own == name)]
-        given = {other: self.config[other] for other in names if self.config.get(other) is not None}
-        if len(set(map(repr, given.values()))) > 1:
-            said = " and ".join(f"{other}={_short(value)}" for other, value in given.items())
-            raise HeadwiseError(f"{said} name one size of a {self.family.name} model; keep the right one")
-        if given:
-            return next(iter(given.values()))
+        name = self.name_of(name)
+        names = [name, *(alias for alias, field in self.family.aliases.items() if field == name)]
+        values = {alias: self.config[alias] for alias in names if self.config.get(alias) is not None}
+        if len(set(map(repr, values.values()))) > 1:
+            both = " and ".join(f"{alias}={_short(value)}" for alias, value in values.items())
+            raise HeadwiseError(f"{both} name one size of a {self.family.name} model; keep the right one")
+        if values:
+            return next(iter(values.values()))
         if name in self.family.required:
             raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
         default = self.family.defaults[name]
-        if any(other in self.config for other in names):
+        if any(alias in self.config for alias in names):
             if name not in NULLABLE and default is not None:
                 raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
             return None
@@ -113,11 +118,11 @@ class Fields:
 
     def size(self, name: str) -> int:
         """A whole number of at least 1."""
-        return check_size(name, self.get(name))
+        return check_size(self.name_of(name), self.get(name))
 
     def optional_size(self, name: str) -> int | None:
         value = self.get(name)
-        return None if value is None else check_size(name, value)
+        return None if value is None else check_size(self.name_of(name), value)
 
     def count(self, name: str) -> int:
         """A whole number of at least 0."""
@@ -127,8 +132,14 @@ class Fields:
     def flag(self, name: str) -> bool:
         value = self.get(name)
         if not isinstance(value, bool):
-            raise HeadwiseError(f"{name}={_short(value)} must be true or false")
+            raise HeadwiseError(f"{self.name_of(name)}={_short(value)} must be true or false")
         return value
+
+    def choice(self, name: str, *known: str) -> str:
+        value = self.get(name)
+        if value not in known:
+            raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
+        return str(value)
 
     def side(self, name: str) -> tuple[int, int]:
         """Height and width of an image or a patch: one number for both, or a pair."""
@@ -142,7 +153,9 @@ class Fields:
         """The layers, counted from 0."""
         number = self.size(name)
         if number > MOST_LAYERS:
-            raise HeadwiseError(f"{name}={number} exceeds {MOST_LAYERS:,}, the most layers that are priced")
+            raise HeadwiseError(
+                f"{self.name_of(name)}={number} exceeds {MOST_LAYERS:,}, the most layers that are priced"
+            )
         return range(number)
 
     def head(self) -> str:
@@ -158,9 +171,14 @@ class Fields:
 
     def kv_heads(self, name: str = "num_key_value_heads", of: str = "num_attention_heads") -> int:
         """Key/value heads, as many as query heads where null; each serves the same number of those."""
-        number, heads = self.optional_size(name) or self.size(of), self.size(of)
+        known = self.name_of(name) in (*self.family.defaults, *self.family.required)
+        heads = self.size(of)
+        number = (self.optional_size(name) if known else None) or heads
         if heads % number:
-            raise HeadwiseError(f"{name}={number} does not divide {of}={heads}; each must serve as many query heads")
+            raise HeadwiseError(
+                f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}; "
+                f"each must serve as many query heads"
+            )
         return number
 
     def experts(self, of: str) -> dict[str, Any]:
@@ -170,10 +188,16 @@ class Fields:
             raise HeadwiseError(f"num_experts_per_tok={active} exceeds {of}={number}; correct one of them")
         return {"n_experts": number, "n_active": active}
 
-    def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads", own: str = "head_dim") -> int:
+    def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
         """The head width: a field of its own, or the model's width shared out."""
-        given = self.optional_size(own) if own in self.family.defaults else None
-        return given or divide(width, self.size(width), heads, self.size(heads))
+        known = "head_dim" in (*self.family.defaults, *self.family.required)
+        explicit = self.optional_size("head_dim") if known else None
+        return explicit or divide(self.name_of(width), self.size(width), self.name_of(heads), self.size(heads))
+
+    def notes(self) -> tuple[str, ...]:
+        """Which sizes the file leaves out, in a line."""
+        sizes = ", ".join(f"{name}={value}" for name, value in self.taken.items())
+        return (f"left out of the config, so the default of the {self.family.name} class: {sizes}",) if sizes else ()
 
 
 # Null says something there: no window, as many key/value heads as query heads, width / heads, no ranks.

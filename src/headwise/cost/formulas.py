@@ -31,8 +31,8 @@ def pair_flops(attention: Attention, pairs: int) -> int:
 
 def linear_flops(layer: Layer, tokens: int, source: int) -> int:
     """The matrices of one layer over a text, cross keys and values over the source."""
-    own, cross = layer.attention, layer.cross
-    weights = own.qo_weights + own.kv_weights + layer.feed_forward.active_weights
+    attention, cross = layer.attention, layer.cross
+    weights = attention.qo_weights + attention.kv_weights + layer.feed_forward.active_weights
     across = cross.qo_weights * tokens + cross.kv_weights * source if cross else 0
     return 2 * (weights * tokens + across)
 
@@ -72,13 +72,13 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)
     for layer in shape.main_layers:
-        own, keys = layer.attention, layer.attention.cached_tokens(tokens)
-        total += 2 * (own.qo_weights + own.kv_weights + layer.feed_forward.active_weights)
-        if own.latent and not expand:
-            features = 2 * own.latent.kv_rank + own.latent.rope_dim
-            total += 2 * own.n_heads * features * keys
+        attention, keys = layer.attention, layer.attention.cached_tokens(tokens)
+        total += 2 * (attention.qo_weights + attention.kv_weights + layer.feed_forward.active_weights)
+        if attention.latent and not expand:
+            features = 2 * attention.latent.kv_rank + attention.latent.rope_dim
+            total += 2 * attention.n_heads * features * keys
         else:
-            total += pair_flops(own, keys) + 2 * own.expanding_weights * (keys - 1)
+            total += pair_flops(attention, keys) + 2 * attention.expanding_weights * (keys - 1)
         if layer.cross:
             total += 2 * layer.cross.qo_weights + pair_flops(layer.cross, source)
     return total
@@ -113,8 +113,8 @@ def experts_read(forward: FeedForward, batch: int) -> float:
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     """Numbers that one text keeps: its own keys and values, window by window, and those of the source."""
-    own = sum(attention.cache_values * attention.cached_tokens(tokens) for attention in shape.cached)
-    return own + sum(attention.cache_values for attention in shape.crossed) * source
+    text = sum(attention.cache_values * attention.cached_tokens(tokens) for attention in shape.cached)
+    return text + sum(attention.cache_values for attention in shape.crossed) * source
 
 
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:

@@ -1,9 +1,9 @@
-"""Pieces that several families share: embeddings, norms, heads, and what a decoder looks like once its layers stand."""
+"""Pieces that several families share: embeddings, norms, heads."""
 
 from __future__ import annotations
 
 from headwise.cost.fields import Fields
-from headwise.cost.shape import MAIN, Layer, ModelShape, Piece
+from headwise.cost.shape import MAIN, Piece
 from headwise.errors import HeadwiseError
 
 
@@ -33,11 +33,11 @@ def masked_lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
 
     Untied, the decoder's own bias is a second one beside the head's.
     """
-    own = width * width + width + 2 * width + vocabulary
+    parameters = width * width + width + 2 * width + vocabulary
     return Piece(
         name="masked language model head",
         part="head",
-        parameters=own if tied else own + width * vocabulary + vocabulary,
+        parameters=parameters if tied else parameters + width * vocabulary + vocabulary,
         weights=width * width + width * vocabulary,
         borrowed=width * vocabulary if tied else 0,
     )
@@ -57,50 +57,3 @@ def patches(f: Fields) -> tuple[Piece, int]:
     weights = f.size("num_channels") * rows * columns * d_model
     stem = Piece(name="patches", part="stem", parameters=weights + d_model, once=weights * count)
     return stem, count
-
-
-def windows(f: Fields, usual: list[bool]) -> list[int | None]:
-    """The window of each layer: as `layer_types` says, else where `usual` says True."""
-    types = f.get("layer_types")
-    if types is not None:
-        if not isinstance(types, list) or len(types) != len(usual):
-            count = len(types) if isinstance(types, list) else 0
-            raise HeadwiseError(f"layer_types has {count} entries for {len(usual)} layers; one for each is needed")
-        unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
-        if unknown:
-            raise HeadwiseError(
-                f"layer_types names {unknown[0]!r}; known: full_attention and sliding_attention, "
-                f"other layers keep other caches"
-            )
-        usual = [kind == "sliding_attention" for kind in types]
-    window = f.optional_size("sliding_window") if any(usual) else None
-    if any(usual) and window is None:
-        raise HeadwiseError("layer_types has sliding_attention and sliding_window is null; give the window")
-    return [window if slides else None for slides in usual]
-
-
-def taken_note(f: Fields) -> tuple[str, ...]:
-    """Which sizes the file leaves out, in a line."""
-    said = ", ".join(f"{name}={value}" for name, value in f.taken.items())
-    return (f"left out of the config, so the default of the {f.family.name} class: {said}",) if said else ()
-
-
-def decoder(
-    f: Fields,
-    layers: tuple[Layer, ...],
-    final_norm: int,
-    *pieces: Piece,
-    positions: str = "max_position_embeddings",
-    tied: str = "tie_word_embeddings",
-) -> ModelShape:
-    """A text decoder: token embedding, further pieces, layers, final norm, head; the last two name fields."""
-    d_model, vocabulary = layers[0].attention.d_model, f.size("vocab_size")
-    head = [lm_head(d_model, vocabulary, f.flag(tied))] if f.head() == "lm" else []
-    return ModelShape(
-        family=f.family.name,
-        d_model=d_model,
-        layers=layers,
-        pieces=(table("token embedding", vocabulary, d_model), *pieces, norm("final norm", final_norm), *head),
-        positions=f.size(positions),
-        notes=taken_note(f),
-    )

@@ -1,28 +1,223 @@
-"""The price of a model at one setting: the bill, filled in."""
+"""The price of a model at one setting: the records that say it, and how they are filled in.
+
+All sizes are exact counts. FLOPs and bytes follow the conventions at the top of `formulas.py`. `dataclasses.asdict` of
+a Price is the JSON of `headwise cost`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from headwise.cost import formulas
-from headwise.cost.bill import (
-    CachePrice,
-    DecodePrice,
-    ForwardPrice,
-    HeadPrice,
-    LayerPrice,
-    MemoryPrice,
-    Parameters,
-    Price,
-    Setting,
-)
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
 from headwise.cost.units import BITS, bytes_of, number_format, read_bytes
 from headwise.errors import HeadwiseError
+from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled, table
 
 DEFAULT_CONTEXT = 512  # of a model that sets no longest text, such as T5, which was trained on 512 tokens
 DEFAULT_DTYPE = "bf16"  # where neither the caller nor the config names one
 MOST = 2**40  # tokens or texts
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a price depends on besides the model."""
+
+    context: int  # tokens of each text, those to come included
+    source: int | None  # tokens that an encoder reads beside it; None without one
+    batch: int  # texts side by side
+    dtype: str  # of the weights
+    cache_dtype: str
+    gpu_memory: int | None  # bytes
+    bandwidth: int | None  # bytes a second
+
+
+@dataclass(frozen=True)
+class HeadPrice:
+    """One attention of a layer. Removing a query head saves what it adds; the cache shrinks with key/value heads."""
+
+    variant: str  # MHA, GQA, MQA, or MLA
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    value_dim: int
+    window: int | None
+    sink: bool
+    latent: int | None  # numbers that a squeezed cache keeps for all heads together
+    query_head_parameters: int
+    kv_head_parameters: int
+    shared_parameters: int
+    parameters: int
+    cache_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class LayerPrice:
+    name: str
+    parameters: int
+    active_parameters: int
+    attention: HeadPrice
+    cross: HeadPrice | None
+    feed_forward_parameters: int
+    norm_parameters: int
+    experts: tuple[int, int] | None  # how many a token is sent to, of how many
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """`active` is what one token meets: no experts that it is not sent to, and no tables in which it reads a row."""
+
+    total: int
+    active: int
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class CachePrice:
+    """Bytes that wait between steps. A windowed layer keeps the last min(context, window) tokens."""
+
+    bytes_per_token: int  # what one more token adds while no window is full
+    bytes_per_token_beyond_windows: int  # what it adds once all windows are full
+    bytes_per_source_token: int  # cross keys and values of one token that the encoder read
+    text_bytes: int  # of the whole batch
+    source_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class ForwardPrice:
+    """FLOPs to read the batch once. `dense_flops` is what a kernel spends that computes every pair and every logit."""
+
+    layer_flops: int
+    attention_flops: int
+    outside_flops: int
+    total_flops: int
+    dense_flops: int
+
+
+@dataclass(frozen=True)
+class DecodePrice:
+    """One step that gives every text of the batch a token, the last of its context."""
+
+    flops: int
+    expanded_flops: int  # of a step that turns a latent cache into keys and values; else the same
+    weight_bytes: int  # read once for the batch
+    cache_bytes: int
+    bytes_per_token: float  # of both, shared by the batch
+    flops_per_byte: float  # the arithmetic intensity
+    tokens_per_second: float | None  # at most, if the bandwidth is all that limits; of the batch together
+
+
+@dataclass(frozen=True)
+class MemoryPrice:
+    """What fits beside the weights. Activations and the runtime's own memory come on top."""
+
+    free_bytes: int
+    longest_context: int | None  # at this batch; None: the cache stops growing
+    largest_batch: int  # at this context
+
+
+@dataclass(frozen=True, repr=False)
+class Price:
+    """What `headwise.price` returns. Printed, it is the whole bill."""
+
+    model: str
+    family: str
+    d_model: int
+    setting: Setting
+    parameters: Parameters
+    weight_bytes: int
+    layers: tuple[LayerPrice, ...]
+    cache: CachePrice
+    prefill: ForwardPrice
+    decode: DecodePrice | None  # None: an encoder writes nothing
+    memory: MemoryPrice | None  # None where no memory was given, or there is no cache to fill it
+    notes: tuple[str, ...]
+
+    @property
+    def n_layers(self) -> int:
+        """Without those of a vision tower."""
+        return sum(not layer.name.startswith(VISION) for layer in self.layers)
+
+    @property
+    def heading(self) -> str:
+        """The model with its sizes in a line, and the setting in another."""
+        setting = self.setting
+        main = [layer for layer in self.layers if layer.cross] or self.layers
+        heads = main[0].attention
+        source = f", source {setting.source:,}" if setting.source is not None else ""
+        formats = setting.dtype + ("" if setting.cache_dtype == setting.dtype else f", cache {setting.cache_dtype}")
+        return (
+            f"{self.model} ({self.family}): {plural(self.n_layers, 'layer')}, width {self.d_model:,}, "
+            f"{heads.n_heads} heads of {heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})\n"
+            f"context {setting.context:,}{source}, batch {setting.batch:,}, {formats}"
+        )
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
+        rows = [_bytes("weights", self.weight_bytes)]
+        if self.decode is not None:
+            rows += self._cache_rows()
+        rows.append(_flops("prefill" if self.decode else "forward pass", self.prefill.total_flops))
+        rows.append(_flops("  of it in attention", self.prefill.attention_flops))
+        rows.append(_flops("  if every pair is computed", self.prefill.dense_flops))
+        if self.decode is not None:
+            rows += self._decode_rows(self.decode)
+        if self.memory is not None:
+            memory, setting = self.memory, self.setting
+            longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
+            rows.append(_bytes("memory left for the cache", memory.free_bytes))
+            rows.append(("longest context that fits", longest, f"tokens at batch {setting.batch:,}"))
+            rows.append(("largest batch that fits", f"{memory.largest_batch:,}", f"texts of {setting.context:,}"))
+        return rows
+
+    def _cache_rows(self) -> list[tuple[str, str, str]]:
+        cache = self.cache
+        rows = [_bytes("cache of one token", cache.bytes_per_token)]
+        if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
+            rows.append(_bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows))
+        if cache.bytes_per_source_token:
+            rows.append(_bytes("cache of one source token", cache.bytes_per_source_token))
+            rows.append(_bytes("cache of the texts", cache.text_bytes))
+            rows.append(_bytes("cache of the sources", cache.source_bytes))
+        return [*rows, _bytes("cache in all", cache.total_bytes)]
+
+    def _decode_rows(self, decode: DecodePrice) -> list[tuple[str, str, str]]:
+        rows = [_flops("decode, one step", decode.flops)]
+        if decode.expanded_flops != decode.flops:
+            rows.append(_flops("  if the latent is expanded", decode.expanded_flops))
+        rows.append(_bytes("weights read in a step", decode.weight_bytes))
+        rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
+        rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
+        if decode.tokens_per_second is not None:
+            rate = scaled(self.setting.bandwidth or 0, 1000, DECIMAL)
+            rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
+        return rows
+
+    def _all_rows(self) -> list[tuple[str, str, str]]:
+        total = self.parameters.total
+        return [("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)), *self.rows()]
+
+    def __repr__(self) -> str:
+        rows = self._all_rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        lines = (f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows)
+        return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        rows = [[escaped(cell) for cell in row] for row in self._all_rows()]
+        notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
+        heading = escaped(self.heading).replace("\n", "<br>")
+        return f"<p>{heading}</p>{table(('', 'exact', ''), rows)}{notes}"
+
+
+def _bytes(label: str, count: int) -> tuple[str, str, str]:
+    return label, f"{count:,} bytes", scaled(count, 1024, BINARY)
+
+
+def _flops(label: str, count: int) -> tuple[str, str, str]:
+    return label, f"{count:,}", f"{scaled(count, 1000, DECIMAL)}FLOP"
 
 
 def make_setting(
@@ -40,10 +235,10 @@ def make_setting(
     for name, value in (("context", context), ("batch", batch), ("source", source)):
         if value is not None and not 1 <= value <= MOST:
             raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {_counted(name)}")
-    for name, given in (("bandwidth", bandwidth), ("cache-dtype", cache_dtype)):
-        if given is not None and not shape.generates:
-            said = f"is about decoding, and a {shape.family} encoder writes nothing; leave it out"
-            raise HeadwiseError(f"{name}={given} {said}")
+    for name, setting in (("bandwidth", bandwidth), ("cache-dtype", cache_dtype)):
+        if setting is not None and not shape.generates:
+            reason = f"is about decoding, and a {shape.family} encoder writes nothing; leave it out"
+            raise HeadwiseError(f"{name}={setting} {reason}")
     weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
     return Setting(
         context=context,
@@ -75,6 +270,7 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     return Price(
         model=name,
         family=shape.family,
+        d_model=shape.d_model,
         setting=setting,
         parameters=Parameters(shape.parameters, shape.active_parameters, _parts(shape)),
         weight_bytes=weights,
@@ -120,6 +316,7 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     return HeadPrice(
+        variant=attention.variant,
         n_heads=attention.n_heads,
         n_kv_heads=attention.n_kv_heads,
         head_dim=attention.head_dim,

@@ -1,38 +1,57 @@
-"""The way in: a preset, a file, a folder or a dict becomes a shape, and a shape a price."""
+"""The way in: a preset, a file, a folder, a dict or a model becomes a shape, and a shape a price."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import tomllib
+from dataclasses import asdict, is_dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise.cost.bill import Price
-from headwise.cost.families import model_shape
-from headwise.cost.presets import NOTES, PRESETS, find_preset
-from headwise.cost.pricing import make_setting, price_shape
-from headwise.cost.shape import ModelShape
+from headwise.cost.decoders import DECODERS
+from headwise.cost.encoders import ENCODERS
+from headwise.cost.fields import Family, Fields
+from headwise.cost.pricing import Price, make_setting, price_shape
+from headwise.cost.seq2seq import SEQ2SEQ
+from headwise.cost.shape import MAIN, Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 from headwise.files import read_text
+from headwise.masks import Window
+from headwise.spec import AttentionSpec
 
 CONFIG = "config.json"
+FAMILIES: dict[str, Family] = {family.name: family for family in (*DECODERS, *ENCODERS, *SEQ2SEQ)}
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
+    resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
+)
+NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.items() if "note" in config}
+
+# What both the section and the Hugging Face fields around it say; a file in which they differ is not one model.
+SAME = {
+    "d_model": ("hidden_size", "n_embd"),
+    "n_layers": ("num_hidden_layers", "n_layer"),
+    "n_heads": ("num_attention_heads", "n_head"),
+    "n_kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+}
 
 
-def price(description: str | Path, **setting: Any) -> Price:
-    """The price of a preset by its name, of a config.json, or of a folder that holds one.
+def price(config: Any, **setting: Any) -> Price:
+    """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
-    Settings, all optional: context (tokens; default the model's own length), batch (texts, 1), source (tokens of an
-    encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the config's), gpu_memory
-    ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second).
+    config   the name of a preset; the path of a config.json or of a folder that holds one; the dict of a config.json;
+             an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or a model that has
+             one of these as `config` or `spec`
+    setting  all optional: context (tokens; default the model's own length), batch (texts, 1), source (tokens of an
+             encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the config's),
+             gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
+
+    Raises HeadwiseError, with the name of the field, for what cannot be priced exactly.
     """
-    name, shape = read_shape(description)
-    return price_shape(name, shape, make_setting(shape, **setting))
-
-
-def price_config(config: dict[str, Any], name: str = "config", **setting: Any) -> Price:
-    """The price of the model that the dict of a config.json describes; settings as in `price`."""
-    shape = model_shape(config)
+    name, shape = read_shape(config)
     return price_shape(name, shape, make_setting(shape, **setting))
 
 
@@ -46,15 +65,35 @@ def cache_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
     return bytes_of(sum(attention.cache_values for attention in shape.cached), number_format(dtype))
 
 
-def read_shape(description: str | Path) -> tuple[str, ModelShape]:
-    """A short name and the sizes. A preset's name comes before a file's: write ./gpt2 for a folder gpt2."""
+def read_shape(config: Any) -> tuple[str, ModelShape]:
+    """A short name and the sizes of what `price` takes. A preset goes before a file: write ./gpt2 for a folder gpt2."""
+    if isinstance(config, str | Path):
+        return _read_description(config)
+    if isinstance(config, AttentionSpec):
+        return "attention", _spec_shape(config)
+    if not hasattr(config, "to_dict") and not is_dataclass(config) and not isinstance(config, dict):
+        inner = getattr(config, "config", getattr(config, "spec", None))
+        if inner is None:
+            raise HeadwiseError(
+                f"a {type(config).__name__} has no price; pass a preset, a path, the dict of a config, or a model"
+            )
+        return type(config).__name__, read_shape(inner)[1]
+    if isinstance(config, dict):
+        return "config", model_shape(config)
+    if hasattr(config, "to_dict"):
+        return type(config).__name__, model_shape(config.to_dict())
+    return type(config).__name__, model_shape({"model_type": "headwise", "headwise": asdict(config)})
+
+
+def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     path = Path(description)
     if description in PRESETS or not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":
             raise HeadwiseError(f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset")
         name = str(description)
-        shape = model_shape(find_preset(name))
-        return name, replace(shape, notes=(*shape.notes, *([NOTES[name]] if name in NOTES else [])))
+        if name not in PRESETS:
+            raise unknown(f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS)
+        return name, model_shape(PRESETS[name]).noted(*([NOTES[name]] if name in NOTES else []))
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
@@ -74,3 +113,83 @@ def _parse(text: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
     return config
+
+
+def _spec_shape(spec: AttentionSpec) -> ModelShape:
+    """One layer that is nothing but this attention."""
+    if spec.d_in != spec.d_model or spec.d_context != spec.d_model or spec.d_out != spec.d_model or not spec.out_proj:
+        raise HeadwiseError(
+            f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
+            f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
+        )
+    mask = spec.mask
+    band = mask if isinstance(mask, Window) and mask.right == 0 else None  # Causal is one, open at the left
+    attention = Attention(
+        d_model=spec.d_model,
+        n_heads=spec.n_heads,
+        n_kv_heads=spec.n_kv_heads,
+        head_dim=spec.head_dim,
+        value_dim=spec.value_dim,
+        window=None if band is None or band.left is None else band.left + 1,
+        causal=band is not None,
+        q_bias=spec.q_bias,
+        k_bias=spec.kv_bias,
+        v_bias=spec.kv_bias,
+        out_bias=spec.out_bias,
+        qk_norm=spec.qk_norm,
+        sink=spec.sink,
+        buckets=0 if spec.relative_bias is None else spec.relative_bias.n_buckets,
+    )
+    nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
+    layer = Layer(name="L0", stack=MAIN, attention=attention, cross=None, feed_forward=nothing, norm_parameters=0)
+    return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
+
+
+def model_shape(config: dict[str, Any]) -> ModelShape:
+    """The sizes of the model that a config.json describes; HeadwiseError names the field that cannot be priced."""
+    section = _own_section(config)
+    kind = "headwise" if section is not None else config.get("model_type")
+    if kind is None:
+        raise HeadwiseError(f"model_type is missing; known: {', '.join(FAMILIES)}")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise unknown(f"model_type={kind!r} is not one that can be priced exactly", kind, FAMILIES)
+    family = FAMILIES[kind]
+    shape = family.build(Fields(config if section is None else section, family))
+    return replace(shape, dtype=_dtype(config), notes=(*shape.notes, *_file_notes(config)))
+
+
+def _dtype(config: dict[str, Any]) -> str | None:
+    """The number format that the file names, in itself or in the part for text."""
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, dict) else {}):
+        for name in ("dtype", "torch_dtype"):
+            if isinstance(place.get(name), str) and place[name] != "auto":
+                return str(place[name])
+    return None
+
+
+def _file_notes(config: dict[str, Any]) -> list[str]:
+    """What the file asks for that is priced otherwise, or not at all."""
+    notes = []
+    if config.get("quantization_config"):
+        notes.append("quantization_config: all weights are priced in one number format, and scales are not counted")
+    if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
+        notes.append("the layers that predict further tokens while training are not counted; transformers drops them")
+    return notes
+
+
+def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The section of a config.json, after a check that the fields around it say the same; None where there is none."""
+    section = config.get("headwise")
+    if section is None and config.get("model_type") != "headwise":
+        return None
+    if not isinstance(section, dict):
+        raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
+    for name, fields in SAME.items():
+        for field in fields:
+            if None not in (section.get(name), config.get(field)) and section[name] != config[field]:
+                raise HeadwiseError(
+                    f"headwise.{name}={section[name]} and {field}={config[field]} name one size; "
+                    f"keep the right one, or take the section `headwise` out"
+                )
+    return section

@@ -48,6 +48,13 @@ class Attention:
     latent: Latent | None = None
 
     @property
+    def variant(self) -> str:
+        """MHA, GQA, MQA, or MLA for a latent."""
+        if self.latent:
+            return "MLA"
+        return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+
+    @property
     def query_head_parameters(self) -> int:
         """What one query head adds: its rows of W_Q, its columns of W_O, its biases, sink and distances."""
         d_in = self.latent.q_rank if self.latent and self.latent.q_rank else self.d_model
@@ -241,6 +248,9 @@ class ModelShape:
         layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION)
         pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
+
+    def noted(self, *notes: str) -> ModelShape:
+        return replace(self, notes=(*self.notes, *notes))
 
     def with_heads(self, **heads: Any) -> ModelShape:
         """The same model with other n_kv_heads, n_heads, head_dim or value_dim in all of the main stack; no latents."""

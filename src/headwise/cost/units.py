@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from decimal import Decimal
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
@@ -35,9 +34,7 @@ def number_format(name: str) -> str:
     short = LONG_NAMES.get(name.lower().removeprefix("torch."), name.lower())
     if short in BITS:
         return short
-    near = difflib.get_close_matches(short, BITS, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(BITS)}"
-    raise HeadwiseError(f"no number format {name!r}; {hint}")
+    raise unknown(f"no number format {name!r}", short, BITS)
 
 
 def bytes_of(count: int, dtype: str) -> int:
@@ -54,12 +51,12 @@ def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
         value = Decimal(text)
     else:
         ending = r"\s*/\s*s" if per_second else ""
-        found = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
+        size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
         units = {unit.lower(): factor for unit, factor in UNITS.items()}
-        if not found or found[2].lower() not in units:
+        if not size or size[2].lower() not in units:
             example = "900GB/s or 3.35TB/s" if per_second else "24GiB or 80GB"
             raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
-        value = Decimal(found[1]) * units[found[2].lower()]
+        value = Decimal(size[1]) * units[size[2].lower()]
     if not 1 <= value <= LARGEST:
         raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
     return int(value)
