@@ -107,22 +107,27 @@ def test_ctrl_c_says_what_is_kept(invoke: Invoke, monkeypatch: pytest.MonkeyPatc
     assert err.splitlines()[-1] == "headwise: interrupted"
 
 
-def test_ctrl_c_ends_the_workers_and_leaves_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+def test_the_workers_end_with_the_command_and_leave_what_is_done(end: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headwise.cli", "compare", "roles", "--seeds", "2", "--workers", "2"]
     command += ["--steps", "1000000", "--out", str(tmp_path / "kept")]  # of the trained arm: the other is done at once
     child = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=listen)
     assert child.stderr is not None
     try:
         first = next(line for line in child.stderr if not line.startswith("working"))  # a unit is done
-        os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to all processes
-        out, err = child.communicate(timeout=30)
+        if end is signal.SIGINT:
+            os.killpg(child.pid, end)  # as a terminal does: to all processes
+        else:
+            child.send_signal(end)  # to the command alone
+        out, err = child.communicate(timeout=30)  # which ends when the last worker has closed the pipes
         alive = alive_in(child.pid)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-    assert (child.returncode, out) == (130, "") and first.startswith("unit 1/4  roles: untrained"), first + err
-    assert err.splitlines()[-2].startswith("finished units are kept in") and "Traceback" not in err
-    assert alive == []
+    assert first.startswith("unit 1/4  roles: untrained"), first + err
+    assert out == "" and alive == [] and "Traceback" not in err
+    if end is signal.SIGINT:
+        assert child.returncode == 130 and err.splitlines()[-2].startswith("finished units are kept in")
     assert 1 <= len(list((tmp_path / "kept").glob("unit-*.json"))) <= 2
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -348,6 +351,18 @@ def test_a_damaged_unit_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadwiseError, match="is a file"):
         compare(tiny(), tmp_path / "file", n_seeds=2, steps=1)
+
+
+def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+    """Half-written units of this process, and files of other names, stay."""
+    unit = f".unit-{'0' * 16}.json"
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    kept = [f"{unit}.{os.getpid()}.tmp", f".notes.txt.{dead.pid}.tmp", f"{unit}.tmp"]
+    for name in (*kept, f"{unit}.{dead.pid}.tmp"):
+        (tmp_path / name).write_text("{")
+    units.Store(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_names_and_their_neighbours() -> None:

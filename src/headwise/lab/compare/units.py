@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
+import re
 import signal
 import threading
 from collections.abc import Generator, Iterator, Sequence
@@ -78,6 +80,14 @@ class Store:
             raise HeadwiseError(f"--out {folder} is a file; pass a folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """Remove what killed processes left half-written; another one may be writing here at the same time."""
+        for path in self.folder.iterdir():
+            unfinished = re.fullmatch(r"\.unit-[0-9a-f]{16}\.json\.(\d+)\.tmp", path.name)
+            if unfinished and not _is_running(int(unfinished[1])):
+                path.unlink(missing_ok=True)
 
     def path(self, key: dict[str, Any]) -> Path:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -101,6 +111,18 @@ class Store:
     def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:
         document = {"unit": label, "key": key, "scored": asdict(scored)}
         write_whole(self.path(key), json.dumps(document, indent=2) + "\n")
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # where signal 0 is not a question
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
 
 
 def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
@@ -156,11 +178,14 @@ def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Sco
 
 @contextmanager
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes end with this block, in the middle of a unit if it is left by an error or by Ctrl-C."""
+    """A pool whose processes end with this block, in the middle of a unit if it is left by an error or by Ctrl-C.
+
+    They also end with this process, if it is killed.
+    """
     before = set(multiprocessing.active_children())
     # Not forked: a fork of a process whose torch has run threads may hang.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context)
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
     try:
         yield pool
     except BaseException:
@@ -169,6 +194,18 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """In a worker: a thread that waits for the end of the process that started it, and ends the worker then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)  # at once, in the middle of a unit: nobody is left to take its scores
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextmanager
