@@ -24,12 +24,13 @@ from headwise.lab.microgpt.draw import (
     ADAM_EPS,
     BETA1,
     BETA2,
-    HEAD_WIDTH,
     N_HEADS,
     NORM_EPS,
+    WIDTH,
     learning_rate,
 )
 
+HEAD_WIDTH = WIDTH // N_HEADS
 NAMES = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "names.txt"
 DOCUMENTS = 20  # all sides read the first of them, over and over
 STEPS = {"baseline": 20, "plain": 60, "array": 2000, "tensor": 200}  # multiples of it: about equal times to measure

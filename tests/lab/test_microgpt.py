@@ -149,29 +149,32 @@ def test_every_loss_and_every_weight_is_that_of_plain(rung: str) -> None:
 
 def slopes_of_plain(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
     weights = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in draw.weights.items()}
-    loss = plain.loss_of(weights, ids)
+    loss = plain.Model(weights, draw.n_heads, draw.n_layers).loss(ids)
     assert isinstance(loss, Value)
     loss.backward()
     return loss.data, {key: np.array([[x.grad for x in row] for row in m]) for key, m in weights.items()}
 
 
 def slopes_of_array(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
-    model = array.Model(draw.weights)
+    model = array.Model(draw)
     model.gradient([0] * 17)  # what a longer document left behind must be gone
     return model.gradient(ids), model.slopes.named
 
 
 def slopes_of_tensor(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
-    model = tensor.build(draw.weights)
+    model = tensor.build(draw.weights, draw.n_heads)
     loss = tensor.loss_of(model, ids)
     loss.backward()
-    return loss.item(), {key: model.get_parameter(name).grad.numpy() for key, name in tensor.NAMES.items()}
+    return loss.item(), {key: model.get_parameter(tensor.name_of(key)).grad.numpy() for key in draw.weights}
 
 
-@pytest.mark.parametrize("name", ["a", "anna", "bartholomewalexander"])
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("a", (4, 1)), ("anna", (4, 1)), ("bartholomewalexander", (4, 1)), ("anna", (2, 3)), ("anna", (1, 2))],
+)
 @pytest.mark.parametrize("slopes_of", [slopes_of_array, slopes_of_tensor])
-def test_the_gradient_of_every_weight_is_that_of_plain(slopes_of: Any, name: str) -> None:
-    draw = Draw(NAMES, seed=42)
+def test_the_gradient_of_every_weight_is_that_of_plain(slopes_of: Any, name: str, shape: tuple[int, int]) -> None:
+    draw = Draw(NAMES, 42, *shape)  # heads, layers
     ids = draw.tokens.encode(name)[:17]
     expected_loss, expected = slopes_of_plain(draw, ids)
     loss, slopes = slopes_of(draw, ids)
@@ -182,9 +185,20 @@ def test_the_gradient_of_every_weight_is_that_of_plain(slopes_of: Any, name: str
         np.testing.assert_allclose(slopes[key], slope, rtol=0, atol=1e-12, err_msg=key)
 
 
+def test_other_numbers_of_heads_and_layers_are_one_function_on_all_rungs() -> None:
+    """More layers are drawn after the first one; more heads change no draw, since a head is a slice of the width."""
+    runs = [replay(NAMES, rung, 5, n_samples=2, n_heads=2, n_layers=3) for rung in RUNGS]
+    for run in runs[1:]:
+        assert run.losses == pytest.approx(runs[0].losses, rel=CLOSE)
+        assert run.samples == runs[0].samples and run.parameters.keys() == runs[0].parameters.keys()
+    assert len(runs[0].parameters) == 3 + 3 * 6 and runs[0].losses[0] != short_run("plain").losses[0]
+    one, two = Draw(NAMES, 42, 4, 1), Draw(NAMES, 42, 8, 2)
+    assert all(one.weights[key] == two.weights[key] for key in one.weights)
+
+
 def test_array_sees_only_what_came_before() -> None:
     """All positions are computed at once there; in plain, later keys do not exist."""
-    model = array.Model(Draw(NAMES, seed=42).weights)
+    model = array.Model(Draw(NAMES, seed=42))
     ids = [26, 0, 13, 13, 0, 7, 4]
     logits = model.forward(ids).logits_vt
     for place in range(len(ids)):
@@ -211,6 +225,8 @@ def test_documents_are_stripped_and_empty_ones_left_out() -> None:
         ({"rung": "numpy"}, "rung='numpy' is not known; one of plain, array, tensor"),
         ({"steps": 0}, "steps=0 trains nothing; pass at least 1"),
         ({"n_samples": -1}, "n_samples=-1 is less than none; pass 0 or more"),
+        ({"n_heads": 3}, "n_heads=3 does not divide the width of microgpt, 16; pass 1, 2, 4, 8 or 16"),
+        ({"n_layers": 0}, "n_layers=0 must be a positive whole number"),
         ({"documents": []}, "none of the 0 documents has a character; pass at least one name"),
         ({"documents": ["", " "]}, "none of the 2 documents has a character; pass at least one name"),
         ({"documents": "ada"}, "documents is one text; pass a list of them, such as its lines"),

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.lab.microgpt.draw import Draw, Replay, Report
+from headwise.lab.microgpt.draw import N_HEADS, N_LAYERS, WIDTH, Draw, Replay, Report
+from headwise.spec import require_size
 
 __all__ = ["RUNGS", "Draw", "Replay", "replay"]
 
@@ -26,6 +27,8 @@ def replay(
     seed: int = 42,
     n_samples: int = 20,
     report: Report | None = None,
+    n_heads: int = N_HEADS,
+    n_layers: int = N_LAYERS,
 ) -> Replay:
     """Train microgpt on documents, such as the lines of a list of names, and draw samples from it.
 
@@ -36,6 +39,8 @@ def replay(
     seed       of the one stream of Python's `random` that draws order, weights and samples
     n_samples  how many texts of at most 16 characters to draw afterwards, at temperature 0.5
     report     is called after each step with its number, from 1, and its loss in nats per character
+    n_heads    a divisor of the width 16; microgpt has 4
+    n_layers   microgpt has 1
     """
     if rung not in RUNGS:
         raise HeadwiseError(f"rung={rung!r} is not known; one of {', '.join(RUNGS)}")
@@ -49,7 +54,11 @@ def replay(
     kept = [document for document in stripped if document]
     if not kept:
         raise HeadwiseError(f"none of the {len(stripped)} documents has a character; pass at least one name")
-    result: Replay = _rung(rung).run(Draw(kept, seed), steps, n_samples, report)
+    require_size("n_layers", n_layers)
+    require_size("n_heads", n_heads)
+    if WIDTH % n_heads:
+        raise HeadwiseError(f"n_heads={n_heads} does not divide the width of microgpt, {WIDTH}; pass 1, 2, 4, 8 or 16")
+    result: Replay = _rung(rung).run(Draw(kept, seed, n_heads, n_layers), steps, n_samples, report)
     return result
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError
 
-# The shape.
+# The shape. A replay may have other numbers of layers and of heads; the rest is fixed.
 N_LAYERS = 1
 N_HEADS = 4
 WIDTH = 16
-HEAD_WIDTH = WIDTH // N_HEADS
 FEED_FORWARD = 4 * WIDTH
 CONTEXT = 16  # tokens
 NORM_EPS = 1e-5
@@ -75,16 +74,17 @@ class Draw:
     """Shuffled documents, their tokens, the first weights, and the stream that goes on to draw the samples.
 
     weights  one matrix for each key, as rows; rows are outputs, so that y = W x. Keys in the order of the draw:
-             wte (V,16), wpe (16,16), lm_head (V,16), then layer0.attn_wq, attn_wk, attn_wv, attn_wo (16,16),
-             layer0.mlp_fc1 (64,16), layer0.mlp_fc2 (16,64); V is the number of tokens
+             wte (V,16), wpe (16,16), lm_head (V,16), then for each layer i layeri.attn_wq, attn_wk, attn_wv, attn_wo
+             (16,16), layeri.mlp_fc1 (64,16), layeri.mlp_fc2 (16,64); V is the number of tokens
     """
 
-    def __init__(self, documents: Sequence[str], seed: int) -> None:
+    def __init__(self, documents: Sequence[str], seed: int, n_heads: int = N_HEADS, n_layers: int = N_LAYERS) -> None:
         self._random = random.Random(seed)
+        self.n_heads, self.n_layers = n_heads, n_layers
         self.documents = list(documents)
         self._random.shuffle(self.documents)
         self.tokens = Tokens(self.documents)
-        self.weights = {key: self._matrix(*shape) for key, shape in shapes(self.tokens.size).items()}
+        self.weights = {key: self._matrix(*shape) for key, shape in shapes(self.tokens.size, n_layers).items()}
 
     def _matrix(self, n_rows: int, n_columns: int) -> Matrix:
         return [[self._random.gauss(0, WEIGHT_STD) for _ in range(n_columns)] for _ in range(n_rows)]
@@ -97,11 +97,35 @@ class Draw:
         """One token id, drawn by its probability from the stream."""
         return self._random.choices(range(self.tokens.size), weights=probabilities)[0]
 
+    def write(self, following: Callable[[list[int]], list[float]]) -> str:
+        """A new document, one token after another; `following` gives the probabilities of what comes after ids."""
+        ids = [self.tokens.end]
+        while len(ids) <= CONTEXT:
+            ids.append(self.choose(following(ids)))
+            if ids[-1] == self.tokens.end:
+                break
+        return self.tokens.decode(ids)
 
-def shapes(vocabulary: int) -> dict[str, tuple[int, int]]:
+
+def shapes(vocabulary: int, n_layers: int = N_LAYERS) -> dict[str, tuple[int, int]]:
     """(rows, columns) of every matrix, in the order in which they are drawn."""
     shapes = {"wte": (vocabulary, WIDTH), "wpe": (CONTEXT, WIDTH), "lm_head": (vocabulary, WIDTH)}
-    for i in range(N_LAYERS):
+    for i in range(n_layers):
         shapes |= {f"layer{i}.attn_{name}": (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}
         shapes |= {f"layer{i}.mlp_fc1": (FEED_FORWARD, WIDTH), f"layer{i}.mlp_fc2": (WIDTH, FEED_FORWARD)}
     return shapes
+
+
+def trained(
+    draw: Draw,
+    steps: int,
+    report: Report | None,
+    learn: Callable[[list[int], float], float],
+) -> list[float]:
+    """The losses of the steps; `learn` is given the ids of a document and the learning rate, and gives the loss."""
+    losses = []
+    for step in range(steps):
+        losses.append(learn(draw.document(step), learning_rate(step, steps)))
+        if report is not None:
+            report(step + 1, losses[-1])
+    return losses

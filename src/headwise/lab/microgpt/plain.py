@@ -18,22 +18,18 @@ from headwise.lab.microgpt.draw import (
     ADAM_EPS,
     BETA1,
     BETA2,
-    CONTEXT,
-    HEAD_WIDTH,
-    N_HEADS,
-    N_LAYERS,
     NORM_EPS,
     TEMPERATURE,
     Draw,
     Replay,
     Report,
-    learning_rate,
+    trained,
 )
 from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
 
 Vector = Sequence[Scalar]
 Weights = Mapping[str, Sequence[Vector]]
-Seen = list[list[Vector]]  # for each layer, one vector for each token so far
+Cached = list[list[Vector]]  # for each layer, one vector for each token so far
 
 
 def linear(matrix: Sequence[Vector], x: Vector) -> Vector:
@@ -57,61 +53,62 @@ def softmax(x: Vector) -> Vector:
     return [exp(a - total) for a in x]
 
 
-def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector]) -> Vector:
-    """Four small attentions side by side. Each head owns four places of q, of every key and of every value.
+def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_heads: int) -> Vector:
+    """Small attentions side by side. Each of four heads owns four places of q, of every key and of every value.
 
-    q (16,), keys and values (tokens so far, 16) -> (16,): what the heads heard, one after another.
+    q (16,), keys and values (tokens so far, 16) -> (16,): the outputs of the heads, one after another.
     """
-    joined = []
-    for head in range(N_HEADS):
-        own = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
-        scores = [dot(q[own], key[own]) / math.sqrt(HEAD_WIDTH) for key in keys]  # how much this token wants each
+    width = len(q) // n_heads
+    concat = []
+    for head in range(n_heads):
+        places = slice(head * width, (head + 1) * width)
+        scores = [dot(q[places], key[places]) / math.sqrt(width) for key in keys]  # how well each key answers
         weights = softmax(scores)
-        places = zip(*[value[own] for value in values], strict=True)
-        joined += [dot(weights, place) for place in places]  # what the tokens say, mixed by weight, place by place
-    return joined
+        features = zip(*[value[places] for value in values], strict=True)
+        concat += [dot(weights, feature) for feature in features]  # the values, mixed by weight, place by place
+    return concat
 
 
-def gpt(weights: Weights, token: int, position: int, keys: Seen, values: Seen) -> Vector:
-    """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
-    x = rms_norm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
-    for i in range(N_LAYERS):
-        # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
-        normed = rms_norm(x)
-        keys[i].append(linear(weights[f"layer{i}.attn_wk"], normed))
-        values[i].append(linear(weights[f"layer{i}.attn_wv"], normed))
-        heard = attention(linear(weights[f"layer{i}.attn_wq"], normed), keys[i], values[i])
-        x = add(x, linear(weights[f"layer{i}.attn_wo"], heard))
-        # Each token thinks for itself.
-        hidden = linear(weights[f"layer{i}.mlp_fc1"], rms_norm(x))
-        x = add(x, linear(weights[f"layer{i}.mlp_fc2"], [relu(a) for a in hidden]))
-    return linear(weights["lm_head"], x)
+class Model:
+    """The weights, and what they make of tokens. To learn they are Values, to write they are floats."""
 
+    def __init__(self, weights: Weights, n_heads: int, n_layers: int) -> None:
+        self.weights, self.n_heads, self.n_layers = weights, n_heads, n_layers
 
-def loss_of(weights: Weights, ids: list[int]) -> Scalar:
-    """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""
-    keys, values = no_tokens_yet()
-    surprises = []
-    for position, (token, following) in enumerate(pairwise(ids)):
-        logits = gpt(weights, token, position, keys, values)
-        surprises.append(log_sum_exp(logits) - logits[following])  # -log softmax(logits)[following]
-    return sum(surprises) / len(surprises)
+    def no_tokens_yet(self) -> tuple[Cached, Cached]:
+        return [[] for _ in range(self.n_layers)], [[] for _ in range(self.n_layers)]
 
+    def logits(self, token: int, position: int, keys: Cached, values: Cached) -> Vector:
+        """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
+        weights = self.weights
+        x = rms_norm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
+        for i in range(self.n_layers):
+            # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
+            normed = rms_norm(x)
+            keys[i].append(linear(weights[f"layer{i}.attn_wk"], normed))
+            values[i].append(linear(weights[f"layer{i}.attn_wv"], normed))
+            concat = attention(linear(weights[f"layer{i}.attn_wq"], normed), keys[i], values[i], self.n_heads)
+            x = add(x, linear(weights[f"layer{i}.attn_wo"], concat))
+            # Each token is worked on alone.
+            hidden = linear(weights[f"layer{i}.mlp_fc1"], rms_norm(x))
+            x = add(x, linear(weights[f"layer{i}.mlp_fc2"], [relu(a) for a in hidden]))
+        return linear(weights["lm_head"], x)
 
-def write(weights: Weights, draw: Draw) -> str:
-    """A new document, one token after another, each drawn by what the model expects next."""
-    keys, values = no_tokens_yet()
-    ids = [draw.tokens.end]
-    for position in range(CONTEXT):
-        logits = gpt(weights, ids[-1], position, keys, values)
-        ids.append(draw.choose([number(p) for p in softmax([x / TEMPERATURE for x in logits])]))
-        if ids[-1] == draw.tokens.end:
-            break
-    return draw.tokens.decode(ids)
+    def loss(self, ids: list[int]) -> Scalar:
+        """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""
+        keys, values = self.no_tokens_yet()
+        surprises = []
+        for position, (token, following) in enumerate(pairwise(ids)):
+            logits = self.logits(token, position, keys, values)
+            surprises.append(log_sum_exp(logits) - logits[following])  # -log softmax(logits)[following]
+        return sum(surprises) / len(surprises)
 
-
-def no_tokens_yet() -> tuple[Seen, Seen]:
-    return [[] for _ in range(N_LAYERS)], [[] for _ in range(N_LAYERS)]
+    def following(self, ids: list[int]) -> list[float]:
+        """The probabilities of what comes after ids; at a temperature below 1 the likely becomes likelier."""
+        keys, values = self.no_tokens_yet()
+        for position, token in enumerate(ids):
+            logits = self.logits(token, position, keys, values)
+        return [number(p) for p in softmax([x / TEMPERATURE for x in logits])]
 
 
 class Adam:
@@ -140,16 +137,17 @@ class Adam:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     weights = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in draw.weights.items()}
+    model = Model(weights, draw.n_heads, draw.n_layers)
     adam = Adam([value for matrix in weights.values() for row in matrix for value in row])
-    losses = []
-    for step in range(steps):
-        loss = loss_of(weights, draw.document(step))
+
+    def learn(ids: list[int], rate: float) -> float:
+        loss = model.loss(ids)
         assert isinstance(loss, Value)  # since the weights are
         loss.backward()
-        adam.update(learning_rate(step, steps))
-        losses.append(loss.data)
-        if report is not None:
-            report(step + 1, loss.data)
+        adam.update(rate)
+        return loss.data
 
+    losses = trained(draw, steps, report, learn)
     learned = {key: [[value.data for value in row] for row in matrix] for key, matrix in weights.items()}
-    return Replay(losses, [write(learned, draw) for _ in range(n_samples)], learned)
+    writer = Model(learned, draw.n_heads, draw.n_layers)
+    return Replay(losses, [draw.write(writer.following) for _ in range(n_samples)], learned)

@@ -7,6 +7,8 @@ outside the root as microgpt does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
@@ -16,36 +18,43 @@ from headwise.lab.microgpt.draw import (
     ADAM_EPS,
     BETA1,
     BETA2,
-    CONTEXT,
     LEARNING_RATE,
+    N_HEADS,
     TEMPERATURE,
     Draw,
     Matrix,
     Replay,
     Report,
-    learning_rate,
+    trained,
 )
 
-# The key of each matrix of the draw, and the same matrix's name in a GPT.
+# The last part of a key of the draw, and of the same matrix's name in a GPT.
 NAMES = {
-    "wte": "token_embedding.weight",
-    "wpe": "position_embedding.weight",
-    "lm_head": "lm_head.weight",
-    "layer0.attn_wq": "blocks.0.attention.q_proj.weight",
-    "layer0.attn_wk": "blocks.0.attention.k_proj.weight",
-    "layer0.attn_wv": "blocks.0.attention.v_proj.weight",
-    "layer0.attn_wo": "blocks.0.attention.o_proj.weight",
-    "layer0.mlp_fc1": "blocks.0.feed_forward.up.weight",
-    "layer0.mlp_fc2": "blocks.0.feed_forward.down.weight",
+    "wte": "token_embedding",
+    "wpe": "position_embedding",
+    "lm_head": "lm_head",
+    "attn_wq": "attention.q_proj",
+    "attn_wk": "attention.k_proj",
+    "attn_wv": "attention.v_proj",
+    "attn_wo": "attention.o_proj",
+    "mlp_fc1": "feed_forward.up",
+    "mlp_fc2": "feed_forward.down",
 }
 
 
-def build(weights: dict[str, Matrix]) -> GPT:
-    """The model of the preset, in float64, with the weights of a `Draw`."""
-    config = GPTConfig(vocab_size=len(weights["wte"]), **find_preset("microgpt").shape)
+def name_of(key: str) -> str:
+    """The name in a GPT of the matrix `key` of a draw: layer0.attn_wq is blocks.0.attention.q_proj.weight."""
+    layer, _, name = key.rpartition(".")
+    return (f"blocks.{layer.removeprefix('layer')}." if layer else "") + f"{NAMES[name]}.weight"
+
+
+def build(weights: Mapping[str, Matrix], n_heads: int = N_HEADS) -> GPT:
+    """The model of the preset, in float64, with the weights of a `Draw` or of a `Replay`."""
+    n_layers = sum(key.endswith("attn_wq") for key in weights)
+    shape = {**find_preset("microgpt").shape, "n_heads": n_heads, "n_layers": n_layers}
     with torch.device("meta"):  # weights of its own are neither stored nor drawn
-        model = GPT(config)
-    state = {NAMES[key]: torch.tensor(matrix, dtype=torch.float64) for key, matrix in weights.items()}
+        model = GPT(GPTConfig(vocab_size=len(weights["wte"]), **shape))
+    state = {name_of(key): torch.tensor(matrix, dtype=torch.float64) for key, matrix in weights.items()}
     model.load_state_dict(state, assign=True)
     return model
 
@@ -56,32 +65,26 @@ def loss_of(model: GPT, ids: list[int]) -> torch.Tensor:
     return F.cross_entropy(logits, torch.tensor(ids[1:]))
 
 
-@torch.no_grad()
-def write(model: GPT, draw: Draw) -> str:
-    """A new document, one token after another, each drawn by what the model expects next."""
-    ids = [draw.tokens.end]
-    while len(ids) <= CONTEXT:
-        logits = model(torch.tensor([ids]), last_only=True)[0, 0]
-        ids.append(draw.choose(torch.softmax(logits / TEMPERATURE, dim=0).tolist()))
-        if ids[-1] == draw.tokens.end:
-            break
-    return draw.tokens.decode(ids)
-
-
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
-    model = build(draw.weights)
+    model = build(draw.weights, draw.n_heads)
     adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=ADAM_EPS)
-    losses = []
-    for step in range(steps):
-        adam.param_groups[0]["lr"] = learning_rate(step, steps)
-        loss = loss_of(model, draw.document(step))
+
+    def learn(ids: list[int], rate: float) -> float:
+        adam.param_groups[0]["lr"] = rate
+        loss = loss_of(model, ids)
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
-        losses.append(loss.item())
-        if report is not None:
-            report(step + 1, losses[-1])
-    samples = [write(model, draw) for _ in range(n_samples)]
+        return loss.item()
+
+    @torch.no_grad()
+    def following(ids: list[int]) -> list[float]:
+        logits = model(torch.tensor([ids]), last_only=True)[0, 0]
+        probabilities: list[float] = torch.softmax(logits / TEMPERATURE, dim=0).tolist()
+        return probabilities
+
+    losses = trained(draw, steps, report, learn)
+    samples = [draw.write(following) for _ in range(n_samples)]
     state = model.state_dict()
-    return Replay(losses, samples, {key: state[name].tolist() for key, name in NAMES.items()})
+    return Replay(losses, samples, {key: state[name_of(key)].tolist() for key in draw.weights})
