@@ -6,7 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from invoking import Invoke, Outcome
+
+from headwise.cli import replay
+from headwise.gpt.run import load_run
+from headwise.lab.microgpt import plain
 
 NAMES = ["anna", "bela", "carl", "dora", "emil", "fina", "gero"]
 
@@ -28,31 +33,59 @@ def assert_refused(outcome: Outcome, *words: str) -> None:
 
 @pytest.mark.parametrize("rung", ["plain", "array", "tensor"])
 def test_each_rung_replays_the_same(invoke: Invoke, names: Path, rung: str) -> None:
+    options = ("--preset", "microgpt", "--steps", 7, "--samples", 3, "--json")
     documents = [
-        json.loads(
-            invoke("train", names, "--preset", "microgpt", "--rung", each, "--steps", 7, "--samples", 3, "--json").out
-        )
-        for each in ("array", rung)
+        json.loads(invoke("train", names, "--rung", each, *options, "--out", names.parent / f"{n}").out)
+        for n, each in enumerate(("array", rung))
     ]
     assert documents[0]["losses"] == pytest.approx(documents[1]["losses"], rel=1e-9)
     assert documents[0]["samples"] == documents[1]["samples"]
     assert len(documents[1]["samples"]) == 3
 
 
-def test_a_replay_is_kept_only_where_asked(invoke: Invoke, names: Path, tmp_path: Path) -> None:
-    arguments = ("train", names, "--rung", "array", "--steps", 5, "--samples", 2)
-    assert "nothing is kept" in invoke(*arguments).out
-    kept = tmp_path / "kept"
-    assert str(kept / "microgpt.json") in invoke(*arguments, "--out", kept).out
-    assert len(json.loads((kept / "microgpt.json").read_text())["losses"]) == 5
-    assert_refused(invoke(*arguments, "--out", kept), "not empty")
+def test_a_replay_is_a_run_that_the_other_commands_read(invoke: Invoke, names: Path, tmp_path: Path) -> None:
+    run = tmp_path / "kept"
+    arguments = ("train", names, "--rung", "array", "--steps", 5, "--samples", 2, "--out", run)
+    assert f"run folder: {run}" in " ".join(invoke(*arguments).out.split())
+    exact = json.loads((run / "microgpt.json").read_text())
+    assert len(exact["losses"]) == 5 and len(exact["parameters"]) == 9
+    assert_refused(invoke(*arguments), "not empty")
+
+    model, tokens = load_run(run)
+    assert tokens.document("anna")[0] == len(tokens) - 1 == tokens.boundary
+    plain_model = plain.Model(exact["parameters"], 4, 1)
+    logits = plain_model.logits(tokens.boundary, 0, *plain_model.no_tokens_yet())
+    assert model(torch.tensor([[tokens.boundary]]))[0, 0].tolist() == pytest.approx(logits, abs=1e-5)
+
+    looked = json.loads(invoke("heads", run, "--json").out)
+    assert looked["texts"] == ["what the run learned from"] and len(looked["profiles"]) == 4
+    assert invoke("trace", run, "--text", "anna", "--head", 2).code == 0
+    assert invoke("generate", run, "--prompt", "an", "--tokens", 5).code == 0
+
+
+def test_a_replay_takes_a_default_text_heads_and_layers(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--rung", "array", "--steps", 3, "--samples", 1, "--heads", 2, "--layers", 3, "--json")
+    document = json.loads(invoke("train", *options).out)
+    assert document["run"] == "runs/microgpt"
+    config = json.loads((tmp_path / "runs/microgpt/config.json").read_text())["headwise"]
+    assert (config["n_heads"], config["n_layers"], config["vocab_size"]) == (2, 3, 27)
+    assert [head["name"] for head in json.loads(invoke("heads", "runs/microgpt", "--json").out)["profiles"]][
+        -1
+    ] == "L2.H1"
+    assert json.loads(invoke("train", *options).out)["run"] == "runs/microgpt-2"
+    monkeypatch.setattr(replay, "find_spec", lambda name: None)
+    assert json.loads(invoke("train", *options).out)["run"] is None  # without torch there is no folder
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--rung", "wood"], ["wood", "plain, array, tensor"]),
-        (["--rung", "array", "--heads", 2], ["shape", "--rung"]),
+        (["--rung", "array", "--heads", 3], ["n_heads=3", "16"]),
+        (["--rung", "array", "--width", 32], ["d_model", "--rung", "--heads and --layers"]),
         (["--rung", "array", "--preset", "llama"], ["llama"]),
         (["--rung", "array", "--resume"], ["--resume"]),
         (["--rung", "array", "--steps", 0], ["steps=0"]),
@@ -63,10 +96,6 @@ def test_what_an_exact_replay_cannot_honour(
     invoke: Invoke, names: Path, options: list[object], words: list[str]
 ) -> None:
     assert_refused(invoke("train", names, *options), *words)
-
-
-def test_a_replay_needs_names(invoke: Invoke) -> None:
-    assert_refused(invoke("train", "--rung", "array"), "names")
 
 
 def test_the_ladder_prints_a_certificate_and_ends_well(invoke: Invoke) -> None:

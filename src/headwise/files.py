@@ -88,13 +88,18 @@ def is_unfinished(name: str, names: Iterable[str]) -> bool:
     return any(re.fullmatch(rf"\.{re.escape(known)}\.\d+\.tmp", name) for known in names)
 
 
-BOOK = "tale"
+PACKAGED = ("tale", "names")  # texts that come with the package: a little book, and a list of first names
 
 
 def text_path(name: str | Path) -> Path:
-    """The text file `name`. Where no such file exists, `tale` names the little book that comes with the package."""
+    """The text file `name`. Where no such file exists, `tale` and `names` are the texts that come with the package."""
     path = Path(name)
-    return Path(__file__).with_name("data") / f"{BOOK}.txt" if str(name) == BOOK and not path.exists() else path
+    return packaged(str(name)) if str(name) in PACKAGED and not path.exists() else path
+
+
+def packaged(name: str) -> Path:
+    """Where a text of `PACKAGED` lies."""
+    return Path(__file__).with_name("data") / f"{name}.txt"
 
 
 def read_text(path: str | Path) -> str:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import headwise as hw
+from headwise.files import packaged, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.maps import head_maps
-from headwise.heads.steps import EXAMPLE_NAMES, example_model, head_steps
+from headwise.heads.steps import example_model, head_steps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers
 
@@ -313,7 +314,7 @@ def test_the_example_model_can_trace_emma() -> None:
     again = example_model()[0].state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
-    names = EXAMPLE_NAMES.split()
+    names = read_text(packaged("names")).split()
     assert len(names) == len(set(names)) > 190 and max(map(len, names)) < 16
     with torch.no_grad():
         losses = [model.loss(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]])) for ids in map(tokens.document, names)]

@@ -163,7 +163,7 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSu
 
 
 def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
-    from headwise.gpt.run import held_out_documents
+    from headwise.gpt.run import held_out_documents, read_run
     from headwise.heads.survey import Text
     from headwise.heads.texts import read_documents, read_ids
     from headwise.models.lineage import run_of
@@ -180,8 +180,11 @@ def _text(folder: Folder, choices: _Choices, run: Path) -> Text:
     if folder.tokens is None:
         raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids with --ids FILE")
     found = held_out_documents(own, HELD_OUT)[: choices.documents]
+    run_record = read_run(own)
+    replayed = run_record is not None and run_record["settings"].get("replay") is not None
+    words = "what the run learned from" if replayed else "what the run held out"
     tokens = folder.tokens
-    return Text(found, tokens.shown, tokens.specials, tokens.frame, ("what the run held out",))
+    return Text(found, tokens.shown, tokens.specials, tokens.frame, (words,))
 
 
 def _on_verbs(run: Path) -> bool:

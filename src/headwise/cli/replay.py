@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from headwise.cli.app import Progress, out, print_json
 from headwise.errors import HeadwiseError
-from headwise.files import read_text, write_whole
+from headwise.files import packaged, read_text
 
 SHOWN = 5  # losses at either end
+SHAPE = {"n_heads": "--heads", "n_layers": "--layers"}  # what a replay may have otherwise than microgpt
 
 
 def replay_microgpt(
-    given: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path | None, as_json: bool
+    options: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path, as_json: bool
 ) -> None:
-    """Train microgpt on the lines of a text and print losses and samples. With --out, keep weights and losses there."""
+    """Train microgpt on the lines of a text, print losses and samples, and write a run folder.
+
+    options  those of `headwise train`, by name; what an exact replay cannot honour is refused
+    """
     from headwise.lab.microgpt import replay
 
-    names = _names(given, resume, folder)
-    steps = 1000 if given["steps"] is None else given["steps"]
+    _check_options(options, resume, folder)
+    text = Path(options["text"] or packaged("names"))
+    seed = 42 if options["seed"] is None else options["seed"]
+    steps = 1000 if options["steps"] is None else options["steps"]
+    shape = options["shape"] or {}
     began = time.perf_counter()
     with Progress() as progress:
         every = max(1, steps // 200)  # a bar that moves at each step would take longer than the steps
@@ -31,42 +37,40 @@ def replay_microgpt(
             if step % every == 0 or step == steps:
                 progress("step", step, steps, f"loss {loss:.4f}")
 
-        seed = 42 if given["seed"] is None else given["seed"]
-        result = replay(names, rung, steps, seed, n_samples, report)
+        result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
     seconds = time.perf_counter() - began
-    kept = None
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = folder / "microgpt.json"
-        write_whole(kept, json.dumps(asdict(result), ensure_ascii=False))
+    written = find_spec("torch") is not None  # the rungs plain and array replay without it
+    if written:
+        from headwise.gpt.run import Settings
+        from headwise.lab.microgpt.folder import write_folder
+
+        settings = Settings("microgpt", str(text), seed=seed, steps=steps, shape=shape, replay=rung)
+        write_folder(folder, result, settings)
     if as_json:
         document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
-        print_json({**document, "samples": result.samples, "kept": None if kept is None else str(kept)})
+        print_json({**document, "samples": result.samples, "run": str(folder) if written else None})
         return
-    ends = sorted({*range(min(SHOWN, steps)), *range(max(0, steps - SHOWN), steps)})
-    for step in ends:
+    for step in sorted({*range(min(SHOWN, steps)), *range(max(0, steps - SHOWN), steps)}):
         out.print(f"step {step + 1:4}  loss {result.losses[step]:.4f}")
     out.print("\nsamples")
     for sample in result.samples:
         out.print(f"  {sample}")
     out.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
-    if kept is None:
-        out.print("nothing is kept: microgpt has no Hugging Face form; --out FOLDER keeps weights and losses as JSON")
+    if written:
+        out.print(f"run folder: {folder}, for headwise heads, trace and generate")
     else:
-        out.print(f"weights and losses: {kept}; microgpt has no Hugging Face form")
+        out.print("no run folder is written: that needs torch, pip install 'headwise[torch]'")
 
 
-def _names(given: dict[str, Any], resume: bool, folder: Path | None) -> list[str]:
-    """The lines of the text; every option that an exact replay cannot honour is refused."""
-    if given["preset"] not in (None, "microgpt"):
-        raise HeadwiseError(f"--rung replays microgpt, and --preset {given['preset']} is asked for; leave one out")
-    refused = {"--tokenizer": given["tokenizer"], "--lines/--stream": given["lines"], "--resume": resume or None}
-    refused["the options of the model's shape"] = given["shape"]
+def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
+    """Refuse what an exact replay cannot honour."""
+    if options["preset"] not in (None, "microgpt"):
+        raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
+    refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
+    others = [name for name in options["shape"] or {} if name not in SHAPE]
+    refused[f"{', '.join(others)} of the shape, other than {' and '.join(SHAPE.values())},"] = others or None
     for option, value in refused.items():
         if value is not None:
             raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")
-    if given["text"] is None:
-        raise HeadwiseError("--rung replays microgpt on a list of names; pass a text with one on each line")
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise HeadwiseError(f"--out {folder} exists and is not empty; pass another folder")
-    return read_text(Path(given["text"])).splitlines()

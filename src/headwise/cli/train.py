@@ -42,7 +42,10 @@ def train(
         bool | None, typer.Option("--lines/--stream", help="Each line is a document, or the text is one stream.")
     ] = None,
     rung: Annotated[
-        str | None, typer.Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names.")
+        str | None,
+        typer.Option(
+            help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(min=0, help="Texts to draw from the trained model.")] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in runs/.")] = None,
@@ -73,7 +76,8 @@ def train(
         "shape": {name: value for name, value in shape.items() if value is not None} or None,
     }
     if rung is not None:
-        replay_microgpt(given, rung, 20 if samples is None else samples, resume, out_folder, as_json)
+        folder = out_folder or _free_folder("microgpt" if text is None else text.stem)
+        replay_microgpt(given, rung, 20 if samples is None else samples, resume, folder, as_json)
         return
     folder, settings = _run_settings(given, out_folder, resume)
     with needs_torch(), _training_progress() as report:

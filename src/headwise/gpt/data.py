@@ -165,8 +165,13 @@ def verb_corpus(seed: int, context: int) -> Corpus:
     return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
 
 
-def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
-    """A text file: a stream, or a document a line; characters, or the tokens of a tokenizer file."""
+def text_corpus(
+    path: Path, lines: bool, context: int, seed: int, tokenizer: Path | None = None, hold_out: bool = True
+) -> Corpus:
+    """A text file: a stream, or a document a line; characters, or the tokens of a tokenizer file.
+
+    hold_out  of lines, is a tenth kept from training? Without it all of them are learned from, and looked at afterwards
+    """
     text = read_text(path)
     documents = [line.strip() for line in text.splitlines() if line.strip()] if lines else []
     tokens = (
@@ -179,6 +184,9 @@ def text_corpus(path: Path, lines: bool, context: int, seed: int, tokenizer: Pat
         return Corpus(
             path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
         )
+    if lines and not hold_out:
+        data = Documents(tokens, documents, documents, context)
+        return Corpus(path.name, tokens, data, documents[0])
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
     train, held_out = [documents[i] for i in order[:cut]], [documents[i] for i in order[cut:]]

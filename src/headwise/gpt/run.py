@@ -48,6 +48,7 @@ class Settings:
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, int] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
+    replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
     def resolve(self) -> tuple[Corpus, GPTConfig, Recipe]:
         """The data, the model's shape and the recipe."""
@@ -68,7 +69,7 @@ class Settings:
         else:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
-            corpus = text_corpus(Path(self.text), lines, shape["context"], self.seed, tokenizer)
+            corpus = text_corpus(Path(self.text), lines, shape["context"], self.seed, tokenizer, self.replay is None)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 
 

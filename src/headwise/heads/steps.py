@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.files import packaged, read_text
 from headwise.gpt.data import Documents
 from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import Recipe, find_preset
@@ -28,19 +29,6 @@ from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
 
 EXAMPLE_STEPS = 200
-EXAMPLE_NAMES = """
-ada adam agnes aiden alba albert alex alice alma alvaro amara amelia amy ana andrea andres angela anna anton aria arthur
-ava axel beatriz bella ben bianca boris bruno camila carla carlos carmen celia chloe clara claude daniel david diana
-diego dora dylan edgar edith eduardo elena elias elisa ella ellen elsa emil emilia emily emma enrique erica erik esther
-eva evelyn fabian felix fernanda fiona flora francisco frank frida gabriel gemma george gloria grace greta guillermo
-hanna harry hazel hector helena henry hugo ida ignacio ines irene iris isabel isaac ivan ivy jack jacob james jasmine
-javier jennifer joaquin jonas jorge joseph juan jude julia julio karen karl kevin kim lara laura lea leo leonor lena
-liam lily lina linda lola lorenzo louis lucas lucia lucy luis luna lydia maria mario marta martin mateo matilda maya
-max mia miguel mila molly monica nadia natalia nelson nico nina noah nora olga oliver olivia omar oscar pablo pamela
-paula pedro penelope peter petra philip queenie quentin rachel ramon raul rebecca rita robert rosa ruben ruth samuel
-sandra sara sergio silvia simon sofia sonia stella susana teresa theo thomas tomas ursula valentina vera victor viola
-walter wanda wendy william ximena xavier yolanda yvonne zara zoe
-"""
 
 
 class _Seen(NamedTuple):
@@ -276,7 +264,7 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
     The same seed gives the same model on the same machine. Torch's own random state is left as it was.
     """
     preset = find_preset("microgpt")
-    names = EXAMPLE_NAMES.split()
+    names = read_text(packaged("names")).split()
     tokens = Tokens.characters("".join(names), boundary=True)
     data = Documents(tokens, names, names[:1], preset.shape["context"])
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
