@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
+import math
 from typing import Any
 
 import pytest
@@ -172,6 +175,64 @@ def test_spec_has_every_size_filled_in() -> None:
     assert spec == hw.AttentionSpec(d_model=30, n_heads=6, n_kv_heads=3, mask=hw.Causal())
 
 
+def test_layer_and_spec_list_their_fields_in_one_order() -> None:
+    fields = [field.name for field in dataclasses.fields(hw.AttentionSpec)]
+    assert list(inspect.signature(hw.AttentionSpec).parameters) == fields
+    parameters = inspect.signature(hw.MultiHeadAttention).parameters
+    assert list(parameters) == [*fields, "device", "dtype"]
+    by_name = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    assert by_name == list(parameters)[3:]
+
+
+def test_device_and_dtype_are_those_of_every_parameter(simple: Any) -> None:
+    options = {"sink": True, "qk_norm": True, "relative_bias": hw.RelativeBias(), "out_bias": True}
+    layer = hw.MultiHeadAttention(**BASE, **options, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
+    again = hw.MultiHeadAttention.from_spec(layer.spec, device="cpu", dtype=torch.float64)
+    assert {(p.device.type, p.dtype) for p in again.parameters()} == {("cpu", torch.float64)}
+    assert {name: p.shape for name, p in again.named_parameters()} == {
+        name: p.shape for name, p in simple(**options).named_parameters()
+    }
+
+
+def test_values_from_another_sequence(simple: Any) -> None:
+    """Against a layer whose values are those of a sequence as wide as the keys'."""
+    layer = simple(d_context=13, d_values=11, kv_bias=True)
+    x, keys, others = draw(B, T, 29), draw(B, S, 13, seed=4), draw(B, S, 11, seed=5)
+    both = simple(d_context=24, kv_bias=True)  # reads keys from the first 13 features, values from the rest
+    state = layer.state_dict()
+    state["k_proj.weight"] = torch.cat([state["k_proj.weight"], torch.zeros(60, 11)], 1)
+    state["v_proj.weight"] = torch.cat([torch.zeros(60, 13), state["v_proj.weight"]], 1)
+    both.load_state_dict(state)
+    expected = both(x, context=torch.cat([keys, others], -1))
+    torch.testing.assert_close(layer(x, context=keys, values=others), expected, **TOLERANCE)
+
+
+def test_values_of_the_context_are_the_context_itself(simple: Any) -> None:
+    layer, x, memory = simple(n_kv_heads=2), draw(B, T, 29), draw(B, S, 29, seed=4)
+    assert torch.equal(layer(x, context=memory, values=memory), layer(x, context=memory))
+    causal = simple(mask=hw.Causal())
+    assert torch.equal(causal(x, context=x, values=x), causal(x))
+
+
+def test_a_cache_holds_values_of_another_sequence(simple: Any) -> None:
+    layer, x = simple(d_values=13), draw(B, T, 29)
+    keys, others, cache = draw(B, S, 29, seed=4), draw(B, S, 13, seed=5), hw.KVCache()
+    whole = layer(x, context=keys, values=others)
+    steps = [layer(x[:, :1], context=keys, values=others, cache=cache) for _ in range(1)]
+    steps += [layer(x[:, 1:2], cache=cache), layer(x[:, 2:], context=keys, values=others, cache=cache)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
+    with pytest.raises(hw.HeadwiseError, match="the cache holds the values of another context tensor"):
+        layer(x, context=keys, values=others.clone(), cache=cache)
+
+
+def test_a_cache_tells_values_from_the_context(simple: Any) -> None:
+    layer, x, memory, cache = simple(), draw(B, T, 29), draw(B, S, 29, seed=4), hw.KVCache()
+    layer(x, context=memory, values=-memory, cache=cache)
+    with pytest.raises(hw.HeadwiseError, match="the cache holds the values of another context tensor"):
+        layer(x, context=memory, cache=cache)
+
+
 def test_state_dict_holds_weights_and_nothing_else(simple: Any) -> None:
     layer = simple(rope=hw.RoPE(), sink=True, qk_norm=True)
     layer(draw(B, T, 29))
@@ -321,6 +382,8 @@ def test_inference_mode_leaves_the_layer_fit_for_training() -> None:
         ({"rope": hw.RoPE(), "head_dim": 7}, "rope turns features in pairs, and head_dim=7 is odd; pass RoPE(dim=)"),
         ({"rope": hw.RoPE(dim=12)}, "rope dim=12 exceeds head_dim=10"),
         ({"mask": torch.ones(3, 3)}, "mask is a bare Tensor, and its meaning is ambiguous; wrap it: Allowed(array)"),
+        ({"scale": math.inf}, "scale=inf is not finite; pass None for 1/sqrt(head_dim)"),
+        ({"qk_norm_eps": -1.0}, "qk_norm_eps=-1.0 must be at least 0; 1e-6 is usual"),
         ({"softcap": 0.0}, "softcap=0.0 is not positive; pass None for no cap"),
         ({"dropout": 1.0}, "dropout=1.0 is outside [0, 1)"),
     ],
@@ -343,6 +406,16 @@ X = draw(B, T, 29)
         ({}, {"x": X[..., :23]}, "x has width 23; this layer has d_in=29"),
         ({}, {"x": X, "context": X[..., :23]}, "context has width 23; this layer has d_context=29"),
         ({"d_context": 13}, {"x": X}, "this layer reads keys of width d_context=13 and x has 29; pass context="),
+        ({"d_values": 13}, {"x": X}, "this layer reads values of width d_values=13 and x has 29; pass context= and v"),
+        ({"d_values": 13}, {"x": X, "context": X}, "values of width d_values=13 and context has 29; pass values="),
+        ({}, {"x": X, "values": X}, "values= is passed without context=: each value belongs to a key"),
+        ({}, {"x": X, "context": X, "values": X[..., :23]}, "values has width 23; this layer has d_values=29"),
+        (
+            {},
+            {"x": X, "context": X, "values": X[:, :3]},
+            "values has 2 documents of 3 tokens, context has 2 of 5; each",
+        ),
+        ({}, {"x": X, "context": X, "values": X[:1]}, "values has 1 documents of 5 tokens, context has 2 of 5; each"),
         ({}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning is ambiguous"),
         ({}, {"x": X, "positions": torch.arange(5)}, "positions= is for RoPE, and this layer has none; build it with"),
         ({"rope": hw.RoPE()}, {"x": X, "context": X}, "context= with rope=: queries and keys of two sequences share"),

@@ -54,10 +54,11 @@ def explain(
     cache: KVCache | None = None,
     positions: Tensor | None = None,
     gate: Tensor | None = None,
+    values: Tensor | None = None,
 ) -> Explanation:
     """What `layer(x, ...)` with these arguments would do. Nothing is computed, and the cache stays as it is."""
     both = layer.mask_with(mask)
-    layer.check(x, context, both, cache, positions)
+    layer.check(x, context, both, cache, positions, values)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     n_new = 0 if cache is not None and cache.holds_context else (x if context is None else context).shape[1]
@@ -74,7 +75,7 @@ def explain(
         check_per_head("gate", gate.shape, sizes.H)
     if cache is not None:
         if cache.holds_context:
-            cache.held(context)
+            cache.held(context, values)
         else:
             cache.check_room(n_new)
     path = paths.choose(sizes, options)
@@ -95,7 +96,7 @@ def _flops(layer: MultiHeadAttention, sizes: Sizes, path: paths.Path, keys: int,
     queries = spec.d_in * spec.q_dim + (spec.joined_dim * spec.d_out if spec.out_proj else 0)
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
     return {
-        "projections": 2 * B * (T * queries + n_new * spec.d_context * (spec.k_dim + spec.v_dim)),
+        "projections": 2 * B * (T * queries + n_new * (spec.d_context * spec.k_dim + spec.d_values * spec.v_dim)),
         "attention": 2 * B * H * pairs * (D + E),
     }
 

@@ -30,12 +30,13 @@ class MultiHeadAttention(nn.Module):
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.2. The arguments are the fields of `AttentionSpec`, which
     explains them; `layer.spec` gives them back with every size filled in. The projections are the Linear modules
-    `q_proj` (h*d, d_in), `k_proj` (g*d, d_context), `v_proj` (g*e, d_context), `o_proj` (d_out, h*e); head 3 owns rows
+    `q_proj` (h*d, d_in), `k_proj` (g*d, d_context), `v_proj` (g*e, d_values), `o_proj` (d_out, h*e); head 3 owns rows
     3*d to 4*d of `q_proj.weight` and columns 3*e to 4*e of `o_proj.weight`, and `layer.heads[3]` hands them out.
 
         layer = MultiHeadAttention(768, 12, n_kv_heads=4, mask=Causal(), rope=RoPE())
         y = layer(x)                                            # (B, T, 768) -> (B, T, 768)
         y = layer(x, context=memory, mask=Lengths(lengths))     # cross attention
+        y = layer(x, context=keys, values=others)               # MultiHead(Q, K, V) of the paper
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
     """
 
@@ -130,25 +131,27 @@ class MultiHeadAttention(nn.Module):
         cache: KVCache | None = None,
         positions: Tensor | None = None,
         gate: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> Tensor:
         """Attend from x (B,T,d_in) to itself, or to `context` (B,S,d_context). Returns (B,T,d_out).
 
         mask       joined with the layer's own mask by &; S counts what the cache holds
         cache      keys and values of earlier tokens, x being what comes after them; or of the context, computed by the
-                   first call and used by the later ones, which may leave `context` out
+                   first call and used by the later ones, which may leave `context` and `values` out
         positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
         gate       (H,) multiplies each head's output; gate 0 silences a head
+        values     (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to
         """
         both = self.mask_with(mask)
-        self.check(x, context, both, cache, positions)
+        self.check(x, context, both, cache, positions, values)
         start = 0 if cache is None else cache.length
         q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
-            k, v = cache.held(context)
+            k, v = cache.held(context, values)
         else:
-            source = x if context is None else context
-            k = self._ready(self.k_proj(source), self.spec.n_kv_heads, self.k_norm, start, positions)
-            v = self._split(self.v_proj(source), self.spec.n_kv_heads)
+            keys = x if context is None else context
+            k = self._ready(self.k_proj(keys), self.spec.n_kv_heads, self.k_norm, start, positions)
+            v = self._split(self.v_proj(keys if values is None else values), self.spec.n_kv_heads)
             if cache is not None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
@@ -158,7 +161,7 @@ class MultiHeadAttention(nn.Module):
         options = self.options(both, gate)
         out = attend(q, k, v, options)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
-            cache.take(self._number, context)
+            cache.take(self._number, context, values)
         if self.watchers:
             cross = context is not None or (cache is not None and cache.holds_context)
             for watcher in self.watchers:
@@ -170,8 +173,9 @@ class MultiHeadAttention(nn.Module):
 
     def mask_with(self, mask: Mask | None) -> Mask | None:
         """The layer's own mask joined with that of a call."""
-        own = self.spec.mask
-        return own & mask if own is not None and mask is not None else own if mask is None else mask
+        if self.spec.mask is None or mask is None:
+            return self.spec.mask if mask is None else mask
+        return self.spec.mask & mask
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
@@ -183,15 +187,15 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """Projected queries or keys as (B,h,T,d), normed and turned."""
         x_bhtd = self._split(x_btc, n_heads)
-        first = self._rotation is not None and self._rotation.rope.before_norm
-        if self._rotation is not None and first:
-            x_bhtd = self._rotation(x_bhtd, start, positions)
+        rotation = self._rotation
+        if rotation is not None and rotation.rope.before_norm:
+            x_bhtd = rotation(x_bhtd, start, positions)
         if norm is not None:
             # Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain.
             gain = getattr(norm, "weight", x_bhtd)
             x_bhtd = norm(x_bhtd.to(gain.dtype)).to(x_bhtd.dtype)
-        if self._rotation is not None and not first:
-            x_bhtd = self._rotation(x_bhtd, start, positions)
+        if rotation is not None and not rotation.rope.before_norm:
+            x_bhtd = rotation(x_bhtd, start, positions)
         return x_bhtd
 
     def _split(self, x_btc: Tensor, n_heads: int) -> Tensor:
@@ -217,19 +221,20 @@ class MultiHeadAttention(nn.Module):
         return self.relative_bias[first + bucket].permute(2, 0, 1)[None]
 
     def check(
-        self, x: Tensor, context: Tensor | None, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Mask | None,
+        cache: KVCache | None,
+        positions: Tensor | None,
+        values: Tensor | None,
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         _require_width("x", x, self.spec.d_in, "d_in")
         if mask is not None and not isinstance(mask, Mask):
             raise bare_mask_error(mask)
-        if positions is not None and self._rotation is None:
-            raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
-        if positions is not None and tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
-            raise HeadwiseError(
-                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
-                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
-            )
+        if positions is not None:
+            self._check_positions(x, positions)
         if cache is not None:
             cache.check_layer(self._number)
             if cache.batch not in (None, x.shape[0]):
@@ -238,14 +243,46 @@ class MultiHeadAttention(nn.Module):
                 )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
-        if context is None:
-            if self.spec.d_context != self.spec.d_in and (cache is None or not cache.holds_context):
+        if context is not None:
+            self._check_context(x, context, cache, values)
+        elif values is not None:
+            raise HeadwiseError(
+                "values= is passed without context=: each value belongs to a key; pass what the keys are made of as "
+                "context="
+            )
+        elif cache is None or not cache.holds_context:
+            for field in ("d_context", "d_values"):
+                if getattr(self.spec, field) != self.spec.d_in:
+                    what = {"d_context": "keys", "d_values": "values"}[field]
+                    raise HeadwiseError(
+                        f"this layer reads {what} of width {field}={getattr(self.spec, field)} and x has "
+                        f"{self.spec.d_in}; pass context={' and values=' if field == 'd_values' else ''}"
+                    )
+
+    def _check_positions(self, x: Tensor, positions: Tensor) -> None:
+        if self._rotation is None:
+            raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
+        if tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
+            raise HeadwiseError(
+                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
+                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
+            )
+
+    def _check_context(self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None) -> None:
+        spec = self.spec
+        _require_width("context", context, spec.d_context, "d_context")
+        if values is not None:
+            _require_width("values", values, spec.d_values, "d_values")
+            if values.shape[:2] != context.shape[:2]:
                 raise HeadwiseError(
-                    f"this layer reads keys of width d_context={self.spec.d_context} and x has {self.spec.d_in}; "
-                    f"pass context="
+                    f"values has {values.shape[0]} documents of {values.shape[1]} tokens, context has "
+                    f"{context.shape[0]} of {context.shape[1]}; each key needs its value"
                 )
-            return
-        _require_width("context", context, self.spec.d_context, "d_context")
+        elif spec.d_values != spec.d_context:
+            raise HeadwiseError(
+                f"this layer reads values of width d_values={spec.d_values} and context has {spec.d_context}; "
+                f"pass values="
+            )
         if x.shape[0] != context.shape[0]:
             raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
         if cache is not None and cache.length and not cache.holds_context:

@@ -34,7 +34,8 @@ class KVCache:
         self.reorders = 0  # times that documents have changed places
         self._stores = _Store(max_length, window), _Store(max_length, window)
         self._layer: int | None = None
-        self._context: weakref.ref[Tensor] | None = None
+        self._context: weakref.ref[Tensor] | None = None  # what the keys of a cross attention were made of
+        self._values: weakref.ref[Tensor] | None = None  # and the values; the same tensor, unless told otherwise
 
     def __repr__(self) -> str:
         kind = (
@@ -93,20 +94,24 @@ class KVCache:
                 f"pass a larger max_length, or crop it"
             )
 
-    def take(self, layer: int | None = None, context: Tensor | None = None) -> None:
+    def take(self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None) -> None:
         """Count what was offered; with a `context` it is that one's keys and values, for all calls to come."""
         self._layer = self._layer if layer is None else layer
         if self.holds_context:
             return
         if context is not None:
-            self._context = weakref.ref(context)
+            self._context, self._values = weakref.ref(context), weakref.ref(context if values is None else values)
         self.length += self._stores[0].take()
         self._stores[1].take()
 
-    def held(self, context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The context's keys and values; `context` may be left out, and must otherwise be the tensor they came from."""
-        if context is not None and (self._context is None or self._context() is not context):
-            raise HeadwiseError("the cache holds the keys of another context tensor; use a new KVCache for this one")
+    def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
+        passed = (None, None) if context is None else (context, context if values is None else values)
+        for name, source, tensor in zip(("keys", "values"), (self._context, self._values), passed, strict=True):
+            if tensor is not None and (source is None or source() is not tensor):
+                raise HeadwiseError(
+                    f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
+                )
         k, v = (store.view() for store in self._stores)
         assert k is not None and v is not None
         return k, v

@@ -28,8 +28,9 @@ N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context
 FORMULA = "the formula written out"
 
 
-# Answers x (B,T,c), a context (B,S,c) or None, and what is added to the scores (B|1,H|1,T,S) or None, -inf = forbidden.
-Original = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+# Answers x (B,T,c), what keys are made of (B,S,c) and what values are made of (B,S,c), both x in self attention, and
+# what is added to the scores (B|1,H|1,T,S) or None, -inf = forbidden.
+Original = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class Imported:
     path: str
     compared: str
 
+    def __repr__(self) -> str:
+        spec, what = self.layer.spec, self.compared.partition(" against ")[0]
+        return f"Imported({self.path}: {spec!r}, within {self.difference:.2g} of {what})"
+
 
 def certified(
     layer: MultiHeadAttention,
@@ -60,13 +65,13 @@ def certified(
     """Run both on random input in eval mode, and hand the layer back with their largest difference.
 
     `ways` are "self" and "cross", by default what the layer can do; `padding` says whether the original takes a mask
-    per call. In float32 and wider a difference beyond rounding is
-    an error; in half precision rounding alone may be large, so there the figure speaks for itself.
+    per call. In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
+    large, so there the figure speaks for itself.
     """
     spec, like, mode = layer.spec, layer.q_proj.weight, layer.training
     if ways is None:
-        both = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
-        ways = both if spec.d_context == spec.d_in else ("cross",)
+        ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
+        ways = ways if spec.d_context == spec.d_values == spec.d_in else ("cross",)
     generator = torch.Generator("cpu").manual_seed(0)
     layer.eval()
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
@@ -79,10 +84,10 @@ def certified(
             f"{path}: the layer differs from {what} by {difference:.3g} where outputs reach {size:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
-    own = "" if spec.mask is None else f", mask {spec.mask!r}"
-    said = [f"{way} attention ({', '.join(run.mask for run in runs if run.way == way)})" for way in ways]
+    mask = "" if spec.mask is None else f", mask {spec.mask!r}"
+    answered = [f"{way} attention ({', '.join(run.mask for run in runs if run.way == way)})" for way in ways]
     compared = (
-        f"{what} against the layer{own}: {', '.join(said)}; {N_TEXTS} texts of {n_tokens} tokens, "
+        f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
     )
     return Imported(layer, difference, path, compared)
@@ -101,18 +106,21 @@ def _runs(
     """Both on one random input under each mask that the original can be given."""
     spec, like = layer.spec, layer.q_proj.weight
     n_keys = n_tokens if way == "self" else N_KEYS
-    x, memory = (
+    x, memory, others = (
         torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
-        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context))
+        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context), (n_keys, spec.d_values))
     )
     context = None if way == "self" else memory
+    values = None if context is None or spec.d_values == spec.d_context else others
+    keys = x if context is None else context
     causal = (CAUSAL,) if way == "self" and spec.mask is None else ()
     lengths = (Lengths([n_keys, n_keys // 2 + 1, 1]),) if padding else ()
     masks: tuple[Mask | None, ...] = (None, *causal, *lengths)
     for mask in masks:
         whole = spec.mask if mask is None else mask if spec.mask is None else spec.mask & mask
         added = _added(whole, spec.n_heads, n_tokens, n_keys, like)
-        expected, ours = original(x, context, added), layer(x, context=context, mask=mask)
+        expected = original(x, keys, keys if values is None else values, added)
+        ours = layer(x, context=context, values=values, mask=mask)
         if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
             rows = (added > -math.inf).any(-1).all(1)[..., None]
             expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
@@ -150,13 +158,15 @@ def split_heads(y_btc: Tensor, n_heads: int) -> Tensor:
     return y_btc.reshape(*y_btc.shape[:2], n_heads, -1)
 
 
-def attended(q_bthd: Tensor, k_bsgd: Tensor, v_bsge: Tensor, added: Tensor | None, rope: RoPE | None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v, K and V repeated for every head, (B,T,H*E). A row that sees nothing is NaN."""
+def attended(
+    q_bthd: Tensor, k_bsgd: Tensor, v_bsge: Tensor, added: Tensor | None, rope: RoPE | None, scale: float | None
+) -> Tensor:
+    """softmax(q k^T * scale) v, K and V repeated for every head, (B,T,H*E). A row that sees nothing is NaN."""
     if rope is not None:
         q_bthd, k_bsgd = _turned(q_bthd, rope), _turned(k_bsgd, rope)
     repeat = q_bthd.shape[2] // k_bsgd.shape[2]
     k, v = (y.repeat_interleave(repeat, 2) for y in (k_bsgd, v_bsge))
-    scores = torch.einsum("bthd,bshd->bhts", q_bthd, k) / math.sqrt(q_bthd.shape[-1])
+    scores = torch.einsum("bthd,bshd->bhts", q_bthd, k) * (q_bthd.shape[-1] ** -0.5 if scale is None else scale)
     weights = torch.softmax(scores if added is None else scores + added, -1)
     return torch.einsum("bhts,bshe->bthe", weights, v).flatten(2)
 
@@ -169,9 +179,9 @@ def _turned(x_bthd: Tensor, rope: RoPE) -> Tensor:
     angle = position * torch.tensor(frequencies, dtype=torch.float64, device=x_bthd.device)
     turn = torch.polar(torch.full_like(angle, factor), angle)
     if rope.interleaved:
-        one, other = turning[..., 0::2], turning[..., 1::2]
+        real, imaginary = turning[..., 0::2], turning[..., 1::2]
     else:
-        one, other = turning.chunk(2, -1)
-    turned = torch.complex(one, other) * turn
+        real, imaginary = turning.chunk(2, -1)
+    turned = torch.complex(real, imaginary) * turn
     back = torch.stack([turned.real, turned.imag], -1 if rope.interleaved else -2).flatten(-2)
     return torch.cat([back.to(x_bthd.dtype), rest], -1)

@@ -76,13 +76,13 @@ def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Origina
     rotary = _rotary(core, family) if family.rope else None
     cross = family.is_cross(core)
 
-    def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+    def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         # Its mask is in its own dtype, with the lowest number instead of -inf.
         dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
         mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
         keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
         if cross:
-            keywords["encoder_hidden_states"] = context
+            keywords["encoder_hidden_states"] = keys
         if rotary is not None:
             places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
             keywords["position_embeddings"] = rotary(x, places)

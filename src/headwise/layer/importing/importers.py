@@ -62,8 +62,8 @@ def import_attention(module: nn.Module) -> Imported:
 def from_torch(module: nn.MultiheadAttention) -> Imported:
     """From torch.nn.MultiheadAttention, with packed or separate weights, batch_first or not.
 
-    The layer is batch-first in any case. With kdim = vdim other than embed_dim it is for cross attention alone.
-    Masks are passed per call, as there. Refused: add_bias_kv, add_zero_attn, kdim other than vdim.
+    The layer is batch-first in any case. With kdim or vdim other than embed_dim it is for cross attention alone.
+    Masks are passed per call, as there. Refused: add_bias_kv, add_zero_attn.
     """
     if module.bias_k is not None or module.bias_v is not None:
         raise HeadwiseError(
@@ -75,34 +75,27 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
             "add_zero_attn=True appends a key and value of zeros to each text; that is a sink logit of 0: "
             "copy the weights into MultiHeadAttention(sink=True) yourself"
         )
-    if module.kdim != module.vdim:
-        raise HeadwiseError(
-            f"kdim={module.kdim} and vdim={module.vdim} differ: a headwise layer reads keys and values from one "
-            f"context, of width d_context"
-        )
-    separate = {f"{name}_proj_weight" for name in "qkv"}
-    check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"} | separate)
-    given: Any = module
-    packed = given.in_proj_weight
-    q, k, v = (getattr(given, f"{name}_proj_weight") for name in "qkv") if packed is None else packed.chunk(3)
-    bq, bk, bv = (None,) * 3 if given.in_proj_bias is None else given.in_proj_bias.chunk(3)
+    separate = [f"{name}_proj_weight" for name in "qkv"]
+    check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
+    packed, bias = module.in_proj_weight, module.in_proj_bias
+    q, k, v = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
+    bq, bk, bv = (None,) * 3 if bias is None else bias.chunk(3)
     o, bo = linear_weights(module.out_proj, "out_proj")
     n_heads = module.num_heads
     layer = build(Parts(q, k, v, o, bq, bk, bv, bo), n_heads, dropout=module.dropout, training=module.training)
     twin = copy.deepcopy(module).eval()
 
-    def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
-        source = x if context is None else context
+    def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         blocked = None
         if added is not None:  # here True = may NOT attend
             blocked = (added == -math.inf).expand(-1, n_heads, -1, -1).flatten(0, 1)
         if not twin.batch_first:
-            x, source = x.transpose(0, 1), source.transpose(0, 1)
-        out: Tensor = twin(x, source, source, attn_mask=blocked, need_weights=False)[0]
+            x, keys, values = (sequence.transpose(0, 1) for sequence in (x, keys, values))
+        out: Tensor = twin(x, keys, values, attn_mask=blocked, need_weights=False)[0]
         return out if twin.batch_first else out.transpose(0, 1)
 
-    found = "separate q, k, v_proj_weight" if packed is None else "packed in_proj_weight"
-    return certified(layer, original, f"from_torch, {found}", "nn.MultiheadAttention")
+    layout = "separate q, k, v_proj_weight" if packed is None else "packed in_proj_weight"
+    return certified(layer, original, f"from_torch, {layout}", "nn.MultiheadAttention")
 
 
 def from_course(module: nn.Module) -> Imported:
@@ -112,10 +105,9 @@ def from_course(module: nn.Module) -> Imported:
     are adjacent slices of the width, `mask` (context_length, context_length) is 1 where a query may not look. The
     layer has no context_length: it takes texts of any length. `dropout`, where there is one, is on the weights.
     """
-    given: Any = module
-    absent = [
-        name for name in (*COURSE, "mask") if not isinstance(getattr(module, name, None), nn.Module | Tensor | int)
-    ]
+    attention: Any = module
+    parts = {name: getattr(module, name, None) for name in (*COURSE, "mask")}
+    absent = [name for name, part in parts.items() if not isinstance(part, nn.Module | Tensor | int)]
     if absent:
         raise HeadwiseError(
             f"{type(module).__name__} has no {', '.join(absent)}; the course's class has {', '.join(COURSE)} and a "
@@ -128,15 +120,15 @@ def from_course(module: nn.Module) -> Imported:
     dropout = getattr(module, "dropout", 0.0)
     layer = build(
         Parts(q, k, v, o, bq, bk, bv, bo),
-        given.num_heads,
+        attention.num_heads,
         mask=CAUSAL,
         dropout=getattr(dropout, "p", dropout),
         training=module.training,
     )
     twin: Any = copy.deepcopy(module).eval()
-    n_tokens = min(N_TOKENS, given.mask.shape[-1])
+    n_tokens = min(N_TOKENS, attention.mask.shape[-1])
 
-    def original(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+    def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         out: Tensor = twin(x)  # which takes no mask: its own buffer must be what the layer's Causal is
         return out
 

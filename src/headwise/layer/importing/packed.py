@@ -36,6 +36,7 @@ def from_packed(
     *,
     mask: Mask | None = None,
     rope: RoPE | None = None,
+    scale: float | None = None,
     dropout: float = 0.0,
 ) -> Imported:
     """A layer from one matrix that holds queries, keys and values; certified against the formula written out.
@@ -47,7 +48,7 @@ def from_packed(
                 "per_head"   for each head its query, key and value: GPT-NeoX, BLOOM, Falcon-RW
                 "per_group"  for each key/value head the queries that read it, then the key, then the value:
                              Falcon-40B, InternLM2
-    mask, rope, dropout    as in MultiHeadAttention; weights do not say them. `mask` must fit any batch and length
+    mask, rope, scale, dropout    as in MultiHeadAttention; weights do not say them. `mask` must fit any batch
 
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
@@ -56,18 +57,18 @@ def from_packed(
     q, k, v = _unpacked(weight, layout, n_heads, kv_heads, width)
     bq, bk, bv = (None,) * 3 if bias is None else _unpacked(bias, layout, n_heads, kv_heads, width)
     parts = Parts(q, k, v, out_weight, bq, bk, bv, out_bias)
-    layer = build(parts, n_heads, kv_heads, mask=mask, rope=rope, dropout=dropout)
+    layer = build(parts, n_heads, kv_heads, mask=mask, rope=rope, scale=scale, dropout=dropout)
 
-    def formula(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
+    def formula(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         """Split the way those models do it: the activations, not the weights."""
-        mine = project(x, weight, bias)
-        theirs = mine if context is None else project(context, weight, bias)
+        of_x, of_keys = project(x, weight, bias), project(keys, weight, bias)
         if layout == "qkv":
-            q, (k, v) = mine[..., : n_heads * width], theirs[..., n_heads * width :].chunk(2, -1)
+            q, (k, v) = of_x[..., : n_heads * width], of_keys[..., n_heads * width :].chunk(2, -1)
         else:
-            q = split_heads(mine, kv_heads)[..., : -2 * width]
-            k, v = split_heads(theirs, kv_heads)[..., -2 * width :].chunk(2, -1)
-        joined = attended(split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads), added, rope)
+            q = split_heads(of_x, kv_heads)[..., : -2 * width]
+            k, v = split_heads(of_keys, kv_heads)[..., -2 * width :].chunk(2, -1)
+        q, k, v = split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+        joined = attended(q, k, v, added, rope, scale)
         return joined if out_weight is None else project(joined, out_weight, out_bias)
 
     return certified(layer, formula, f'from_packed, layout "{layout}"', FORMULA)
@@ -81,6 +82,7 @@ def from_conv1d(
     n_heads: int,
     *,
     mask: Mask | None = CAUSAL,
+    scale: float | None = None,
     dropout: float = 0.0,
 ) -> Imported:
     """A layer from GPT-2's tensors, whose matrices are transposed, y = x W; certified against the formula written out.
@@ -96,7 +98,7 @@ def from_conv1d(
     if columns % (3 * n_heads):
         raise HeadwiseError(f"c_attn_weight has {columns} columns; n_heads={n_heads} needs a multiple of {3 * n_heads}")
     rows, out_rows = c_attn_weight.t(), c_proj_weight.t()
-    done = from_packed(rows, n_heads, None, c_attn_bias, out_rows, c_proj_bias, mask=mask, dropout=dropout)
+    done = from_packed(rows, n_heads, None, c_attn_bias, out_rows, c_proj_bias, mask=mask, scale=scale, dropout=dropout)
     return replace(done, path="from_conv1d")
 
 
@@ -114,13 +116,14 @@ def from_separate(
     o_bias: Tensor | None = None,
     mask: Mask | None = None,
     rope: RoPE | None = None,
+    scale: float | None = None,
     dropout: float = 0.0,
 ) -> Imported:
     """A layer from four nn.Linear, or four matrices and their biases; certified against the formula written out.
 
-    q (h*d, d_in), k (g*d, d_context), v (g*e, d_context), o (d_out, h*e) or None, y = W x. Where only one of k and v
-    has a bias (Whisper), the other gets zeros. mask, rope, dropout as in MultiHeadAttention; `mask` must fit any batch
-    and length.
+    q (h*d, d_in), k (g*d, d_context), v (g*e, d_values), o (d_out, h*e) or None, y = W x. Where only one of k and v
+    has a bias (Whisper), the other gets zeros. mask, rope, scale, dropout as in MultiHeadAttention; `mask` must fit
+    any batch and length.
 
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
@@ -129,12 +132,14 @@ def from_separate(
         _linear(name, part, bias) for name, part, bias in (("q", q, q_bias), ("k", k, k_bias), ("v", v, v_bias))
     )
     wo, bo = (None, o_bias) if o is None else _linear("o", o, o_bias)
-    layer = build(Parts(wq, wk, wv, wo, bq, bk, bv, bo), n_heads, kv_heads, mask=mask, rope=rope, dropout=dropout)
+    layer = build(
+        Parts(wq, wk, wv, wo, bq, bk, bv, bo), n_heads, kv_heads, mask=mask, rope=rope, scale=scale, dropout=dropout
+    )
 
-    def formula(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
-        source = x if context is None else context
-        q, k, v = project(x, wq, bq), project(source, wk, bk), project(source, wv, bv)
-        joined = attended(split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads), added, rope)
+    def formula(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        q, k, v = project(x, wq, bq), project(keys, wk, bk), project(values, wv, bv)
+        q, k, v = split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+        joined = attended(q, k, v, added, rope, scale)
         return joined if wo is None else project(joined, wo, bo)
 
     return certified(layer, formula, "from_separate", FORMULA)
@@ -149,13 +154,13 @@ def from_keras(
     """A layer from the weights of Keras' MultiHeadAttention or GroupedQueryAttention, as NumPy arrays.
 
     A sequence in the order of `get_weights()`: query kernel (d_in, h, d) and bias (h, d), key kernel (d_context, g, d)
-    and bias, value kernel (d_context, g, e) and bias, output kernel (h, e, d_out) and bias (d_out,); with
+    and bias, value kernel (d_values, g, e) and bias, output kernel (h, e, d_out) and bias (d_out,); with
     use_bias=False the four kernels only. Or a mapping by variable path, such as "query/kernel" or
     "attention/attention_output/bias:0". Keras takes causality (use_causal_mask) per call and dropout from its config:
     pass mask= and dropout=. Keras itself is not run: the certificate is against its documented computation in NumPy.
 
-    Raises HeadwiseError for another number of weights (use_gate), kernels that do not have three axes, key and value
-    widths that differ, sizes that do not fit.
+    Raises HeadwiseError for another number of weights (use_gate), kernels that do not have three axes, sizes that do
+    not fit.
     """
     arrays = _keras_arrays(weights)
     kernels = [arrays[role, "kernel"] for role in KERAS_ROLES]
@@ -170,11 +175,9 @@ def from_keras(
     n_heads, n_kv_heads = kernels[0].shape[1], kernels[1].shape[1]
     layer = build(Parts(q, k, v, o, bq, bk, bv, bo), n_heads, n_kv_heads, mask=mask, dropout=dropout)
 
-    def documented(x: Tensor, context: Tensor | None, added: Tensor | None) -> Tensor:
-        source = x if context is None else context
-        return torch.from_numpy(
-            _keras_call(arrays, x.numpy(), source.numpy(), None if added is None else added.numpy())
-        )
+    def documented(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        numbers = None if added is None else added.numpy()
+        return torch.from_numpy(_keras_call(arrays, x.numpy(), keys.numpy(), values.numpy(), numbers))
 
     what = "Keras' documented computation, transcribed in NumPy (Keras was not run)"
     return certified(layer, documented, f"from_keras, {len(arrays)} arrays", what)
@@ -228,7 +231,11 @@ def _unpacked(rows: Tensor, layout: str, n_heads: int, kv_heads: int, width: int
 
 
 def _keras_call(
-    arrays: Mapping[tuple[str, str], np.ndarray], x: np.ndarray, source: np.ndarray, added: np.ndarray | None
+    arrays: Mapping[tuple[str, str], np.ndarray],
+    x: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    added: np.ndarray | None,
 ) -> np.ndarray:
     """Keras' own order: three EinsumDense, the query divided by sqrt(key_dim), softmax, EinsumDense."""
 
@@ -238,7 +245,7 @@ def _keras_call(
         return np.asarray(out + arrays[role, "bias"] if (role, "bias") in arrays else out)
 
     query = dense("query", "btc,chd->bthd", x)
-    key, value = dense("key", "bsc,chd->bshd", source), dense("value", "bsc,che->bshe", source)
+    key, value = dense("key", "bsc,chd->bshd", keys), dense("value", "bsc,che->bshe", values)
     key, value = (np.repeat(y, query.shape[2] // y.shape[2], axis=2) for y in (key, value))
     scores = np.einsum("bshd,bthd->bhts", key, query / math.sqrt(query.shape[-1]))
     scores = scores if added is None else scores + added.clip(min=-1e9)  # as Keras, no -inf

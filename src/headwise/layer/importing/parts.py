@@ -139,11 +139,6 @@ def _check_parts(parts: Parts) -> None:
         check_matrix(name, weight)
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
             raise HeadwiseError(f"{name}_bias has shape {tuple(bias.shape)}; {name} has {weight.shape[0]} rows")
-    if parts.k.shape[1] != parts.v.shape[1]:
-        raise HeadwiseError(
-            f"k reads width {parts.k.shape[1]}, v reads {parts.v.shape[1]}: a headwise layer reads both from one "
-            f"context, of width d_context; project one of them to the other's width before"
-        )
     for name, tensor in parts._asdict().items():
         if tensor is not None and (tensor.dtype, tensor.device) != (parts.q.dtype, parts.q.device):
             raise HeadwiseError(
