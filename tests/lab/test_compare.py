@@ -306,7 +306,7 @@ def test_an_arm_that_diverges_is_said_to(tmp_path: Path) -> None:
     found = compare(tiny(*arms), tmp_path, n_seeds=2, steps=1)
     assert found.arms[0].scores and not found.arms[1].scores
     assert found.arms[1].failure is not None and "step 1" in found.arms[1].failure
-    assert found.verdicts[0].startswith("bad: training diverged at step 1, seed 0: loss nan")
+    assert found.verdicts[0].startswith("bad: training diverged with seed 0: loss is nan at step 1")
     turned = compare(tiny(*arms[::-1]), tmp_path, n_seeds=2, steps=1)
     assert turned.arms[1].scores["loss"].difference is None and len(turned.verdicts) == 1
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
@@ -43,6 +44,10 @@ class Progress:
     loss: float
     tokens_per_second: float
     held_out_loss: float | None  # on the steps that are evaluated
+
+
+class DivergedError(HeadwiseError):
+    """A loss, gradient or weight is no number any more."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -76,7 +81,7 @@ def train(
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
 
-    with interrupts() as interrupted:
+    with interrupts() as interrupted, _divergence_explained():
         for step in range(start, recipe.steps):
             loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
             counted += n_tokens
@@ -86,14 +91,14 @@ def train(
                 speed = counted / (time.monotonic() - since)
                 limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
                 held_out = evaluate(model, data, limit) if evaluated else None
-                _require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
+                require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
                 progress = Progress(done, recipe.steps, loss, speed, held_out)
                 log.add(progress)
                 report(progress)
                 counted, since = 0, time.monotonic()
             stopping = interrupted()  # asked once: what is said to be saved must have been
             if stopping or time.monotonic() - saved > save_seconds:
-                _require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
+                require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
                 save_state(folder / STATE, weights, optimizers, done)
                 saved = time.monotonic()
             if stopping:
@@ -111,21 +116,35 @@ def _step(
         torch.manual_seed(_mixed(seed, step))
     inputs, targets = data.batch(generator, recipe.batch)
     model.train()
-    loss = model.loss(inputs, targets)
+    loss, rate = model.loss(inputs, targets), schedule(recipe, step)
+    return take_step(loss, model.parameters(), optimizers, step, rate, recipe.clip), inputs.numel()
+
+
+def take_step(
+    loss: Tensor,
+    weights: Iterable[nn.Parameter],
+    optimizers: Iterable[torch.optim.Optimizer],
+    step: int,
+    rate: float,
+    clip: float = math.inf,
+) -> float:
+    """Update the weights by the gradients of a loss (a scalar), which are gone afterwards; returns the loss.
+
+    step  the number of this update, from 0
+    rate  the share of its peak learning rate that each optimizer takes
+    clip  largest norm of all gradients together
+
+    Raises DivergedError, before any weight changes, when the loss or the gradient is no number.
+    """
     loss.backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-    _require_finite(step + 1, loss=loss.item(), gradient=norm.item())
-    update(optimizers, schedule(recipe, step))
-    return loss.item(), inputs.numel()
-
-
-def update(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
-    """A step of each optimizer at a share of its peak learning rate; the gradients are gone after it."""
+    norm = torch.nn.utils.clip_grad_norm_(weights, clip)
+    require_finite(step + 1, loss=loss.item(), gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * factor
+            group["lr"] = group["peak_lr"] * rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    return loss.item()
 
 
 @contextmanager
@@ -139,13 +158,19 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _require_finite(step: int, **numbers: float) -> None:
-    """Weights that went wrong reach neither the state nor the model."""
+def require_finite(step: int, **numbers: float) -> None:
+    """Raise DivergedError where one is not: weights that went wrong reach neither the state nor the model."""
     for name, number in numbers.items():
         if not math.isfinite(number):
-            raise HeadwiseError(
-                f"training diverged: {name} is {number} at step {step}; lower the learning rate or take another seed"
-            )
+            raise DivergedError(f"{name} is {number} at step {step}")
+
+
+@contextmanager
+def _divergence_explained() -> Iterator[None]:
+    try:
+        yield
+    except DivergedError as error:
+        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
 
 
 def schedule(recipe: Recipe, step: int) -> float:

@@ -21,7 +21,7 @@ from headwise.gpt.data import Documents
 from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import Recipe, find_preset
 from headwise.gpt.tokens import Tokens
-from headwise.gpt.train import make_optimizers, one_thread, schedule, update
+from headwise.gpt.train import make_optimizers, one_thread, schedule, take_step
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers, observe
 from headwise.positions import RoPE
@@ -280,5 +280,4 @@ def _train(model: GPT, data: Documents, recipe: Recipe, seed: int) -> None:
     optimizers = make_optimizers(model, recipe)
     for step in range(recipe.steps):
         loss = model.loss(*data.batch(generator, recipe.batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        update(optimizers, schedule(recipe, step))
+        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step))

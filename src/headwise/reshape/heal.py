@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.state import interrupts, restore_state, save_state
-from headwise.gpt.train import Stopped, update
+from headwise.gpt.train import DivergedError, Stopped, take_step
 from headwise.models.ask import answers, hidden_states, predicts
 from headwise.models.weights import attentions
 from headwise.reshape.distance import compared, divergence, relative_error
@@ -128,15 +128,14 @@ class Healing:
         if self.recipe.hidden:
             errors = [relative_error(a, b) for a, b in zip(theirs, ours, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), self.recipe.clip)
-        for name, number in (("loss", loss.item()), ("gradient", norm.item())):
-            if not math.isfinite(number):
-                raise HeadwiseError(f"healing diverged: {name} is {number} at step {step + 1}; lower --lr")
-        update(self.optimizers, schedule(self.recipe, step))
+        rate = schedule(self.recipe, step)
+        try:
+            value = take_step(loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip)
+        except DivergedError as error:
+            raise HeadwiseError(f"healing diverged: {error}; lower --lr") from None
         with torch.no_grad():
             self.after_step(self.child)
-        self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + loss.item(), self.count + 1
+        self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
 
     def batch(self, step: int) -> Tensor:
         """The documents of a step, ids (B,T): an order drawn anew for each pass over the text, from the seed alone."""

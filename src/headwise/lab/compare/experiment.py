@@ -6,7 +6,6 @@ held-out tokens, so that their differences can be taken seed by seed.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.train import evaluate, make_optimizers, one_thread, schedule, update
+from headwise.gpt.train import DivergedError, evaluate, make_optimizers, one_thread, schedule, take_step
 from headwise.lab.compare.results import Metric, Table
 from headwise.layer.layer import MultiHeadAttention
 from headwise.spec import AttentionSpec
@@ -30,10 +29,6 @@ LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 
 Measure = Callable[[GPT, Corpus], dict[str, float]]
 Report = Callable[[str, int, int], None]  # is told what happened, how many tasks are done, how many there are
-
-
-class DivergedError(HeadwiseError):
-    """The loss of a model in training is no number any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +113,7 @@ def run_unit(experiment: Experiment, arm: Arm, seed: int, steps: int | None, tex
                 fit(model, experiment.recipe(steps, text), corpus, seed)
             scores, failure = experiment.measure(model.eval(), corpus), None
         except DivergedError as error:
-            scores, failure = {}, str(error)
+            scores, failure = {}, f"diverged with seed {seed}: {error}"
     return Scored(model.n_parameters, scores, failure, time.process_time() - began)
 
 
@@ -143,11 +138,7 @@ def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
     model.train()
     for step in range(recipe.steps):
         loss = model.loss(*corpus.data.batch(generator, recipe.batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
-            raise DivergedError(f"diverged at step {step + 1}, seed {seed}: loss {loss.item()}, gradient {norm.item()}")
-        update(optimizers, schedule(recipe, step))
+        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
 
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
