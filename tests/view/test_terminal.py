@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from headwise.errors import HeadwiseError
 from headwise.records import HeadMap, HeadMaps
-from headwise.view.terminal import block_maximum, check_maps, head_facts, print_maps, print_table, visible
+from headwise.view.terminal import block_maximum, check_maps, print_maps, visible
 
 
 def causal_maps(length: int = 7, layers: int = 2, heads: int = 3, tokens: tuple[str, ...] | None = None) -> HeadMaps:
@@ -91,7 +90,6 @@ def test_ascii_consoles_get_ascii() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=file, width=80)
     print_maps(console, causal_maps(tokens=("é", "a much longer token", " he", "d", "e", "f", "g")))
-    print_table(console, causal_maps())
     file.flush()
     assert b"#" in file.buffer.getvalue()  # type: ignore[attr-defined]
 
@@ -110,22 +108,6 @@ def test_a_very_narrow_console_still_gets_every_head(width: int) -> None:
 
 def test_a_console_one_column_wide_is_no_crash() -> None:
     assert max(map(len, printed(causal_maps(), 1).splitlines())) == 1
-
-
-def test_facts_of_a_known_map() -> None:
-    facts = head_facts(HeadMap(1, 2, np.array([[1, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]], dtype=np.float32)))
-    assert facts.name == "L1.H2"
-    assert facts.first == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert facts.itself == pytest.approx((1 + 0.5 + 0.25) / 3)
-    assert facts.previous == pytest.approx((0.5 + 0.5) / 2)
-    assert facts.entropy == pytest.approx((0 + math.log(2) + 1.5 * math.log(2)) / 3)
-
-
-def test_one_token_has_no_previous() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    print_table(console, one_map([[1.0]], ("a",)))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.split()[-5:] == ["L0.H0", "1.000", "1.000", "-", "0.000"]
 
 
 @pytest.mark.parametrize(

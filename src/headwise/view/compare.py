@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
 
 from headwise.lab.compare.results import Cell, Comparison, Ledger, Metric, Table
+from headwise.view.tables import print_table, say
 
 MISSING = "-"
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """The question, a table for each metric, the verdicts, and what was measured besides."""
-    _say(console, f"{comparison.name}: {comparison.question}")
-    _say(console, setting(comparison))
+    say(console, f"{comparison.name}: {comparison.question}")
+    say(console, setting(comparison))
     for metric in comparison.metrics:
         _print_table(console, metric_table(comparison, metric))
     for line in (*comparison.verdicts, *comparison.notes):
-        _say(console, line)
+        say(console, line)
     for table in comparison.tables:
         _print_table(console, table)
 
@@ -29,11 +27,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 def print_ledger(console: Console, ledger: Ledger) -> None:
     """Claim by claim: the verdict, what was measured, and the rule between the two."""
     for claim in ledger.claims:
-        _say(console, f"{claim.verdict.upper()}: {claim.claim}")
-        _say(console, f"  {claim.measured}")
-        _say(console, f"  {claim.rule}")
-        _say(console, "")
-    _say(console, spent(ledger))
+        say(console, f"{claim.verdict.upper()}: {claim.claim}")
+        say(console, f"  {claim.measured}")
+        say(console, f"  {claim.rule}")
+        say(console, "")
+    say(console, spent(ledger))
 
 
 def setting(comparison: Comparison) -> str:
@@ -83,18 +81,9 @@ def labels(row: Sequence[Cell]) -> int:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    grid = Grid(box=box.SIMPLE_HEAD, title=Text(table.title), title_justify="left", padding=(0, 1, 0, 0))
-    words = min(map(labels, table.rows), default=0)
-    for place, column in enumerate(table.columns):
-        left = place < words
-        grid.add_column(column, justify="left" if left else "right", no_wrap=not left, overflow="fold")
-    for row in table.rows:
-        grid.add_row(*(Text(shown(cell)) for cell in row))
-    _say(console, "")
-    console.print(grid)
+    say(console, "")
+    words = range(max(1, min(map(labels, table.rows), default=0)))
+    rows = [[shown(cell) for cell in row] for row in table.rows]
+    print_table(console, table.title, table.columns, rows, words)
     if table.note:
-        _say(console, table.note)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(Text(line), highlight=False, markup=False)
+        say(console, table.note)

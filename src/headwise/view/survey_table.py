@@ -1,17 +1,15 @@
-"""A survey in the terminal: who has which role, and one line a head."""
+"""A survey in the terminal: which head has which role, and a line for each head."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 from headwise.markup import listed, plural
 from headwise.records import HeadProfile, HeadSurvey
 from headwise.view.survey_data import check_survey
@@ -25,12 +23,11 @@ from headwise.view.survey_words import (
     short,
     value_of,
 )
+from headwise.view.tables import print_table, say
 
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
 HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns
 NAMED = 6  # heads that are named behind a role
-LEAST_FIRST = ("confidence", "distance", "importance", "first", "previous", "entropy")  # left out where it is narrow
-ROLES_WIDTH = 10
 EFFECTS = ("importance", "ablation")
 
 
@@ -51,15 +48,15 @@ def print_survey(
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
     columns = _shown(columns_of(survey, against), key)
-    _say(console, _facts(survey))
+    say(console, _facts(survey))
     if against is not None:
-        _say(console, _facts(against))
+        say(console, _facts(against))
     for note in (*survey.notes, *([] if against is None else differences_in_setting(survey, against))):
-        _say(console, note)
+        say(console, note)
     _print_roles(console, survey)
     if against is not None:
-        _say(console, f"\n{survey.model} minus {against.model}; a role with + is only in the first, with - the second")
-    console.print(_table(console, survey, columns, key, against))
+        say(console, f"\n{survey.model} minus {against.model}; a role with + is only in the first, with - the second")
+    _print_heads(console, survey, columns, key, against)
     if against is not None:
         _print_missing(console, survey, against)
 
@@ -69,29 +66,24 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
     Raises HeadwiseError for any other.
     """
-    known = list(statistics)
-    keys = {"name": "name", **{key: key for key in (*EFFECTS, *known)}}
-    for key in (*known, *EFFECTS):
-        for name in (label(key), HEADINGS.get(key, key)):
-            keys.setdefault(name, key)
-    if sort_by in keys:
-        return keys[sort_by]
-    near = difflib.get_close_matches(sort_by, keys, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(keys)}"
-    raise HeadwiseError(f"cannot sort by {sort_by!r}; {hint}")
+    known = ("name", *EFFECTS, *statistics)
+    keys = {name: key for key in known for name in (label(key), HEADINGS.get(key, key))} | {key: key for key in known}
+    if sort_by not in keys:
+        raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
+    return keys[sort_by]
 
 
 def _facts(survey: HeadSurvey) -> str:
     heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
     text = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
-    loss = f", {survey.loss:.3f} nats a token" if survey.loss is not None and math.isfinite(survey.loss) else ""
+    loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
     return f"{survey.model}: {plural(heads, 'head')} in {plural(layers, 'layer')}; {text}{loss}"
 
 
 def _print_roles(console: Console, survey: HeadSurvey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
-    _say(console, "")
+    say(console, "")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
@@ -103,7 +95,7 @@ def _print_roles(console: Console, survey: HeadSurvey) -> None:
         console.print(grid)
     missing = [role for role, names in named.items() if not names]
     if missing:
-        _say(console, f"no head: {', '.join(missing)}")
+        say(console, f"roles without a head: {', '.join(missing)}")
 
 
 def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
@@ -115,37 +107,26 @@ def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
     return [known[name] for name in wanted]
 
 
-def _table(console: Console, survey: HeadSurvey, columns: list[Column], key: str, against: HeadSurvey | None) -> Table:
+def _print_heads(
+    console: Console, survey: HeadSurvey, columns: list[Column], key: str, against: HeadSurvey | None
+) -> None:
     compared = against is not None
     others = {} if against is None else {profile.name: profile for profile in against.profiles}
     pairs = [(p, others.get(p.name)) for p in survey.profiles if not compared or p.name in others]
     if key != "name":
         pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key, compared)))
-    roles = [_roles(profile, other) for profile, other in pairs]
-    filled = [(c, [_shown_number(_number(p, o, c.key, compared), c, compared) for p, o in pairs]) for c in columns]
-    names = [both_names(profile, other) for profile, other in pairs]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("head", no_wrap=True)
-    table.add_column("roles", min_width=ROLES_WIDTH if any(roles) else None)
-    filled = _that_fit(filled, key, console.width - max(map(len, names), default=0) - ROLES_WIDTH - 4)
-    for column, _ in filled:
-        table.add_column(_heading(column), justify="right", no_wrap=True)
-    for place in range(len(pairs)):
-        table.add_row(names[place], Text(roles[place]), *(cells[place] for _, cells in filled))
-    return table
-
-
-def _heading(column: Column) -> str:
-    return HEADINGS.get(column.key, column.label)
-
-
-def _that_fit(filled: list[tuple[Column, list[str]]], key: str, width: int) -> list[tuple[Column, list[str]]]:
-    """The columns with their cells that fit into a width; the least telling go first, that of the order stays."""
-    widths = {column.key: 1 + max(map(len, [_heading(column), *cells])) for column, cells in filled}
-    for name in LEAST_FIRST:
-        if sum(widths.values()) > width and name != key:
-            widths.pop(name, None)
-    return [(column, cells) for column, cells in filled if column.key in widths]
+    rows = [
+        [both_names(p, other), _roles(p, other)]
+        + [_shown_number(_number(p, other, column.key, compared), column, compared) for column in columns]
+        for p, other in pairs
+    ]
+    print_table(
+        console,
+        "",
+        ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns)),
+        rows,
+        words=(0, 1),
+    )
 
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str, compared: bool) -> float:
@@ -178,11 +159,7 @@ def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
 
 
 def _print_missing(console: Console, survey: HeadSurvey, against: HeadSurvey) -> None:
-    for one, other in ((survey, against), (against, survey)):
-        names = only_here(one, other)
+    for first, second in ((survey, against), (against, survey)):
+        names = only_here(first, second)
         if names:
-            _say(console, f"only in {one.model}: {', '.join(names)}")
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(Text(line), highlight=False, markup=False)
+            say(console, f"only in {first.model}: {', '.join(names)}")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WORDS = 18  # columns of the console that a column of words keeps, however narrow the console is
+WORDS = 10  # columns of the console that a column of words keeps, however narrow the console is
 
 
 def say(console: Console, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Head maps in the terminal: small pictures side by side, and a table of the plainest facts about each head.
+"""Head maps in the terminal: small pictures side by side.
 
 Where there are colours a character holds two cells, one above the other (a half block). Without colours, for
 example in a pipe, a cell is one of five shades.
@@ -7,21 +7,19 @@ example in a pipe, a cell is one of five shades.
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.color import Color
 from rich.color_triplet import ColorTriplet
 from rich.console import Console
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
 from headwise.errors import HeadwiseError
-from headwise.records import HeadMap, HeadMaps
+from headwise.records import HeadMaps
+from headwise.view.tables import say
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13
@@ -35,20 +33,6 @@ LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
 RAMP = np.array([[29, 29, 39], [63, 75, 147], [197, 111, 134], [255, 231, 168]], dtype=np.float64)
-
-
-@dataclass(frozen=True)
-class HeadFacts:
-    """What can be read off one map without a model; weights are means over rows, entropy is in nats.
-
-    `previous` averages rows 1 and up, since row 0 has no previous token; it is nan for a text of one token.
-    """
-
-    name: str
-    first: float
-    itself: float
-    previous: float
-    entropy: float
 
 
 def check_maps(maps: HeadMaps) -> None:
@@ -108,36 +92,6 @@ def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
-def head_facts(head: HeadMap) -> HeadFacts:
-    """Facts of one (T, T) map. Where a sink takes a share, the entropy counts the real keys only."""
-    weights = head.weights.astype(np.float64)
-    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    previous = np.diagonal(weights, offset=-1)
-    return HeadFacts(
-        name=head.name,
-        first=float(weights[:, 0].mean()),
-        itself=float(np.diagonal(weights).mean()),
-        previous=float(previous.mean()) if previous.size else float("nan"),
-        entropy=float(abs((weights * logs).sum(axis=1).mean())),
-    )
-
-
-def print_table(console: Console, maps: HeadMaps) -> None:
-    """One line a head: mean weight on the first token, on itself, on the previous token, and the entropy.
-
-    Raises HeadwiseError when the maps do not fit their tokens.
-    """
-    check_maps(maps)
-    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{maps.model}: means over {len(maps.tokens)} rows"))
-    table.add_column("head")
-    for label in ("first", "itself", "previous", "entropy (nats)"):
-        table.add_column(label, justify="right")
-    for facts in map(head_facts, maps.maps):
-        numbers = (facts.first, facts.itself, facts.previous, facts.entropy)
-        table.add_row(facts.name, *("-" if np.isnan(number) else f"{number:.3f}" for number in numbers))
-    console.print(table)
-
-
 def print_maps(console: Console, maps: HeadMaps, *, largest_side: int = LARGEST_SIDE) -> None:
     """Draw every head's (T, T) map, as many side by side as the console is wide.
 
@@ -155,24 +109,20 @@ def print_maps(console: Console, maps: HeadMaps, *, largest_side: int = LARGEST_
     pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
     width = max(pictures[0][0].cell_len, max(len(head.name) for head in maps.maps))
     labels = _row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only) if labelled else None
-    _say(console, Text(f"{maps.model}: each row is a token that looks, each column a token looked at"))
+    say(console, f"{maps.model}: each row is a token that looks, each column a token looked at")
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
         names = [head.name for head in maps.maps[start : start + across]]
         _print_band(console, names, pictures[start : start + across], labels, width)
     if size > 1:
-        _say(console, Text(f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"))
-    _say(console, _legend(console, coloured))
+        say(console, f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
+    console.print(_legend(console, coloured), highlight=False, markup=False)
 
 
 def _has_colours(console: Console) -> bool:
     """Sixteen colours cannot make a ramp; there the shades say more."""
     enough = console.color_system in ("256", "truecolor")
     return console.is_terminal and enough and not console.no_color and not console.options.ascii_only
-
-
-def _say(console: Console, line: Text) -> None:
-    console.print(line, highlight=False, markup=False)
 
 
 def _print_band(

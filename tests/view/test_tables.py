@@ -1,0 +1,81 @@
+"""Tables on a narrow console: every number of the wide table is in the narrow one, whole, and so is every heading."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from comparisons import comparison
+from rich.console import Console
+from surveys import survey_of
+
+from headwise import cost
+from headwise.cost import PRESETS
+from headwise.view.compare import print_comparison
+from headwise.view.cost import print_choice, print_models, print_price, print_variants
+from headwise.view.survey_table import print_survey
+from headwise.view.tables import print_table
+
+Draw = Callable[[Console], None]
+
+
+def price_of(name: str, console: Console) -> None:
+    _, shape = cost.read_shape(name)
+    setting = cost.make_setting(shape, batch=3, gpu_memory="2TB", bandwidth="900GB/s")
+    print_price(console, cost.price_shape(name, shape, setting))
+    print_variants(console, setting, cost.variants(shape, setting))
+    print_choice(console, cost.choose(shape, setting))
+
+
+VIEWS: dict[str, Draw] = {
+    "survey": lambda console: print_survey(console, survey_of(3, 5), "norm"),
+    "surveys": lambda console: print_survey(
+        console, survey_of(2, 3), "norm", replace(survey_of(2, 3, seed=5), model="other")
+    ),
+    "price": lambda console: price_of("gemma-3-27b", console),
+    "latent": lambda console: price_of("deepseek-v3", console),
+    "models": lambda console: print_models(console, [cost.price(name) for name in PRESETS]),
+    "comparison": lambda console: print_comparison(
+        console, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
+    ),
+    "plain": lambda console: print_table(
+        console,
+        "Many",
+        ("", *map(str, range(31))),
+        [[f"row {n}", *(f"{n},{k:03}" for k in range(31))] for n in range(3)],
+    ),
+}
+
+
+def drawn(draw: Draw, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    draw(console)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def words(lines: list[str]) -> set[str]:
+    return set(re.findall(r"[^\s,;:()│─]+(?:,\d+)*", " ".join(lines)))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_digit_is_cut_and_no_column_vanishes(name: str, width: int) -> None:
+    narrow = drawn(VIEWS[name], width)
+    assert max(map(len, narrow)) <= width
+    assert words(drawn(VIEWS[name], 500)) <= words(narrow)
+
+
+def test_on_a_hardly_usable_console_numbers_are_folded_not_cut() -> None:
+    def digits(width: int) -> list[str]:
+        return sorted("".join(re.findall(r"\d", " ".join(drawn(VIEWS["plain"], width)))))
+
+    assert set(digits(9)) == set(digits(500)) and len(digits(9)) >= len(digits(500))
+
+
+def test_a_wide_console_gets_one_table() -> None:
+    lines = drawn(VIEWS["plain"], 500)
+    assert sum(line.startswith("Many") for line in lines) == 1
+    assert sum(line.startswith("Many") for line in drawn(VIEWS["plain"], 60)) > 2
