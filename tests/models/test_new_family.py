@@ -1,0 +1,122 @@
+"""A family that nobody has seen: one record, and its heads are watched, imported, shared and pruned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+import headwise as hw
+from headwise.layer.importing import family
+from headwise.layer.importing.family import Family
+from headwise.models.ask import answers
+from headwise.models.weights import head_counts, read_layers
+from headwise.reshape.prune import prune
+from headwise.reshape.share import share
+
+NovelRotaryEmbedding = LlamaRotaryEmbedding  # importers look for it beside the attention
+
+
+class NovelConfig(tf.LlamaConfig):
+    model_type = "novel"
+
+
+class NovelAttention(nn.Module):
+    """Llama's attention under names that no other family has."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__()
+        usual = LlamaAttention(config, layer_idx)
+        self.config, self.layer_idx = config, layer_idx
+        self.wide, self.factor, self.is_causal = usual.head_dim, usual.scaling, True
+        self.num_key_value_groups = usual.num_key_value_groups
+        self.ask, self.tell, self.hold, self.mix = usual.q_proj, usual.k_proj, usual.v_proj, usual.o_proj
+
+    @property
+    def head_dim(self) -> int:
+        return int(self.wide)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **keywords: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        shape = (*hidden_states.shape[:-1], -1, self.wide)
+        q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.ask, self.tell, self.hold))
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        out, weights = attend(self, q, k, v, attention_mask, dropout=0.0, scaling=self.factor, **keywords)
+        return self.mix(out.reshape(*shape[:-2], -1).contiguous()), weights
+
+
+class NovelForCausalLM(tf.LlamaForCausalLM):
+    config_class = NovelConfig
+
+    def __init__(self, config: NovelConfig) -> None:
+        super().__init__(config)
+        for n, layer in enumerate(self.model.layers):
+            layer.self_attn = NovelAttention(config, n)
+
+
+NAMES = {"q": "ask", "k": "tell", "v": "hold", "o": "mix", "scale": "factor", "dropout": "config.attention_dropout"}
+RECORD = Family(name="novel", prefix="Novel", **NAMES)
+
+
+@pytest.fixture
+def model() -> Iterator[NovelForCausalLM]:
+    torch.manual_seed(0)
+    config = NovelConfig(
+        vocab_size=19,
+        hidden_size=24,
+        intermediate_size=23,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=41,
+    )
+    built = NovelForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    yield built
+    family._families.pop("novel", None)
+
+
+def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
+    with hw.watch(model) as seen, torch.no_grad():
+        model(torch.arange(7)[None])
+    assert len(seen) == 12 and "norm" not in seen["L0.H0"].rows  # what a head adds goes through W_O
+    with pytest.raises(hw.HeadwiseError, match="novel is a family whose heads cannot be reshaped yet"):
+        read_layers(model)
+
+
+@torch.no_grad()
+def test_one_record_is_enough(model: Any) -> None:
+    family.register(RECORD)
+    ids = torch.arange(7)[None]
+    with hw.watch(model) as seen:
+        model(ids)
+    assert (seen["L1.H5"].rows["norm"] > 0).all()
+    imported = hw.import_attention(model.model.layers[1].self_attn)
+    assert imported.difference < 1e-5 and imported.layer.spec.n_kv_heads == 3
+    layers = read_layers(model)
+    assert layers[0].wq.shape == (6, 4, 24) and layers[0].wk.shape == (3, 4, 24)
+    shared = share(model, 1, "mean").model
+    assert head_counts(shared) == (6, 1, 4)
+    assert answers(shared, ids).isfinite().all() and type(shared) is NovelForCausalLM
+    pruned = prune(model, ((0, 1), (4, 5)), uniform=True).model
+    assert head_counts(pruned)[0] == 4 and answers(pruned, ids).shape == (1, 7, 19)
