@@ -18,8 +18,9 @@ import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads import effect
-from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
+from headwise.heads.effect import ablation, importance
 from headwise.intervals import interval_of
+from headwise.models.ask import has_loss, next_token_losses
 
 V, T = 17, 13
 BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length

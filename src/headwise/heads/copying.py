@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.gpt.gpt import GPT
+from headwise.models.ask import embeddings
 from headwise.models.sites import Site
 
 
@@ -19,9 +17,10 @@ def copying(site: Site, model: nn.Module) -> list[float] | None:
     every token that the head looks at. The V x V product has the non-zero eigenvalues of the E x E one computed here.
     Norms between the matrices are left out. None where the model has no such matrices of one width.
     """
-    embed, unembed = _embeddings(model)
-    if embed is None or unembed is None or site.w_o is None or site.w_v is None or site.cross:
+    pair = embeddings(model)
+    if pair is None or site.w_o is None or site.w_v is None or site.cross:
         return None
+    embed, unembed = pair
     C = embed.shape[1]
     H = site.n_heads
     if unembed.shape != embed.shape or site.w_o.shape[0] != C or site.w_v.shape[1] != C or site.w_o.shape[1] % H:
@@ -37,13 +36,3 @@ def copying(site: Site, model: nn.Module) -> list[float] | None:
     ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
     found: list[float] = ratio.tolist()
     return found
-
-
-def _embeddings(model: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """W_E and W_U, (V,C) each."""
-    if isinstance(model, GPT):
-        return model.token_embedding.weight, model.lm_head.weight
-    whole: Any = model
-    if not hasattr(model, "get_output_embeddings") or whole.get_output_embeddings() is None:
-        return None, None
-    return whole.get_input_embeddings().weight, whole.get_output_embeddings().weight

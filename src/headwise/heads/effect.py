@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.gpt import GPT
 from headwise.heads.documents import Document
-from headwise.heads.hooks import evaluating, listening
+from headwise.heads.hooks import listening
 from headwise.heads.seen import Seen, unknown_head
 from headwise.intervals import Interval, interval_of
+from headwise.models.ask import evaluating, next_token_losses, require_next, vocabulary_of
 from headwise.models.sites import Site, attach, sites_of
 from headwise.records import Call
 
@@ -94,36 +92,13 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
 
-def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
-    """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,)."""
-    if ids.shape[1] < 2:
-        raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
-    logits = (model(ids) if isinstance(model, GPT) else model(input_ids=ids, use_cache=False).logits)[:, :-1]
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-    return losses.reshape(ids.shape[0], -1).mean(1)
-
-
-def has_loss(model: nn.Module) -> bool:
-    """Does the model predict the next token, so that a change in loss can be measured?"""
-    name = type(model).__name__
-    return isinstance(model, GPT) or "CausalLM" in name or "LMHead" in name
-
-
-def _require_loss(model: nn.Module) -> None:
-    if not has_loss(model):
-        raise HeadwiseError(
-            f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
-            f"measured; load the model with its causal language-model head"
-        )
-
-
 def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
     """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
     by the root of the sum of squares of its layer. The parameters' own gradients are left alone.
     """
-    _require_loss(model)
+    require_next(model)
     totals: dict[str, Tensor] = {}
     rows = 0
     names: dict[int, Site] = {}
@@ -169,7 +144,7 @@ def ablation(
     Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
     to try, default all; `progress(done, total)` counts heads.
     """
-    _require_loss(model)
+    require_next(model)
     if how not in HOWS:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
     if not batches:
@@ -210,8 +185,7 @@ def _without_each(model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int
 
 def _variants(model: nn.Module, ids: Tensor) -> int:
     """How many variants of a model may run at once."""
-    config: Any = model.config
-    return max(1, LARGEST // (ids.numel() * int(config.vocab_size)))
+    return max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
 
 
 def _chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.gpt.gpt import GPT
 from headwise.heads.documents import Document, Marker, document_of, readers_of
 from headwise.models.sites import Site, attach, sites_of
 from headwise.records import Call
@@ -42,29 +39,3 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
             stack.callback(reader.model.register_forward_hook(reader.remember, with_kwargs=True).remove)
         stack.enter_context(attach({site: handle(site) for site in sites}, model))
         yield
-
-
-def run(model: nn.Module, ids: Tensor) -> None:
-    """A forward pass over ids (B,T), without the projection onto the vocabulary where it can be left out."""
-    if isinstance(model, GPT):
-        model(ids, last_only=True)
-        return
-    body: Any = getattr(model, "base_model", model)
-    given: dict[str, Any] = {"input_ids": ids}
-    if getattr(body.config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = ids
-    if "use_cache" in inspect.signature(body.forward).parameters:
-        given["use_cache"] = False
-    body(**given)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and afterwards each module in the mode it had."""
-    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

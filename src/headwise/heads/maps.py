@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.gpt import GPT
 from headwise.heads.documents import Document
-from headwise.heads.hooks import evaluating, listening, run
+from headwise.heads.hooks import listening
+from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.sites import Site
 from headwise.records import Call, HeadMap, HeadMaps
 from headwise.rungs.tensor import trace
@@ -27,8 +27,7 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     """
     if not ids:
         raise HeadwiseError("the text has no tokens; pass one with --text")
-    context = model.config.context if isinstance(model, GPT) else LONGEST
-    longest = min(LONGEST, context)
+    longest = min(LONGEST, context_of(model) or LONGEST)
     if len(ids) > longest:
         why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
@@ -42,5 +41,5 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
         found.extend(HeadMap(int(layer), head, weights) for head, weights in enumerate(weights_hts))
 
     with listening(model, keep), evaluating(model):
-        run(model, torch.tensor([list(ids)]))
+        run_body(model, torch.tensor([list(ids)]))
     return HeadMaps(name, tuple(tokens), tuple(found))

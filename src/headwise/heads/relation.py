@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.gpt import GPT
 from headwise.heads.documents import Document
-from headwise.heads.hooks import evaluating, listening, run
+from headwise.heads.hooks import listening
 from headwise.heads.measure import row_weights
 from headwise.intervals import Interval, interval_of
+from headwise.models.ask import evaluating, logits, run_body
 from headwise.models.sites import Site
 from headwise.records import Call
 
@@ -70,7 +70,7 @@ def relation(
     with listening(model, listener), evaluating(model):
         for ids, wanted in zip(documents, pairs, strict=True):
             if wanted:
-                run(model, torch.tensor([list(ids)]))
+                run_body(model, torch.tensor([list(ids)]))
     share = hits / total
     return {
         name: Relation(interval_of(values), right[name] / total, offset, share, right[name] / total >= share + MARGIN)
@@ -112,15 +112,10 @@ def retrieval(model: nn.Module, ids: Sequence[int], needle: tuple[int, int], ste
     text = list(ids)
     with listening(model, listener), evaluating(model):
         for _ in range(steps):
-            written = _next_token(model, torch.tensor([text]))
+            written = int(logits(model, torch.tensor([text]), last=True)[0, -1].argmax())
             for name, key in tops.items():
                 found = fetched.setdefault(name, set())
                 if first <= key < last and text[key] == written:
                     found.add(key)
             text.append(written)
     return {name: len(found) / (last - first) for name, found in fetched.items()}
-
-
-def _next_token(model: nn.Module, ids: Tensor) -> int:
-    logits = model(ids, last_only=True) if isinstance(model, GPT) else model(input_ids=ids, use_cache=False).logits
-    return int(logits[0, -1].argmax())

@@ -8,7 +8,6 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +21,14 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.copying import copying
 from headwise.heads.documents import Document
-from headwise.heads.effect import ablation, has_loss, importance, next_token_losses
-from headwise.heads.hooks import evaluating, listening, run
+from headwise.heads.effect import ablation, importance
+from headwise.heads.hooks import listening
 from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.statistics import all_statistics
 from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_of
+from headwise.models.ask import evaluating, has_loss, next_token_losses, reads_tokens, run_body
 from headwise.models.sites import Site
 from headwise.records import Call, HeadProfile, HeadSurvey
 
@@ -230,7 +230,7 @@ def _collect(
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
         for ids in batches(documents):
-            run(model, ids)
+            run_body(model, ids)
             number += len(ids)
             done += ids.numel()
             progress(done, total)
@@ -245,8 +245,7 @@ def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
 
 
 def _require_reader(model: nn.Module) -> None:
-    body = getattr(model, "base_model", model)
-    if not {"ids", "input_ids"} & set(inspect.signature(body.forward).parameters):
+    if not reads_tokens(model):
         raise HeadwiseError(
             f"{type(model).__name__} reads no tokens; watch it in Python, with headwise.watch(model), on its own input"
         )
