@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.records import HeadMaps, HeadProfile, HeadSurvey, Role
+from headwise.records import HeadMaps
 
 STATISTICS = {
     "entropy": "nats; 0 looks at one key, log n at n keys alike",
@@ -54,7 +55,7 @@ def survey_of(
     documents: int = 7,
     seed: int = 0,
     **changes: object,
-) -> HeadSurvey:
+) -> Survey:
     """A survey in which every third head has a role; what `cross` looks at is a text of another length.
 
     Its texts are causal, its thumbnails exact means of maps that are drawn here and then forgotten.
@@ -68,7 +69,7 @@ def survey_of(
         for layer in range(layers)
         for head in range(heads)
     ]
-    made = HeadSurvey(
+    made = Survey(
         model="toy",
         family="gpt2",
         texts=("book.txt",),
@@ -150,7 +151,7 @@ def thumbnail_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (rows @ weights @ keys.T / area).astype(np.float32), first.astype(np.float32)
 
 
-def survey_of_maps(maps: HeadMaps, **changes: object) -> HeadSurvey:
+def survey_of_maps(maps: HeadMaps, **changes: object) -> Survey:
     """The survey of one document whose exact maps are known; its pictures, lists and first scores are those maps'."""
     made = survey_of(tokens=maps.tokens, documents=1, model=maps.model)
     profiles = []
@@ -201,7 +202,7 @@ HOSTILE = (
 )
 
 
-def broken_survey() -> HeadSurvey:
+def broken_survey() -> Survey:
     """All that a survey may lack or bring: NaN, no interval, no effect, odd shapes, empty lists, hostile text."""
     made = survey_of(2, 3, HOSTILE, parts=("encoder", "decoder", "cross"), documents=1, k=3)
     nan = Interval(math.nan, math.nan, math.nan, 0)

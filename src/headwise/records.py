@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from headwise.errors import HeadwiseError
-from headwise.intervals import Interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,59 +96,6 @@ class HeadMaps:
     model: str  # how the reader knows the model: the name of its run folder
     tokens: tuple[str, ...]  # one string a position, as the tokenizer shows it
     maps: tuple[HeadMap, ...]  # sorted by layer, then head
-
-
-@dataclass(frozen=True)
-class Role:
-    """A job that a head can have, and the rule by which it earns it."""
-
-    name: str  # "previous token"
-    score: str  # the statistic that decides, a key of `HeadProfile.scores`
-    threshold: float  # the least score
-    meaning: str  # in a line
-    source: str
-
-
-@dataclass(frozen=True)
-class HeadProfile:
-    """What one head does on many documents; numbers are means over rows, then over documents."""
-
-    name: str  # "L3.H5"; in a model of several stacks "encoder.L3.H5", "cross.L3.H5"
-    part: str  # the stack: "", "encoder", "decoder", "cross", ...
-    layer: int
-    head: int
-    scores: dict[str, Interval]  # statistic -> mean and interval over documents; see `HeadSurvey.statistics`
-    uniform: dict[str, float]  # the same for attention spread evenly over what the mask allows
-    roles: tuple[str, ...]  # names of `HeadSurvey.roles`
-    importance: float | None  # Michel et al. 2019; None where the model has no loss
-    ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
-    thumbnail: NDArray[np.float32]  # (b,b) exact means of the weights over blocks of the first document
-    first_key: NDArray[np.float32]  # (b,) what of the thumbnail's first column the first key alone accounts for
-    received: NDArray[np.float32]  # (n,) mean weight that each token of the passage receives from a query
-    top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
-    top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
-    was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
-
-
-@dataclass(frozen=True)
-class HeadSurvey:
-    """What every head of a model does on a text."""
-
-    model: str  # how the reader knows the model
-    family: str  # "headwise", or the model type in transformers
-    texts: tuple[str, ...]  # where the text came from
-    n_documents: int
-    n_tokens: int
-    longest: int  # tokens of the longest document
-    statistics: dict[str, str]  # name -> meaning and unit, in the order to be shown
-    roles: tuple[Role, ...]  # those that were looked for
-    untrained: dict[str, float] | None  # the largest score of any head of the same model with untrained weights
-    loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
-    ablated: str | None  # "zero" or "mean"; None where heads were not silenced
-    tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
-    passage: int  # n
-    profiles: tuple[HeadProfile, ...]  # in the order of the model
-    notes: tuple[str, ...]  # what was left out and why, in full sentences
 
 
 @dataclass(frozen=True)

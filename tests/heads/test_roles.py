@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.heads.profiles import Survey
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.survey import Text, survey
 from headwise.intervals import Interval
-from headwise.records import HeadSurvey
 
 WORDS, DELIMITERS, RARE = 29, 3, 5  # tokens 0 to 28; the last three of these are delimiters; then five rare words
 V, P = WORDS + RARE, 67  # vocabulary, positions
@@ -121,21 +121,21 @@ def shown(ids: Any) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def found() -> HeadSurvey:
+def found() -> Survey:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return survey(hand_made(), Text(documents(), shown), "hand-made", context=P)
 
 
-def test_all_and_only_the_built_roles_are_found(found: HeadSurvey) -> None:
+def test_all_and_only_the_built_roles_are_found(found: Survey) -> None:
     assert {profile.name: profile.roles for profile in found.profiles} == JOBS
 
 
-def test_every_role_has_a_head_that_earns_it(found: HeadSurvey) -> None:
+def test_every_role_has_a_head_that_earns_it(found: Survey) -> None:
     assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
 
 
-def test_controls_stand_beside_the_scores(found: HeadSurvey) -> None:
+def test_controls_stand_beside_the_scores(found: Survey) -> None:
     n = torch.arange(1, 62).double()
     head = found.profiles[6]  # even attention is its own control
     assert head.uniform["entropy"] == pytest.approx(float(n.log().mean()), abs=1e-5)
@@ -145,13 +145,13 @@ def test_controls_stand_beside_the_scores(found: HeadSurvey) -> None:
     assert 0 < found.untrained["previous"] < 0.4
 
 
-def test_intervals_run_over_documents(found: HeadSurvey) -> None:
+def test_intervals_run_over_documents(found: Survey) -> None:
     score = found.profiles[3].scores["delimiter"]
     assert score.n == 11
     assert score.low < score.mean < score.high
 
 
-def test_without_loss_effects_are_left_out_and_said(found: HeadSurvey) -> None:
+def test_without_loss_effects_are_left_out_and_said(found: Survey) -> None:
     assert all(profile.importance is None and profile.ablation is None for profile in found.profiles)
     assert any("HandMade does not predict the next token" in note for note in found.notes)
 

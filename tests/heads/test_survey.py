@@ -13,11 +13,11 @@ import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads import effect
 from headwise.heads.copying import copying
+from headwise.heads.profiles import Survey
 from headwise.heads.statistics import all_statistics
 from headwise.heads.survey import EFFECTS, Text, fresh_model, survey
 from headwise.intervals import interval_of
 from headwise.models.sites import sites_of
-from headwise.records import HeadSurvey
 
 V, CONTEXT = 37, 41
 
@@ -43,11 +43,11 @@ def text() -> Text:
 
 
 @pytest.fixture(scope="module")
-def found(model: GPT, text: Text) -> HeadSurvey:
+def found(model: GPT, text: Text) -> Survey:
     return survey(model, text, "small", context=CONTEXT)
 
 
-def test_scores_are_means_over_documents(model: GPT, text: Text, found: HeadSurvey) -> None:
+def test_scores_are_means_over_documents(model: GPT, text: Text, found: Survey) -> None:
     names = ("entropy", "confidence", "distance", "spread", "self", "previous", "first", "same_token", "norm")
     one_by_one: dict[str, list[float]] = {name: [] for name in names}
     for ids in text.documents:
@@ -61,7 +61,7 @@ def test_scores_are_means_over_documents(model: GPT, text: Text, found: HeadSurv
         assert (score.mean, score.low, score.n) == pytest.approx((expected.mean, expected.low, 5), abs=2e-6)
 
 
-def test_facts(found: HeadSurvey, text: Text) -> None:
+def test_facts(found: Survey, text: Text) -> None:
     assert (found.n_documents, found.n_tokens, found.longest) == (5, 143, 41)
     assert found.passage == 31 and len(found.tokens) == 31
     assert [profile.name for profile in found.profiles] == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
@@ -75,7 +75,7 @@ def test_marks(text: Text) -> None:
     assert not marks["rare"][2]  # a special token is not rare, however seldom
 
 
-def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: Text, found: HeadSurvey) -> None:
+def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: Text, found: Survey) -> None:
     with hw.watch(model, top_rows=range(31), top_k=8) as seen, torch.no_grad():
         model(torch.tensor([list(text.documents[0])]))
     for profile in found.profiles:
@@ -87,7 +87,7 @@ def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: 
     assert np.allclose(found.profiles[3].received * 31, found.profiles[3].thumbnail.sum(0), atol=1e-5)
 
 
-def test_effects_are_those_of_the_effect_room(model: GPT, text: Text, found: HeadSurvey) -> None:
+def test_effects_are_those_of_the_effect_room(model: GPT, text: Text, found: Survey) -> None:
     batches = [torch.tensor([list(ids)]) for ids in text.documents]
     assert sum(map(len, text.documents)) < EFFECTS
     importance = effect.importance(model, batches)

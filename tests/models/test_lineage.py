@@ -10,7 +10,7 @@ import pytest
 from surveys import survey_of
 
 from headwise import HeadwiseError
-from headwise.models.lineage import ancestors, counterparts, digest, renamed
+from headwise.models.lineage import ancestors, counterparts, digest
 
 
 def folder(path: Path, weights: bytes, source: Path | None = None, origins: list[list[int]] | None = None) -> Path:
@@ -98,7 +98,7 @@ def test_a_record_of_other_heads_is_damaged(family: dict[str, Path], origins: li
 
 def test_a_survey_takes_the_names_of_the_heads_it_is_compared_with() -> None:
     survey = survey_of(1, 3)
-    found = renamed(survey, {"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    found = survey.renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
     assert [(p.name, p.was) for p in found.profiles] == [
         ("L0.H0 (gone)", "L0.H0"),
         ("L0.H1", "L0.H1"),

@@ -18,8 +18,8 @@ from surveys import HOSTILE as HOSTILE_TOKENS
 from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 
 from headwise.errors import HeadwiseError
-from headwise.models.lineage import renamed
-from headwise.records import CurvePoint, HeadMap, HeadMaps, HeadSurvey, RunSummary
+from headwise.heads.profiles import Survey
+from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
 from headwise.view.report import report_html, round_steps, write_report
 from headwise.view.survey_data import shares_of
 from headwise.view.survey_words import KINDS
@@ -312,7 +312,7 @@ def test_roles_are_told_with_rule_and_controls() -> None:
     assert "What the heads do" not in report_html(replace(bare(survey_of()), roles=()))
 
 
-def bare(survey: HeadSurvey) -> HeadSurvey:
+def bare(survey: Survey) -> Survey:
     return replace(survey, profiles=tuple(replace(profile, roles=()) for profile in survey.profiles))
 
 
@@ -342,7 +342,7 @@ def test_a_comparison_shows_both_and_the_difference() -> None:
 
 def test_heads_that_got_another_number_are_compared_with_what_they_were() -> None:
     survey = survey_of(1, 3)
-    other = renamed(replace(survey, model="other"), {"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    other = replace(survey, model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
     page = report_html(replace(survey, profiles=survey.profiles[:2]), against=other)
     assert 'class="name">L0.H0 (L0.H2)</th>' in page and 'class="name">L0.H1</th>' in page
     values = [s.scores["entropy"].mean for s in (survey.profiles[0], survey.profiles[2])]

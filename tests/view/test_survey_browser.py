@@ -11,7 +11,8 @@ from browsing import LUMINANCE, Opener, classes, drawn, open_head, picture, pixe
 from playwright.sync_api import Browser, Page
 from surveys import STATISTICS, broken_survey, survey_of, survey_of_maps
 
-from headwise.records import HeadMap, HeadMaps, HeadSurvey
+from headwise.heads.profiles import Survey
+from headwise.records import HeadMap, HeadMaps
 from headwise.view.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.browser
 LAYERS, HEADS, LENGTH, PASSAGE = 3, 5, 211, 37
 
 
-def surveyed() -> HeadSurvey:
+def surveyed() -> Survey:
     """L0.H1 has weights of its own: token 7 looks at 3, then at 5, then beyond the passage at 100, which has a name."""
     words = tuple(f"w{i}" for i in range(LENGTH))
     survey = survey_of(LAYERS, HEADS, words, passage=PASSAGE, k=3)

@@ -11,13 +11,12 @@ from rich.console import Console
 from surveys import broken_survey, survey_of
 
 from headwise.errors import HeadwiseError
+from headwise.heads.profiles import Survey
 from headwise.intervals import Interval
-from headwise.models.lineage import renamed
-from headwise.records import HeadSurvey
 from headwise.view.survey_table import check_order, print_survey
 
 
-def printed(survey: HeadSurvey, sort_by: str = "name", against: HeadSurvey | None = None, width: int = 80) -> str:
+def printed(survey: Survey, sort_by: str = "name", against: Survey | None = None, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     print_survey(console, survey, sort_by, against)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
@@ -140,7 +139,7 @@ def test_models_of_other_sizes_are_compared_by_name_and_it_is_said() -> None:
 
 def test_heads_that_got_another_number_are_shown_with_both_names() -> None:
     survey = survey_of(1, 3)
-    other = renamed(replace(survey, model="other"), {"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    other = replace(survey, model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
     text = printed(replace(survey, profiles=survey.profiles[:2]), against=other)
     assert " L0.H0 (L0.H2) " in text and " L0.H1   " in text
     assert "that they belong to; where the name there is another, it stands in brackets" in " ".join(text.split())

@@ -13,9 +13,10 @@ from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
+    from headwise.heads.profiles import Survey
     from headwise.heads.survey import Text
     from headwise.models.open import Folder
-    from headwise.records import HeadMaps, HeadSurvey
+    from headwise.records import HeadMaps
 
 HELD_OUT = 4096  # tokens of what a run held out, where no text is given
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
@@ -116,15 +117,15 @@ def heads(
             out.print(f"{what}: {path}")
 
 
-def _compared(model: Path, against: Path, choices: _Choices) -> HeadSurvey:
+def _compared(model: Path, against: Path, choices: _Choices) -> Survey:
     """The survey of the other model; where one was made from the other, heads have the names of their counterparts."""
-    from headwise.models.lineage import counterparts, renamed
+    from headwise.models.lineage import counterparts
 
     other, pairs = look(against, choices, on=model)[0], counterparts(model, against)
-    return other if pairs is None else renamed(other, pairs)
+    return other if pairs is None else other.renamed(pairs)
 
 
-def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[HeadSurvey, HeadMaps | None]:
+def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder; and exact maps, where there is one short document.
 
     `on` names the run whose held-out text is looked at where no text is given; default `model` itself.
@@ -223,9 +224,7 @@ def _check_target(option: str, path: Path | None) -> None:
         raise HeadwiseError("--png needs matplotlib: pip install 'headwise[all]'")
 
 
-def _write_report(
-    model: Path, path: Path, survey: HeadSurvey, maps: HeadMaps | None, against: HeadSurvey | None
-) -> None:
+def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, against: Survey | None) -> None:
     from headwise.gpt.run import read_summary
     from headwise.view.report import write_report
 

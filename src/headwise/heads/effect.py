@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document
 from headwise.heads.hooks import listening
-from headwise.heads.seen import Seen, unknown_head
+from headwise.heads.seen import Seen
+from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import evaluating, next_token_losses, require_next, vocabulary_of
 from headwise.models.sites import Site, attach, sites_of

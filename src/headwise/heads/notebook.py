@@ -1,4 +1,4 @@
-"""What was seen of the heads, as a notebook shows it: a table with small pictures, and one head in words."""
+"""Heads as a notebook shows them: a table with small pictures; one head in words. No torch here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headwise.markup import escaped, number, picture, table
 
 if TYPE_CHECKING:
+    from headwise.heads.profiles import HeadProfile, Survey
     from headwise.heads.seen import Array, SeenHead
 
 BLUE = "30,90,200"
@@ -19,7 +20,7 @@ def heads_table(heads: Mapping[str, SeenHead]) -> str:
     rows = (
         [
             escaped(name),
-            picture(head.thumbnail.tolist(), f"{name}: keys to the right, queries downwards", 64),
+            _picture(name, head.thumbnail, 64),
             *(number(head[key], 3) if key in head.rows else "" for key in names),
         ]
         for name, head in heads.items()
@@ -29,22 +30,19 @@ def heads_table(heads: Mapping[str, SeenHead]) -> str:
 
 def head_card(head: SeenHead) -> str:
     """One head: its numbers in words, and its map; on the tokens where the text is short enough."""
-    drawn = (
-        picture(head.thumbnail.tolist(), f"{head.name}: keys to the right, queries downwards", 160)
-        if head.tokens is None
-        else token_map(head.thumbnail, *head.tokens)
-    )
-    return f"<div><p><b>{escaped(head.name)}</b> {escaped(in_words(head))}</p>{drawn}</div>"
+    drawn = _picture(head.name, head.thumbnail, 160) if head.tokens is None else token_map(head.thumbnail, *head.tokens)
+    words = in_words({name: head[name] for name in head.rows})
+    return f"<div><p><b>{escaped(head.name)}</b> {escaped(words)}</p>{drawn}</div>"
 
 
-def in_words(head: SeenHead) -> str:
+def in_words(means: Mapping[str, float]) -> str:
     """The main numbers of a head as one sentence."""
     parts = []
-    if "distance" in head.rows:
-        distance = head.distance
+    if "distance" in means:
+        distance = means["distance"]
         parts.append(f"looks {abs(distance):.1f} tokens {'back' if distance >= 0 else 'ahead'} on average")
-    parts.append(f"its largest weight is {head.confidence:.2f} on average")
-    parts.append(f"{100 * head.first:.0f} % of its attention rests on the first token")
+    parts.append(f"its largest weight is {means['confidence']:.2f} on average")
+    parts.append(f"{100 * means['first']:.0f} % of its attention rests on the first token")
     sentence = "; ".join(parts) + "."
     return sentence[0].upper() + sentence[1:]
 
@@ -60,3 +58,30 @@ def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
 def _cell(weight: float) -> str:
     style = f"background:rgba({BLUE},{weight:.3f});width:1.4em;height:1.4em"
     return f'<div title="{weight:.3f}" style="{style}"></div>'
+
+
+def survey_table(survey: Survey) -> str:
+    """A line for each head: its picture, its roles, what breaks without it, and the mean of each statistic."""
+    rows = (
+        [
+            escaped(profile.name),
+            _picture(profile.name, profile.thumbnail, 64),
+            escaped(", ".join(profile.roles)),
+            number(None if profile.ablation is None else profile.ablation.mean, 3, signed=True),
+            *(number(profile.scores[key].mean, 3) if key in profile.scores else "" for key in survey.statistics),
+        ]
+        for profile in survey.profiles
+    )
+    return table(["head", "map", "roles", "loss without it", *map(escaped, survey.statistics)], rows)
+
+
+def profile_card(profile: HeadProfile) -> str:
+    """One head of a survey: its roles, its numbers in words, and its map of the first document."""
+    roles = f" ({', '.join(profile.roles)})" if profile.roles else ""
+    words = in_words({name: score.mean for name, score in profile.scores.items()})
+    drawn = _picture(profile.name, profile.thumbnail, 160)
+    return f"<div><p><b>{escaped(profile.name)}</b>{escaped(roles)} {escaped(words)}</p>{drawn}</div>"
+
+
+def _picture(name: str, thumbnail: Array, height: int) -> str:
+    return picture(thumbnail.tolist(), f"{name}: keys to the right, queries downwards", height)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headwise.heads.profiles import Role
 from headwise.intervals import Interval
-from headwise.records import Role
 
 MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
 

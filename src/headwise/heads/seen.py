@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headwise.errors import MissingError, unknown
+from headwise.errors import MissingError
 from headwise.heads.blocks import THUMBNAIL
 from headwise.heads.documents import Document
 from headwise.heads.measure import Measured
 from headwise.heads.notebook import head_card, heads_table
-from headwise.heads.statistics import Statistics
+from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
 from headwise.models.sites import Site
 
 Array = NDArray[np.float32]
@@ -185,14 +185,3 @@ def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
 
 def as_numpy(values: Tensor) -> Array:
     return values.detach().float().cpu().numpy()
-
-
-def unknown_statistic(name: str, known: Sequence[str]) -> MissingError:
-    """What to raise for a statistic that was not measured."""
-    return MissingError(f"there is no statistic {name!r} of this head; there are {', '.join(known)}")
-
-
-def unknown_head(name: object, known: Sequence[str]) -> MissingError:
-    """What to raise for a head that the model does not have."""
-    offer = f"there are {len(known)}, {known[0]} to {known[-1]}"
-    return MissingError(str(unknown(f"no head {name!r}", name, known, offer)))

@@ -10,9 +10,11 @@ less than 1 where a sink, which is no key, takes its share. No torch is needed h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from headwise.errors import MissingError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -137,3 +139,14 @@ def _back(k: int, b: Block) -> Tensor:
 
 def _marked(name: str, b: Block) -> Tensor:
     return b.total(b.marked(name))
+
+
+def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
+    """What to raise for a statistic that was not measured."""
+    return MissingError(f"there is no statistic {name!r} of this head; there are {', '.join(known)}")
+
+
+def unknown_head(name: object, known: Sequence[str]) -> MissingError:
+    """What to raise for a head that the model does not have."""
+    offer = f"there are {len(known)}, {known[0]} to {known[-1]}"
+    return MissingError(str(unknown(f"no head {name!r}", name, known, offer)))

@@ -24,13 +24,14 @@ from headwise.heads.documents import Document
 from headwise.heads.effect import ablation, importance
 from headwise.heads.hooks import listening
 from headwise.heads.measure import Measured, measure, top_keys, uniform
+from headwise.heads.profiles import HeadProfile, Survey
 from headwise.heads.roles import ROLES, roles_of
 from headwise.heads.statistics import all_statistics
 from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import evaluating, has_loss, next_token_losses, reads_tokens, run_body
 from headwise.models.sites import Site
-from headwise.records import Call, HeadProfile, HeadSurvey
+from headwise.records import Call
 
 REACH = 32  # offsets that are counted for "positional"
 CONTROLS = 32  # documents that the controls are measured on: they vary little
@@ -85,7 +86,7 @@ def survey(
     ablate: str | None = "zero",
     seed: int = 0,
     progress: Progress = lambda what, done, total: None,
-) -> HeadSurvey:
+) -> Survey:
     """Statistics, roles and effects of every head of `model`, a GPT of ours or a transformers model that reads ids.
 
     context   most tokens of a document, for the probe of repeated tokens; None where the model sets no bound
@@ -117,7 +118,7 @@ def survey(
         notes.append(f"Silent heads, whose output is zero whatever they look at: {', '.join(silent)}.")
     first = list(text.documents[0])
     present = {key for profile in profiles for key in profile.scores}
-    return HeadSurvey(
+    return Survey(
         model=name,
         family=family,
         texts=text.sources,

@@ -9,13 +9,12 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.run import RUN
-from headwise.records import Ancestor, HeadProfile, HeadSurvey, head_name
+from headwise.records import Ancestor, head_name
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"
@@ -92,20 +91,6 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
         return mine
     back = {older: name for name, older in yours.items()}
     return back if mine is None else {name: back[older] for name, older in mine.items() if older in back}
-
-
-def renamed(survey: HeadSurvey, pairs: dict[str, str]) -> HeadSurvey:
-    """A survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.
-
-    A head without a counterpart is `L0.H1 (gone)`.
-    """
-    known = {own: name for name, own in pairs.items()}
-
-    def called(profile: HeadProfile) -> HeadProfile:
-        name = known.get(profile.name, f"{profile.name} (gone)")
-        return replace(profile, name=name, was=profile.name)
-
-    return replace(survey, profiles=tuple(map(called, survey.profiles)))
 
 
 def recorded(folder: Path) -> list[Ancestor]:

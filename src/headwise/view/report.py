@@ -14,8 +14,9 @@ from pathlib import Path
 from string import Template
 
 from headwise.files import write_whole
+from headwise.heads.profiles import Survey
 from headwise.markup import MISSING, escaped, listed, number, plural
-from headwise.records import HeadMaps, HeadSurvey, RunSummary
+from headwise.records import HeadMaps, RunSummary
 from headwise.view.run_section import round_steps, run_section
 from headwise.view.survey_data import check_survey, survey_data
 from headwise.view.survey_roles import roles_section
@@ -32,10 +33,10 @@ LONG = 100  # tokens; a longer text is folded away
 
 def write_report(
     path: str | Path,
-    survey: HeadSurvey,
+    survey: Survey,
     maps: HeadMaps | None = None,
     summary: RunSummary | None = None,
-    against: HeadSurvey | None = None,
+    against: Survey | None = None,
 ) -> None:
     """Write the report of a survey as one HTML file, whole or not at all.
 
@@ -49,10 +50,10 @@ def write_report(
 
 
 def report_html(
-    survey: HeadSurvey,
+    survey: Survey,
     maps: HeadMaps | None = None,
     summary: RunSummary | None = None,
-    against: HeadSurvey | None = None,
+    against: Survey | None = None,
 ) -> str:
     """The page itself; arguments and errors as in `write_report`."""
     check_survey(survey)
@@ -96,14 +97,14 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _heading(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+def _heading(survey: Survey, against: Survey | None) -> str:
     if against is None:
         return f'<h1 dir="auto">{escaped(survey.model)}</h1>'
     other = f'<span class="against"><small>against</small> <bdi>{escaped(against.model)}</bdi></span>'
     return f"<h1><bdi>{escaped(survey.model)}</bdi> {other}</h1>"
 
 
-def _lede(survey: HeadSurvey) -> str:
+def _lede(survey: Survey) -> str:
     """Family, heads, layers, documents and tokens in a line."""
     heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
     longest = f", the longest {survey.longest:,}" if survey.n_documents > 1 else ""
@@ -112,7 +113,7 @@ def _lede(survey: HeadSurvey) -> str:
     return f"{family}{plural(heads, 'head')} in {plural(layers, 'layer')} · {tokens}"
 
 
-def _facts(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+def _facts(survey: Survey, against: Survey | None) -> str:
     """Where the text came from, and the loss from which the effects of heads are counted."""
     facts = []
     if survey.texts:
@@ -127,13 +128,13 @@ def _facts(survey: HeadSurvey, against: HeadSurvey | None) -> str:
     return f'<p class="caption">{" ".join(facts)}</p>' if facts else ""
 
 
-def _notes(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+def _notes(survey: Survey, against: Survey | None) -> str:
     notes = [*survey.notes, *([] if against is None else differences_in_setting(survey, against))]
     items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
     return f'<ul class="notice notes">{items}</ul>' if items else ""
 
 
-def _sources(survey: HeadSurvey, maps: HeadMaps | None) -> str:
+def _sources(survey: Survey, maps: HeadMaps | None) -> str:
     """The text that was looked at: the first document, and the short text of the exact maps where that is another."""
     sources = []
     if maps is not None and maps.tokens != survey.tokens:
@@ -154,7 +155,7 @@ def _source(title: str, tokens: tuple[str, ...]) -> str:
     )
 
 
-def _views(against: HeadSurvey | None) -> str:
+def _views(against: Survey | None) -> str:
     """The switch between two models and their difference."""
     if against is None:
         return ""

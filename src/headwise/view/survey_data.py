@@ -14,20 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
+from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
-from headwise.records import HeadMaps, HeadProfile, HeadSurvey
+from headwise.records import HeadMaps
 from headwise.view.survey_words import Column, value_of
 from headwise.view.terminal import visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 65535
-CUT = 1024  # `HeadSurvey.tokens` holds no more; a text that long may go on
+CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
 
 Shares = NDArray[np.float64]
 
 
-def check_survey(survey: HeadSurvey) -> None:
+def check_survey(survey: Survey) -> None:
     """Raise HeadwiseError unless there is a head, names differ, and each head's pictures and lists fit together."""
     if not survey.profiles:
         raise HeadwiseError(f"nothing to draw: the survey of {survey.model} has 0 heads; survey a model that has some")
@@ -65,9 +66,7 @@ def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
         raise HeadwiseError(f"{name} has the role {unknown[0]!r}, which is not among the {len(roles)} of the survey")
 
 
-def survey_data(
-    survey: HeadSurvey, columns: tuple[Column, ...], maps: HeadMaps | None, against: HeadSurvey | None
-) -> str:
+def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | None, against: Survey | None) -> str:
     """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
     numbers = _numbers(survey, columns)
     others = {} if against is None else _numbers(against, columns)
@@ -99,14 +98,14 @@ def survey_data(
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _numbers(survey: HeadSurvey, columns: tuple[Column, ...]) -> dict[str, dict[str, Any]]:
+def _numbers(survey: Survey, columns: tuple[Column, ...]) -> dict[str, dict[str, Any]]:
     """Statistics and picture of each head, by name."""
     pictures = shares_of(survey)
     return {profile.name: _numbers_of(survey, profile, columns, *pictures[profile.name]) for profile in survey.profiles}
 
 
 def _numbers_of(
-    survey: HeadSurvey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
+    survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
 ) -> dict[str, Any]:
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
@@ -135,7 +134,7 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
     }
 
 
-def shares_of(survey: HeadSurvey) -> dict[str, tuple[Shares, Shares]]:
+def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     """For each head what share of its attention a block of queries gives each block of keys, (rows, columns).
 
     A mean over a block fades as the text grows; a share does not: rows add up to 1, or to less beside a sink. The
@@ -156,7 +155,7 @@ def shares_of(survey: HeadSurvey) -> dict[str, tuple[Shares, Shares]]:
     return found
 
 
-def text_length(survey: HeadSurvey, profile: HeadProfile) -> int | None:
+def text_length(survey: Survey, profile: HeadProfile) -> int | None:
     """Tokens of the first document, which the thumbnail shows; None where the survey does not tell."""
     if profile.part == "cross":
         return None  # its keys are another text

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.records import HeadProfile, HeadSurvey, Role
 from headwise.view.survey_data import Shares, check_survey, shares_of
 from headwise.view.survey_words import badges_of
 
@@ -33,7 +33,7 @@ DPI = 120
 COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
 
 
-def survey_json(survey: HeadSurvey) -> dict[str, Any]:
+def survey_json(survey: Survey) -> dict[str, Any]:
     """Everything in the survey as dicts, lists, strings and numbers; None for what is not finite."""
     plain: dict[str, Any] = _plain(vars(survey))
     return plain
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
     return _plain(vars(value)) if hasattr(value, "__dataclass_fields__") else value
 
 
-def survey_csv(survey: HeadSurvey) -> str:
+def survey_csv(survey: Survey) -> str:
     """One line a head; empty for what was not measured or is not finite.
 
     Columns: name, part, layer, head, roles (joined by `;`); of each statistic its mean, low, high and uniform, the last
@@ -80,7 +80,7 @@ def _digits(value: float | None) -> str:
     return f"{value:.7g}" if value is not None and math.isfinite(value) else ""
 
 
-def survey_png(path: str | Path, survey: HeadSurvey) -> None:
+def survey_png(path: str | Path, survey: Survey) -> None:
     """Write a picture of every head, a row of pictures a layer, with names and the letters of its roles.
 
     Raises HeadwiseError where matplotlib is missing or there is no head to draw; a file is written whole or not at all.
@@ -115,7 +115,7 @@ def _matplotlib() -> tuple[type[Figure], Any]:
     return Figure, LinearSegmentedColormap.from_list("weights", COLOURS)
 
 
-def _mosaic(survey: HeadSurvey) -> tuple[NDArray[np.float64], dict[str, tuple[int, int]]]:
+def _mosaic(survey: Survey) -> tuple[NDArray[np.float64], dict[str, tuple[int, int]]]:
     """All thumbnails in one array, nan between them, and the top left corner of each."""
     pictures = shares_of(survey)
     layers = sorted({(_part_order(survey, p), p.layer) for p in survey.profiles})
@@ -130,7 +130,7 @@ def _mosaic(survey: HeadSurvey) -> tuple[NDArray[np.float64], dict[str, tuple[in
     return mosaic, places
 
 
-def _part_order(survey: HeadSurvey, profile: HeadProfile) -> int:
+def _part_order(survey: Survey, profile: HeadProfile) -> int:
     return next(place for place, one in enumerate(survey.profiles) if one.part == profile.part)
 
 
@@ -140,7 +140,7 @@ def _square(shares: Shares) -> Shares:
     return np.asarray(shares[rows][:, columns])
 
 
-def _write_names(axes: Axes, survey: HeadSurvey, places: dict[str, tuple[int, int]], size: float) -> None:
+def _write_names(axes: Axes, survey: Survey, places: dict[str, tuple[int, int]], size: float) -> None:
     badges = badges_of(survey.roles)
     for profile in survey.profiles:
         row, column = places[profile.name]
@@ -149,11 +149,11 @@ def _write_names(axes: Axes, survey: HeadSurvey, places: dict[str, tuple[int, in
         axes.text(column, row + SIDE + 7, letters, fontsize=size, va="top", weight="bold", color="#2f5590")
 
 
-def _earned(survey: HeadSurvey) -> list[Role]:
+def _earned(survey: Survey) -> list[Role]:
     return [role for role in survey.roles if any(role.name in profile.roles for profile in survey.profiles)]
 
 
-def _write_legend(figure: Figure, survey: HeadSurvey) -> None:
+def _write_legend(figure: Figure, survey: Survey) -> None:
     """The model, and what the letters stand for, above the pictures."""
     inch, badges = 1 / figure.get_figheight(), badges_of(survey.roles)
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)

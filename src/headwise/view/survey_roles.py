@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
+from headwise.heads.profiles import Role, Survey
 from headwise.markup import escaped, number, plural
-from headwise.records import HeadSurvey, Role
 from headwise.view.survey_words import Badge, badges_of, decimals_for, label, value_of
 
 # The strip of one role, in the units of its view box.
 WIDTH, HEIGHT, MARGIN = 320, 26, 6
 
 
-def roles_section(survey: HeadSurvey) -> str:
+def roles_section(survey: Survey) -> str:
     """One card a role, those that heads earn first; a card is a button that filters once the script runs."""
     if not survey.roles:
         return ""
@@ -44,7 +44,7 @@ def badge_html(badge: Badge) -> str:
     return f'<span class="badge r{badge.kind}" role="img" aria-label="{name}" title="{name}">{badge.letter}</span>'
 
 
-def _card(survey: HeadSurvey, role: Role, place: int, heads: list[str], badge: Badge) -> str:
+def _card(survey: Survey, role: Role, place: int, heads: list[str], badge: Badge) -> str:
     count = plural(len(heads), "head") if heads else "no head"
     return (
         f'<li class="role{"" if heads else " unearned"}"><button type="button" class="choose" data-role="{place}" '
@@ -59,7 +59,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _rule(survey: HeadSurvey, role: Role) -> str:
+def _rule(survey: Survey, role: Role) -> str:
     """The score, the threshold and the controls in words."""
     even = _even(survey, role)
     parts = [f"{_capital(escaped(label(role.score)))} of at least {role.threshold:g}"]
@@ -72,12 +72,12 @@ def _rule(survey: HeadSurvey, role: Role) -> str:
     return "; ".join(parts) + "."
 
 
-def _even(survey: HeadSurvey, role: Role) -> list[float]:
+def _even(survey: Survey, role: Role) -> list[float]:
     values = [profile.uniform.get(role.score, math.nan) for profile in survey.profiles]
     return [value for value in values if math.isfinite(value)]
 
 
-def _strip(survey: HeadSurvey, role: Role, badge: Badge) -> str:
+def _strip(survey: Survey, role: Role, badge: Badge) -> str:
     """Every head's score as a stroke on one axis, from 0 (or below, where scores are) to 1 (or above)."""
     scores = [(value_of(profile, role.score), role.name in profile.roles) for profile in survey.profiles]
     known = [(value.mean, has) for value, has in scores if value is not None and math.isfinite(value.mean)]
@@ -101,7 +101,7 @@ def _strip(survey: HeadSurvey, role: Role, badge: Badge) -> str:
     )
 
 
-def _controls(survey: HeadSurvey, role: Role) -> list[tuple[float, str]]:
+def _controls(survey: Survey, role: Role) -> list[tuple[float, str]]:
     even = _even(survey, role)
     best = (survey.untrained or {}).get(role.score, math.nan)
     marks = [(max(even), "even")] if even else []

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
+from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.markup import escaped, number
-from headwise.records import HeadProfile, HeadSurvey
 from headwise.view.survey_roles import badge_html
 from headwise.view.survey_words import Badge, Column, badges_of, both_names, bounds, only_here, short, value_of
 
 PARTS = {"this": "this", "other": "other", "difference": "diff."}  # of a column, where two models are compared
 
 
-def table_section(survey: HeadSurvey, columns: tuple[Column, ...], against: HeadSurvey | None) -> str:
+def table_section(survey: Survey, columns: tuple[Column, ...], against: Survey | None) -> str:
     """One line a head; a cell holds its interval and control as text that is seen on demand."""
     badges = badges_of(survey.roles)
     others = {} if against is None else {profile.name: profile for profile in against.profiles}
@@ -34,14 +34,14 @@ def table_section(survey: HeadSurvey, columns: tuple[Column, ...], against: Head
     )
 
 
-def _reading(against: HeadSurvey | None) -> str:
+def _reading(against: Survey | None) -> str:
     text = "Means over rows, then over documents. A cell tells its 95 % interval and what even attention gives."
     if against is None:
         return text
     return f"{text} Of each number: this model, {escaped(against.model)}, and the first minus the second."
 
 
-def _head(columns: tuple[Column, ...], against: HeadSurvey | None) -> str:
+def _head(columns: tuple[Column, ...], against: Survey | None) -> str:
     """Headings; what the script needs to sort by them stands in `data-` attributes."""
     rows = ' rowspan="2"' if against else ""
     fixed = f'<th scope="col" class="name" data-sort="name"{rows}>head</th>'
@@ -111,7 +111,7 @@ def _legend(columns: tuple[Column, ...]) -> str:
     return f'<details class="meanings"><summary>What the columns mean</summary><dl>{items}</dl></details>'
 
 
-def _missing(survey: HeadSurvey, against: HeadSurvey | None) -> str:
+def _missing(survey: Survey, against: Survey | None) -> str:
     """Heads that only one of two models has, by name."""
     if against is None:
         return ""

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.errors import HeadwiseError, unknown
+from headwise.heads.profiles import HeadProfile, Survey
 from headwise.markup import listed, plural
-from headwise.records import HeadProfile, HeadSurvey
 from headwise.view.survey_data import check_survey
 from headwise.view.survey_words import (
     Column,
@@ -31,9 +31,7 @@ NAMED = 6  # heads that are named behind a role
 EFFECTS = ("importance", "ablation")
 
 
-def print_survey(
-    console: Console, survey: HeadSurvey, sort_by: str = "name", against: HeadSurvey | None = None
-) -> None:
+def print_survey(console: Console, survey: Survey, sort_by: str = "name", against: Survey | None = None) -> None:
     """The roles with their heads, then a table with a line for each head.
 
     sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
@@ -73,14 +71,14 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     return keys[sort_by]
 
 
-def _facts(survey: HeadSurvey) -> str:
+def _facts(survey: Survey) -> str:
     heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
     text = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
     loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
     return f"{survey.model}: {plural(heads, 'head')} in {plural(layers, 'layer')}; {text}{loss}"
 
 
-def _print_roles(console: Console, survey: HeadSurvey) -> None:
+def _print_roles(console: Console, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
     say(console, "")
@@ -107,9 +105,7 @@ def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
     return [known[name] for name in wanted]
 
 
-def _print_heads(
-    console: Console, survey: HeadSurvey, columns: list[Column], key: str, against: HeadSurvey | None
-) -> None:
+def _print_heads(console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
     compared = against is not None
     others = {} if against is None else {profile.name: profile for profile in against.profiles}
     pairs = [(p, others.get(p.name)) for p in survey.profiles if not compared or p.name in others]
@@ -158,7 +154,7 @@ def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
     return ", ".join(gained + [f"-{short(role)}" for role in other.roles if role not in profile.roles])
 
 
-def _print_missing(console: Console, survey: HeadSurvey, against: HeadSurvey) -> None:
+def _print_missing(console: Console, survey: Survey, against: Survey) -> None:
     for first, second in ((survey, against), (against, survey)):
         names = only_here(first, second)
         if names:

@@ -7,9 +7,9 @@ import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
 from headwise.markup import number
-from headwise.records import HeadProfile, HeadSurvey, Role
 
 LABELS = {"same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
@@ -55,7 +55,7 @@ def label(key: str) -> str:
     return LABELS.get(key, key.replace("_", " "))
 
 
-def columns_of(survey: HeadSurvey, against: HeadSurvey | None = None) -> tuple[Column, ...]:
+def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, ...]:
     """Every statistic in the order of the survey, then importance and ablation where they were measured.
 
     With `against`, statistics that only one of the two has are left out.
@@ -127,7 +127,7 @@ def short(role: str) -> str:
     return role.removesuffix(" token")
 
 
-def only_here(survey: HeadSurvey, other: HeadSurvey) -> list[str]:
+def only_here(survey: Survey, other: Survey) -> list[str]:
     """Names of the heads that `other` does not have."""
     known = {profile.name for profile in other.profiles}
     return [profile.name for profile in survey.profiles if profile.name not in known]
@@ -139,12 +139,12 @@ def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
     return f"{profile.name} ({other.was})" if other is not None and moved else profile.name
 
 
-def _paired(survey: HeadSurvey, against: HeadSurvey) -> Iterator[tuple[HeadProfile, HeadProfile | None]]:
+def _paired(survey: Survey, against: Survey) -> Iterator[tuple[HeadProfile, HeadProfile | None]]:
     others = {profile.name: profile for profile in against.profiles}
     return ((profile, others.get(profile.name)) for profile in survey.profiles)
 
 
-def differences_in_setting(survey: HeadSurvey, against: HeadSurvey) -> list[str]:
+def differences_in_setting(survey: Survey, against: Survey) -> list[str]:
     """What keeps two surveys from being compared number by number, in full sentences; and which heads are compared."""
     notes = []
     sizes = [{(p.part, p.layer, p.head) for p in one.profiles} for one in (survey, against)]

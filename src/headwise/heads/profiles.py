@@ -1,0 +1,108 @@
+"""The result of a survey, in plain types and NumPy arrays. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headwise.heads.notebook import profile_card, survey_table
+from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
+from headwise.intervals import Interval
+from headwise.markup import plural
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Role:
+    """A job that a head can have, and the rule by which it earns it."""
+
+    name: str  # "previous token"
+    score: str  # the statistic that decides, a key of `HeadProfile.scores`
+    threshold: float  # the least score
+    meaning: str  # in a line
+    source: str
+
+
+@dataclass(frozen=True)
+class HeadProfile(Statistics[Interval]):
+    """What one head does on many documents; numbers are means over rows, then over documents."""
+
+    name: str  # "L3.H5"; in a model of several stacks "encoder.L3.H5", "cross.L3.H5"
+    part: str  # the stack: "", "encoder", "decoder", "cross", ...
+    layer: int
+    head: int
+    scores: dict[str, Interval]  # statistic -> mean and interval over documents; see `Survey.statistics`
+    uniform: dict[str, float]  # the same for attention spread evenly over what the mask allows
+    roles: tuple[str, ...]  # names of `Survey.roles`
+    importance: float | None  # Michel et al. 2019; None where the model has no loss
+    ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
+    thumbnail: NDArray[np.float32]  # (b,b) exact means of the weights over blocks of the first document
+    first_key: NDArray[np.float32]  # (b,) what of the thumbnail's first column the first key alone accounts for
+    received: NDArray[np.float32]  # (n,) mean weight that each token of the passage receives from a query
+    top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
+    top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
+    was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
+
+    def __getitem__(self, name: str) -> Interval:
+        """The mean of a statistic and its interval over documents."""
+        if name not in self.scores:
+            raise unknown_statistic(name, self.scores)
+        return self.scores[name]
+
+    def _repr_html_(self) -> str:
+        return profile_card(self)
+
+
+@dataclass(frozen=True)
+class Survey(Mapping[str, HeadProfile]):
+    """What every head of a model does on a text: `survey["L3.H5"].entropy` is its mean and interval over documents."""
+
+    model: str  # how the reader knows the model
+    family: str  # "headwise", or the model type in transformers
+    texts: tuple[str, ...]  # where the text came from
+    n_documents: int
+    n_tokens: int
+    longest: int  # tokens of the longest document
+    statistics: dict[str, str]  # name -> meaning and unit, in the order to be shown
+    roles: tuple[Role, ...]  # those that were looked for
+    untrained: dict[str, float] | None  # the largest score of any head of the same model with untrained weights
+    loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
+    ablated: str | None  # "zero" or "mean"; None where heads were not silenced
+    tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
+    passage: int  # n
+    profiles: tuple[HeadProfile, ...]  # in the order of the model
+    notes: tuple[str, ...]  # what was left out and why, in full sentences
+
+    def __getitem__(self, name: str) -> HeadProfile:
+        for profile in self.profiles:
+            if profile.name == name:
+                return profile
+        raise unknown_head(name, [profile.name for profile in self.profiles])
+
+    def __iter__(self) -> Iterator[str]:
+        return (profile.name for profile in self.profiles)
+
+    def __len__(self) -> int:
+        return len(self.profiles)
+
+    def renamed(self, pairs: Mapping[str, str]) -> Survey:
+        """The survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.
+
+        A head without a counterpart is `L0.H1 (gone)`.
+        """
+        known = {here: there for there, here in pairs.items()}
+        profiles = (
+            replace(profile, name=known.get(profile.name, f"{profile.name} (gone)"), was=profile.name)
+            for profile in self.profiles
+        )
+        return replace(self, profiles=tuple(profiles))
+
+    def __repr__(self) -> str:
+        return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
+
+    def _repr_html_(self) -> str:
+        return survey_table(self)
