@@ -1,11 +1,13 @@
 """The plain rung: attention as loops over nested lists. This is the definition; the other rungs are held to it.
 
-Numbers are floats, or `Value`s of the scalar autograd where gradients are wanted.
+`_head` is the formula, softmax(q k^T * scale) v. Around it stand the checks, the mask and the loops over documents and
+heads. Numbers are floats, or `Value`s of the scalar autograd where gradients are wanted.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -17,7 +19,103 @@ from headwise.rungs.autograd import Scalar, dot, exp, log, number, tanh
 from headwise.shapes import check_even, flat, shape_of
 from headwise.spec import Options, check_per_head, check_shapes, check_softcap, resolve_kv_index
 
-Row = Sequence[Scalar]
+Vector = Sequence[Scalar]
+Matrix = Sequence[Vector]
+
+
+def attend(q: Any, k: Any, v: Any, options: Options) -> Any:
+    """Multi-head attention of nested lists; see `headwise.attend`."""
+    return trace(q, k, v, options).out
+
+
+def trace(q: Any, k: Any, v: Any, options: Options) -> Trace:
+    """As `attend`, with every step kept. q (H,T,D) without a batch axis gives records without one."""
+    mask, scale, softcap, sink, dropout, gate, kv_index = options
+    if dropout:
+        raise HeadwiseError(f"dropout={dropout} on nested lists: dropout needs the tensor rung; pass torch tensors")
+    if len(shape_of(q)) == 3:
+        batched = trace([q], [k], [v], options)
+        return Trace(**{field.name: getattr(batched, field.name)[0] for field in fields(Trace)})
+    B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
+    check_softcap(softcap)
+    for name, per_head in (("sink", sink), ("gate", gate)):
+        if per_head is not None:
+            check_per_head(name, shape_of(per_head), H)
+    kv_index = resolve_kv_index(H, G, kv_index)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    grid = _Grid(B, H, T, S)
+    if mask is not None:
+        mask.check(grid)
+
+    documents = []
+    for b in range(B):
+        masks = [_mask_of_head(mask, grid, b, h) for h in range(H)]
+        heads = []
+        for h in range(H):
+            g = kv_index[h]
+            readers = [masks[n][0] for n in range(H) if kv_index[n] == g]
+            # A key that no query of the heads that read it may attend is not read: it stands as zeros.
+            alive = [any(row[j] for allowed in readers for row in allowed) for j in range(S)]
+            keys = [k[b][g][j] if alive[j] else [0.0] * D for j in range(S)]
+            head_sink, head_gate = (None if x is None else x[h] for x in (sink, gate))
+            heads.append(_head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate))
+        documents.append(heads)
+    return Trace(**{f.name: [[getattr(head, f.name) for head in heads] for heads in documents] for f in fields(Trace)})
+
+
+def _head(
+    q: Matrix,  # (T,D)
+    k: Matrix,  # (S,D)
+    v: Matrix,  # (S,E)
+    allowed: Sequence[Sequence[bool]],  # (T,S)
+    bias: Matrix,  # (T,S)
+    scale: float,
+    softcap: float | None,
+    sink: Scalar | None,
+    gate: Scalar | None,
+) -> Trace:
+    """One head of one document: softmax(q k^T * scale) v."""
+    scores = [[dot(query, key) * scale for key in k] for query in q]
+    capped = scores
+    if softcap is not None:
+        capped = [[softcap * tanh(score / softcap) for score in row] for row in scores]
+    masked: list[list[Scalar]] = [
+        [score + extra if ok else -math.inf for score, extra, ok in zip(*rows, strict=True)]
+        for rows in zip(capped, bias, allowed, strict=True)
+    ]
+    weights, lse = [], []
+    for row in masked:
+        row_weights, row_lse = _softmax(row, sink)
+        weights.append(row_weights)
+        lse.append(row_lse)
+    head_out = [_weighted_sum(*row, v) for row in zip(weights, allowed, strict=True)]
+    if gate is not None:
+        head_out = [[gate * x for x in row] for row in head_out]
+    return Trace(scores, capped, masked, weights, lse, head_out)
+
+
+def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]:
+    """exp(x) over the sum of them all, and the log of that sum; -inf gets 0. A sink adds to the sum alone."""
+    weights: list[Scalar] = [0.0] * len(logits)
+    visible = [j for j, x in enumerate(logits) if number(x) != -math.inf]
+    if not visible:
+        return weights, -math.inf
+    terms = [logits[j] for j in visible]
+    if sink is not None:
+        terms.append(sink if number(sink) < math.inf else sys.float_info.max)
+    top = max(number(x) for x in terms)  # taken off before exp, so that nothing overflows; it cancels in the ratio
+    powers = [exp(x - top) for x in terms]
+    total = sum(powers)
+    for j, power in zip(visible, powers, strict=False):  # the sink's power, at the end, has no key
+        weights[j] = power / total
+    return weights, log(total) + top
+
+
+def _weighted_sum(weights: Vector, allowed: Sequence[bool], v: Matrix) -> list[Scalar]:
+    """The values (S,E) times their weights (S,), added up: (E,). Those that may not be attended are not read."""
+    seen = [j for j, ok in enumerate(allowed) if ok]
+    seen_weights = [weights[j] for j in seen]
+    return [dot(seen_weights, [v[j][e] for j in seen]) for e in range(len(v[0]) if v else 0)]
 
 
 @dataclass
@@ -43,102 +141,16 @@ class _Grid:
         return values
 
 
-def attend(q: Any, k: Any, v: Any, options: Options) -> Any:
-    """Multi-head attention of nested lists; see `headwise.attend`."""
-    return trace(q, k, v, options).out
-
-
-def trace(q: Any, k: Any, v: Any, options: Options) -> Trace:
-    """As `attend`, with every step kept. q (H,T,D) without a batch axis gives records without one."""
-    mask, scale, softcap, sink, dropout, gate, _ = options
-    if dropout:
-        raise HeadwiseError(f"dropout={dropout} on nested lists: dropout needs the tensor rung; pass torch tensors")
-    if len(shape_of(q)) == 3:
-        batched = trace([q], [k], [v], options)
-        return Trace(**{f.name: getattr(batched, f.name)[0] for f in fields(Trace)})
-    B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
-    check_softcap(softcap)
-    for name, per_head in (("sink", sink), ("gate", gate)):
-        if per_head is not None:
-            check_per_head(name, shape_of(per_head), H)
-    kv_index = resolve_kv_index(H, G, options.kv_index)
-    scale = 1 / math.sqrt(D) if scale is None else scale
-    allowed, bias = _masks(mask, _Grid(B, H, T, S))
-
-    steps = Trace([], [], [], [], [], [])
-    for b in range(B):
-        heads = []
-        for h in range(H):
-            g = kv_index[h]
-            # A key that no query of the heads that read it may attend is not read: it stands as zeros.
-            heard = [any(allowed[b][o][i][j] for o in range(H) if kv_index[o] == g for i in range(T)) for j in range(S)]
-            keys = [k[b][g][j] if heard[j] else [0.0] * D for j in range(S)]
-            one_sink = None if sink is None else sink[h]
-            one_gate = None if gate is None else gate[h]
-            heads.append(
-                [
-                    _row(q[b][h][i], keys, v[b][g], allowed[b][h][i], bias[b][h][i], scale, softcap, one_sink, one_gate)
-                    for i in range(T)
-                ]
-            )
-        for step, name in enumerate(f.name for f in fields(Trace)):
-            getattr(steps, name).append([[row[step] for row in head] for head in heads])
-    return steps
-
-
-def _row(
-    q_d: Row,
-    keys_sd: Sequence[Row],
-    values_se: Sequence[Row],
-    allowed_s: Sequence[bool],
-    bias_s: Row,
-    scale: float,
-    softcap: float | None,
-    sink: Scalar | None,
-    gate: Scalar | None,
-) -> tuple[list[Scalar], list[Scalar], list[Scalar], list[Scalar], Scalar, list[Scalar]]:
-    """One query of one head: scores, capped, masked, weights, lse, out."""
-    scores = [dot(q_d, key_d) * scale for key_d in keys_sd]
-    capped = scores if softcap is None else [softcap * tanh(s / softcap) for s in scores]
-    masked: list[Scalar] = [
-        c + bias if ok else -math.inf for c, bias, ok in zip(capped, bias_s, allowed_s, strict=True)
-    ]
-    seen = [j for j, ok in enumerate(allowed_s) if ok]
-    weights: list[Scalar] = [0.0] * len(scores)
-    width = len(values_se[0]) if values_se else 0
-    if not seen:
-        return scores, capped, masked, weights, -math.inf, [0.0] * width
-
-    # The largest logit is taken off before exp, so that nothing overflows; it cancels in the ratio.
-    logits = [masked[j] for j in seen] + ([] if sink is None else [sink])
-    top = max(number(x) for x in logits)
-    powers = [exp(x - top) for x in logits]
-    total = sum(powers)
-    for j, power in zip(seen, powers, strict=False):  # the sink's power, at the end, has no key
-        weights[j] = power / total
-    lse = log(total) + top
-
-    seen_weights = [weights[j] for j in seen]
-    out = [dot(seen_weights, [values_se[j][e] for j in seen]) for e in range(width)]
-    if gate is not None:
-        out = [gate * x for x in out]
-    return scores, capped, masked, weights, lse, out
-
-
-def _masks(mask: Mask | None, grid: _Grid) -> tuple[Any, Any]:
-    """Who may attend (bool) and what is added (float), both as nested lists (B,H,T,S)."""
-    if mask is not None:
-        mask.check(grid)
-
-    def one(b: int, h: int, i: int, j: int) -> tuple[bool, Scalar]:
-        grid.b, grid.h, grid.i, grid.j = b, h, i, j
-        allowed, bias = (None, None) if mask is None else (mask.allowed(grid), mask.bias(grid))
-        bias = 0.0 if bias is None else bias
-        return (allowed is None or bool(allowed)) and number(bias) != -math.inf, bias
-
-    pairs = [
-        [[[one(b, h, i, j) for j in range(grid.S)] for i in range(grid.T)] for h in range(grid.H)]
-        for b in range(grid.B)
-    ]
-    allowed, bias = ([[[[pair[n] for pair in row] for row in head] for head in doc] for doc in pairs] for n in (0, 1))
+def _mask_of_head(mask: Mask | None, grid: _Grid, b: int, h: int) -> tuple[list[list[bool]], list[list[Scalar]]]:
+    """Who may attend and what is added in one head, (T,S) each."""
+    allowed = [[True] * grid.S for _ in range(grid.T)]
+    bias: list[list[Scalar]] = [[0.0] * grid.S for _ in range(grid.T)]
+    if mask is None:
+        return allowed, bias
+    for i in range(grid.T):
+        for j in range(grid.S):
+            grid.b, grid.h, grid.i, grid.j = b, h, i, j
+            may, extra = mask.allowed(grid), mask.bias(grid)
+            bias[i][j] = 0.0 if extra is None else extra
+            allowed[i][j] = (may is None or bool(may)) and number(bias[i][j]) != -math.inf
     return allowed, bias
