@@ -129,13 +129,13 @@ def attention(
 
     def y() -> np.ndarray:
         compute = (lambda *a, **b: hw.trace(*a, **b).out) if path == "explicit" else hw.attend
-        out = _numpy(compute(wrap(q), keys, values, mask, **options), q.dtype)
+        out = _numpy(compute(wrap(q), keys, values, mask=mask, **options), q.dtype)
         return out.transpose(0, 2, 1, 3).reshape(out.shape[0], T, -1) if joined else out
 
     def qk_matmul_output() -> np.ndarray:
         # Modes 0 and 1 lie before the mask. Headwise never reads a key that the mask forbids to all, so it gets none.
         seen = mask if qk_matmul_output_mode >= 2 else None
-        steps = hw.trace(wrap(q), keys, values, seen, **options)
+        steps = hw.trace(wrap(q), keys, values, mask=seen, **options)
         return _numpy(getattr(steps, QK_STEPS[qk_matmul_output_mode]), q.dtype)
 
     return {

@@ -217,17 +217,19 @@ def _joined(join: Callable[[Any, Any], Any], answers: Iterable[Any]) -> Any:
     return reduce(join, answers) if answers else None
 
 
-def resolve(masks: Iterable[Mask], grid: Grid, where: Callable[[Any, Any, Any], Any], lowest: float) -> tuple[Any, Any]:
+def resolve(
+    masks: Iterable[Mask], grid: Grid, where: Callable[..., Any], narrowed: Callable[[Any], Any]
+) -> tuple[Any, Any]:
     """What masks allow and add together on arrays, with -inf taken out of the bias and into what is forbidden.
 
-    As a number -inf would poison the arithmetic. `where` is that of the rung's library, `lowest` the most negative
-    number of the dtype it computes in.
+    As a number -inf would poison the arithmetic. `where` is that of the rung's library; `narrowed` gives an array the
+    dtype that the rung computes in, where the most negative numbers may have become -inf.
     """
     allowed, bias = None, None
     for mask in masks:
         mask_allowed, mask_bias = mask.allowed(grid), mask.bias(grid)
         if mask_bias is not None and mask.bias_may_forbid():
-            finite = ~(mask_bias < lowest)
+            finite = narrowed(mask_bias) != -math.inf
             mask_allowed = _joined(operator.and_, [mask_allowed, finite])
             mask_bias = where(finite, mask_bias, 0)
         allowed = _joined(operator.and_, [allowed, mask_allowed])

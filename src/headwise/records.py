@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from headwise.errors import HeadwiseError
+from headwise.markup import escaped, picture, table
+from headwise.shapes import flat, shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from headwise.spec import Options
+
+AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
+
+PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
 
 
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
@@ -38,15 +43,46 @@ def parse_head(name: str) -> tuple[str, int, int]:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Generic[AnyArray]):
     """Every step of one attention call, in the rung's own kind of array (nested lists on the plain rung)."""
 
-    scores: Any  # (B,H,T,S)  q.k * scale, before anything is forbidden
-    capped: Any  # (B,H,T,S)  after the softcap; the scores themselves where there is none
-    masked: Any  # (B,H,T,S)  after bias and mask; -inf where a query may not attend
-    weights: Any  # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
-    lse: Any  # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
-    out: Any  # (B,H,T,E)  weights (after dropout) times V, times the gate
+    scores: AnyArray  # (B,H,T,S)  q.k * scale, before anything is forbidden
+    capped: AnyArray  # (B,H,T,S)  after the softcap; the scores themselves where there is none
+    masked: AnyArray  # (B,H,T,S)  after bias and mask; -inf where a query may not attend
+    weights: AnyArray  # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
+    lse: AnyArray  # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
+    out: AnyArray  # (B,H,T,E)  weights (after dropout) times V, times the gate
+
+    def __repr__(self) -> str:
+        dtype = getattr(self.weights, "dtype", "nested lists")
+        return (
+            f"Trace({dtype}: scores, capped, masked, weights {shape_of(self.weights)}, lse {shape_of(self.lse)}, "
+            f"out {shape_of(self.out)})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Each head's weights as a small picture: a document a row, the first ones of many."""
+        shape = shape_of(self.weights)
+        if 0 in shape:
+            return escaped(repr(self))
+        documents: Any = self.weights if len(shape) == 4 else [self.weights]
+        queries, keys = min(PICTURED["queries"], shape[-2]), min(PICTURED["keys"], shape[-1])
+        rows: list[list[str]] = []
+        for b, heads in enumerate(documents[: PICTURED["documents"]]):
+            pictures = [f"document {b}"]
+            for h, weights in enumerate(heads[: PICTURED["heads"]]):
+                label = (
+                    f"weights of head {h}, document {b}: {queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
+                )
+                pictures.append(picture([_floats(row[:keys]) for row in weights[:queries]], label))
+            rows.append(pictures)
+        head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
+        return f"<p>{escaped(repr(self))}</p>{table(head, rows)}"
+
+
+def _floats(row: Any) -> list[float]:
+    """Plain numbers, of scalars that carry gradients too."""
+    return [float(getattr(x, "data", x)) for x in flat(row)]
 
 
 class Call(NamedTuple):

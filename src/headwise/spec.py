@@ -23,12 +23,16 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped, table
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 # What a size follows where it is left as None, in the order in which they are filled in.
 SIZES = {
@@ -261,15 +265,18 @@ class AttentionSpec:
         return AttentionSpec(**{**known, **changes})
 
 
+PerHead: TypeAlias = "Sequence[Any] | NDArray[Any] | Tensor"  # (H,) one number for each query head
+
+
 class Options(NamedTuple):
     """What an attention call takes besides q, k and v; `headwise.attend` explains each."""
 
     mask: Mask | None = None
     scale: float | None = None
     softcap: float | None = None
-    sink: Any = None
+    sink: PerHead | None = None
     dropout: float = 0.0
-    gate: Any = None
+    gate: PerHead | None = None
     kv_index: Sequence[int] | None = None
 
 

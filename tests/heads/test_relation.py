@@ -72,7 +72,7 @@ def test_retrieval_counts_what_is_fetched() -> None:
             written = int(model(x)[0, -1].argmax())
         model.blocks[0].attention.watchers.clear()
         call = calls[0]
-        weights = hw.trace(call.q, call.k, call.v, *call.options).weights[0, :, -1]
+        weights = hw.trace(call.q, call.k, call.v, **call.options._asdict()).weights[0, :, -1]
         for h in range(2):
             key = int(weights[h].argmax())
             if 2 <= key < 9 and text[key] == written:

@@ -12,7 +12,7 @@ import torch
 from helpers import NO_MASK, PATHS, MaskCase, Problem, Sizes, assert_same, dead_keys, draw, output, steps, to_numpy
 
 import headwise as hw
-from headwise.heads import statistics
+from headwise.heads import blocks
 from headwise.masks import BroadcastGrid
 from headwise.rungs.autograd import Value
 
@@ -136,7 +136,7 @@ def test_the_statistics_of_a_watched_layer_do_not_see_dead_keys(
     mask: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads split the heads, and blocks the queries: the mask is asked for parts of the call."""
-    monkeypatch.setattr(statistics, "BLOCK", 40)
+    monkeypatch.setattr(blocks, "BLOCK", 40)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     layer = hw.MultiHeadAttention(13, 6, n_kv_heads=3, head_dim=5, d_context=11).double()
     x, memory = (torch.randn(2, n, width, dtype=torch.float64) for n, width in ((5, 13), (7, 11)))

@@ -138,7 +138,7 @@ class Pass:
     def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
         """The keys that a block of queries may see, and over them what is allowed and what is added, (H|1, t, s)."""
         keys = self._keys(rows)
-        allowed, bias = resolve(self.masks, self._grid(rows, keys), torch.where, torch.finfo(self.dtype).min)
+        allowed, bias = resolve(self.masks, self._grid(rows, keys), torch.where, lambda x: x.to(self.dtype))
         allowed = None if allowed is None else _four(allowed)[0]
         return keys, allowed, None if bias is None else _four(bias)[0].to(self.dtype)
 

@@ -13,68 +13,73 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
-from headwise.records import Trace
-from headwise.spec import Options
+from headwise.records import AnyArray, Trace
+from headwise.spec import Options, PerHead
 
 
 def attend(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     mask: Mask | None = None,
+    *,
     scale: float | None = None,
     softcap: float | None = None,
-    sink: Any = None,
+    sink: PerHead | None = None,
     dropout: float = 0.0,
-    gate: Any = None,
+    gate: PerHead | None = None,
     kv_index: Sequence[int] | None = None,
-) -> Any:
+) -> AnyArray:
     """Multi-head attention: softmax(cap(q k^T * scale) + mask) v, for MHA, GQA and MQA alike.
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; grouped heads: Ainslie et al. 2023 (arXiv 2305.13245).
 
     q         (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
     k, v      (B,G,S,D) and (B,G,S,E), never repeated to H heads; on nested lists the axis B may be left out of all
-    mask      Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, or several joined by &
+    mask      Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, a mask of your own, or several joined by &
     scale     multiplies the scores; default 1/sqrt(D)
     softcap   c of c*tanh(score/c), before mask and bias (Gemma 2)
     sink      (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
     dropout   probability of dropping a weight; torch only
     gate      (H,) multiplies each head's output
-    kv_index  kv_index[h] is the key/value head that query head h reads; default h // (H // G):
+    kv_index  (H,) kv_index[h] is the key/value head that query head h reads; default h // (H // G):
               H=6, G=2 reads 0 0 0 1 1 1
 
-    Returns (B,H,T,E), in q's dtype. A query that may attend nothing gets 0. Raises HeadwiseError with both numbers
-    when shapes, dtypes or devices do not fit.
+    Returns (B,H,T,E), in q's kind and dtype. A query that may attend nothing gets 0. Raises HeadwiseError with both
+    numbers when shapes, dtypes or devices do not fit.
     """
-    options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    return _rung(q, k, v, mask).attend(q, k, v, options)
+    out: AnyArray = _rung(q, k, v, mask).attend(q, k, v, Options(mask, scale, softcap, sink, dropout, gate, kv_index))
+    return out
 
 
 def trace(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     mask: Mask | None = None,
+    *,
     scale: float | None = None,
     softcap: float | None = None,
-    sink: Any = None,
+    sink: PerHead | None = None,
     dropout: float = 0.0,
-    gate: Any = None,
+    gate: PerHead | None = None,
     kv_index: Sequence[int] | None = None,
-) -> Trace:
-    """`attend` with a record of every step: scores, capped, masked, weights, lse, out. It holds (B,H,T,S) numbers."""
+) -> Trace[AnyArray]:
+    """`attend` with a record of every step, whose arguments it takes: q (B,H,T,D), k (B,G,S,D), v (B,G,S,E).
+
+    The record holds scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E).
+    """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    result: Trace = _rung(q, k, v, mask).trace(q, k, v, options)
-    return result
+    steps: Trace[AnyArray] = _rung(q, k, v, mask).trace(q, k, v, options)
+    return steps
 
 
 def _rung(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """The module of the rung that q, k and v belong to."""
     kinds = {name: _kind(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
     if len(set(kinds.values())) > 1:
-        said = ", ".join(f"{name} is on the {kind} rung" for name, kind in kinds.items())
-        raise HeadwiseError(f"{said}; pass all three as lists, as NumPy arrays or as torch tensors")
+        rungs = ", ".join(f"{name} is on the {kind} rung" for name, kind in kinds.items())
+        raise HeadwiseError(f"{rungs}; pass all three as lists, as NumPy arrays or as torch tensors")
     if mask is not None and not isinstance(mask, Mask):
         raise bare_mask_error(mask)
     if kinds["q"] == "tensor":  # spelled out, since torch.compile does not look into importlib

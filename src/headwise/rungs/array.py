@@ -18,11 +18,10 @@ Array = NDArray[Any]
 
 def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
     """Multi-head attention of NumPy arrays; see `headwise.attend`."""
-    out: Array = trace(q, k, v, options).out
-    return out
+    return trace(q, k, v, options).out
 
 
-def trace(q: Array, k: Array, v: Array, options: Options) -> Trace:
+def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
     mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
@@ -84,7 +83,7 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
         return None, None
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
     mask.check(grid)
-    allowed, bias = resolve(mask.parts(), grid, np.where, float(np.finfo(dtype).min))
+    allowed, bias = resolve(mask.parts(), grid, np.where, lambda bias: bias)
     if allowed is not None and allowed.all():
         allowed = None
     return allowed, None if bias is None else bias.astype(dtype, copy=False)

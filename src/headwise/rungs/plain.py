@@ -23,12 +23,12 @@ Vector = Sequence[Scalar]
 Matrix = Sequence[Vector]
 
 
-def attend(q: Any, k: Any, v: Any, options: Options) -> Any:
+def attend(q: list[Any], k: list[Any], v: list[Any], options: Options) -> list[Any]:
     """Multi-head attention of nested lists; see `headwise.attend`."""
     return trace(q, k, v, options).out
 
 
-def trace(q: Any, k: Any, v: Any, options: Options) -> Trace:
+def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[list[Any]]:
     """As `attend`, with every step kept. q (H,T,D) without a batch axis gives records without one."""
     mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
@@ -57,7 +57,7 @@ def trace(q: Any, k: Any, v: Any, options: Options) -> Trace:
             # A key that no query of the heads that read it may attend is not read: it stands as zeros.
             alive = [any(row[j] for allowed in readers for row in allowed) for j in range(S)]
             keys = [k[b][g][j] if alive[j] else [0.0] * D for j in range(S)]
-            head_sink, head_gate = (None if x is None else x[h] for x in (sink, gate))
+            head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
             heads.append(_head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate))
         documents.append(heads)
     return Trace(**{f.name: [[getattr(head, f.name) for head in heads] for heads in documents] for f in fields(Trace)})
@@ -73,7 +73,7 @@ def _head(
     softcap: float | None,
     sink: Scalar | None,
     gate: Scalar | None,
-) -> Trace:
+) -> Trace[list[Any]]:
     """One head of one document: softmax(q k^T * scale) v."""
     scores = [[dot(query, key) * scale for key in k] for query in q]
     capped = scores

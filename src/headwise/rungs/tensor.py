@@ -32,8 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     sizes = check_shapes(q.shape, k.shape, v.shape)
     path = paths.choose(sizes, options)
     if path.name == paths.EXPLICIT:
-        out: Tensor = trace(q, k, v, options).out
-        return out
+        return trace(q, k, v, options).out
     call = _Call(q, k, v, sizes, options)
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
@@ -46,7 +45,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
 
 
-def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace:
+def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
     sizes = check_shapes(q.shape, k.shape, v.shape)
     call = _Call(q, k, v, sizes, options)
@@ -116,7 +115,7 @@ def _dense(
         known=_known,
     )
     Both(tuple(rest)).check(grid)
-    allowed, bias = resolve(rest, grid, torch.where, torch.finfo(dtype).min)
+    allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
     alone = allowed is None
     if band is not None:
