@@ -6,10 +6,14 @@ import contextlib
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def write_whole(path: str | Path, data: bytes | str) -> None:
@@ -74,6 +78,26 @@ def sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
+
+
+def take_lock(path: Path, message: str) -> int:
+    """Hold a lock file until the descriptor is closed. Raises HeadwiseError(message) where another process holds it.
+
+    Whoever holds it removes the file first and closes then. The system takes the lock back from a process that dies.
+    Windows has none: there two jobs must keep apart.
+    """
+    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    if sys.platform == "win32":
+        return held
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        same = os.fstat(held).st_ino == path.stat().st_ino
+    except OSError:
+        same = False  # held by another, or removed by one that has just ended
+    if not same:
+        os.close(held)
+        raise HeadwiseError(message)
+    return held
 
 
 def remove_unfinished(folder: Path, names: Iterable[str]) -> None:

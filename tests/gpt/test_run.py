@@ -173,6 +173,7 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path, settings: Any) -> None:
 
 def test_a_finished_run_is_not_resumed(tmp_path: Path, settings: Any) -> None:
     finish(tmp_path / "run", settings())
+    (tmp_path / "run" / "report.html").touch()
     before = (tmp_path / "run" / "model.safetensors").read_bytes()
     with pytest.raises(HeadwiseError, match="is finished; there is nothing to resume"):
         run_training(tmp_path / "run", settings(), quiet, resume=True)
@@ -304,3 +305,34 @@ def test_a_run_that_is_refused_keeps_all_its_files_and_one_that_goes_on_loses_ou
     assert {".mine.tmp", ".model.safetensors.7.tmp"} <= {path.name for path in folder.iterdir()}
     run_training(folder, settings(), quiet, resume=True)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".mine.tmp"]
+
+
+def test_a_finished_run_without_its_report_gives_its_result(tmp_path: Path, settings: Any) -> None:
+    """As after a kill between the last file of a run and the report."""
+    folder = tmp_path / "run"
+    result = finish(folder, settings())
+    (folder / STATE).write_bytes(b"left over")
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != STATE}
+    assert run_training(folder, settings(), stop_early, resume=True) == result
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path, settings: Any) -> None:
+    folder, refusals = tmp_path / "run", []
+
+    def try_again(progress: Progress) -> None:
+        with pytest.raises(HeadwiseError, match=r"another training is at work in .*run; wait for it") as refusal:
+            run_training(folder, settings(), quiet, resume=True)
+        refusals.append(refusal)
+
+    run_training(folder, settings(), try_again, resume=False)
+    assert len(refusals) > 1 and not (folder / "lock").exists()
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+
+
+def test_the_lock_of_a_dead_process_is_no_obstacle(tmp_path: Path, settings: Any) -> None:
+    begin(tmp_path / "run", settings())
+    (tmp_path / "run" / "lock").touch()
+    run_training(tmp_path / "run", settings(), quiet, resume=True)
+    assert not (tmp_path / "run" / "lock").exists()

@@ -118,6 +118,13 @@ class NGramModel:
         """The most probable next token (of equal ones the lowest id)."""
         return int(self.probabilities(context).argmax())
 
+    def generate(self, prompt: Sequence[int], n_tokens: int, stop: int | None = None) -> list[int]:
+        """The most probable continuation of the prompt, up to `n_tokens` ids, without the token that stops it."""
+        ids = list(prompt)
+        while len(ids) < len(prompt) + n_tokens and (token := self.predict(ids)) != stop:
+            ids.append(token)
+        return ids[len(prompt) :]
+
     def climb(self, rows: _Windows) -> Iterator[Floats]:
         """For orders 1, 2, ... up to the model's own: the probability that a model of that order gives each row."""
         lower = np.full(rows.reach.size, 1 / self.vocab_size)

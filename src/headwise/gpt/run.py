@@ -5,13 +5,16 @@ config.json, model.safetensors, tokenizer.json    the model, in Hugging Face lay
 metrics.jsonl       one line a report of training
 state.safetensors   where training stands; gone once the model is written
 report.html         the report, written by the commands
+text.txt            the text, where it came from no file
+lock                held while a process trains here
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +22,19 @@ from typing import Any
 import torch
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, remove_unfinished, write_whole
+from headwise.files import is_unfinished, remove_unfinished, take_lock, write_whole
 from headwise.gpt.checkpoint import MODEL_FILES, load_model, save_model
 from headwise.gpt.data import Corpus, Documents, text_corpus, verb_corpus
 from headwise.gpt.forms import hf_form
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.ngram import NGramModel
 from headwise.gpt.presets import Preset, Recipe, check_seed, find_preset
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, train
 from headwise.records import CurvePoint, RunSummary
 
-RUN = "run.json"
-FILES = (RUN, *MODEL_FILES, METRICS, STATE, "report.html")
+RUN, REPORT, TEXT, LOCK = "run.json", "report.html", "text.txt", "lock"
+FILES = (RUN, *MODEL_FILES, METRICS, STATE, REPORT)
 SAMPLES = 5
 SAMPLE_TOKENS = 60
 
@@ -102,21 +104,35 @@ def run_training(
     """Train into `folder`, or go on there, and write the model and the results.
 
     `report` hears of every ten steps, `say` of what else goes on. A folder with a run in it is refused unless `resume`
-    says to go on; its settings must then be the same.
+    says to go on; its settings must then be the same. One process at a time trains in a folder.
     """
     corpus, config, recipe = settings.resolve()
-    _claim(folder, settings, corpus, resume)
-    with torch.device("meta"):  # shapes alone
-        n_parameters = GPT(config).n_parameters
-    say(f"training preset {settings.preset}, {n_parameters:,} parameters, on {corpus.name}, into {folder}")
-    began = time.monotonic()
-    model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
-    say("training is done; counting n-grams and writing the report")
-    result = _result(folder, settings, corpus, model, recipe, curve, time.monotonic() - began, n_samples)
-    save_model(folder, model, corpus.tokens)
-    write_run(folder, settings, corpus.data.digest, "finished", result)
-    (folder / STATE).unlink(missing_ok=True)
-    return result
+    _check(folder, settings, corpus, resume)
+    folder.mkdir(parents=True, exist_ok=True)
+    held = take_lock(folder / LOCK, f"another training is at work in {folder}; wait for it, or take another --out")
+    try:
+        run = _check(folder, settings, corpus, resume)  # again: another one may just have ended
+        remove_unfinished(folder, FILES if run else (RUN,))
+        if run is None:
+            write_run(folder, settings, corpus.data.digest, "training", None)
+        elif run["status"] == "finished":
+            (folder / STATE).unlink(missing_ok=True)
+            return _saved_result(folder, run)
+        with torch.device("meta"):  # shapes alone
+            size = GPT(config).n_parameters
+        say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
+        began = time.monotonic()
+        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
+        say("training is done; counting n-grams and writing the report")
+        facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
+        result = _result(folder, corpus, model, facts, curve, n_samples)
+        save_model(folder, model, corpus.tokens)
+        write_run(folder, settings, corpus.data.digest, "finished", result)
+        (folder / STATE).unlink(missing_ok=True)
+        return result
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(held)
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
@@ -176,21 +192,22 @@ def write_run(folder: Path, settings: Settings, digest: str, status: str, result
     write_whole(folder / RUN, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
 
 
-def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> None:
-    """Make the folder ours, or make sure that it is."""
+def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> dict[str, Any] | None:
+    """The run in the folder, None if there is none yet. Raises HeadwiseError where this training may not go on there.
+
+    A finished run may be resumed only while its report, which the commands write last, is missing.
+    """
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(f"--out {folder} is a file; pass a folder")
     run = read_run(folder) if folder.exists() else None
     if run is None:
-        if folder.exists() and not all(is_unfinished(path.name, (RUN,)) for path in folder.iterdir()):
+        names = [path.name for path in folder.iterdir()] if folder.exists() else []
+        if not all(name in (LOCK, TEXT) or is_unfinished(name, (RUN,)) for name in names):
             raise HeadwiseError(f"--out {folder} is not empty and holds no run; pass another folder")
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(folder, (RUN,))
-        write_run(folder, settings, corpus.data.digest, "training", None)
-        return
+        return None
     if not resume:
         raise HeadwiseError(f"{folder} holds a run already; pass --resume to go on with it, or another --out")
-    if run["status"] == "finished":
+    if run["status"] == "finished" and ((folder / REPORT).exists() or run["summary"] is None):
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
     if (before := Settings(**run["settings"])) != settings:
         differing = [name for name, value in asdict(before).items() if value != asdict(settings)[name]]
@@ -199,24 +216,20 @@ def _claim(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> No
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another --out"
         )
-    remove_unfinished(folder, FILES)
+    return run
 
 
-def _result(
-    folder: Path,
-    settings: Settings,
-    corpus: Corpus,
-    model: GPT,
-    recipe: Recipe,
-    curve: list[CurvePoint],
-    seconds: float,
-    n_samples: int,
-) -> Result:
-    order, baseline = corpus.data.ngram(len(corpus.tokens))
-    samples = tuple(sample(model, corpus.tokens, seed) for seed in range(n_samples))
+def _saved_result(folder: Path, run: dict[str, Any]) -> Result:
+    """The result that `run.json` holds."""
+    model, ngram, count = run["cells"] or (0, 0, 0)
+    return Result(folder, _summary(run["summary"]), (model, ngram, count) if count else None, run["example"])
+
+
+def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, seconds: float) -> dict[str, str]:
+    """What a reader of the report should know of a run."""
     spec = model.config.attention
     pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
-    facts = {
+    return {
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
@@ -229,45 +242,40 @@ def _result(
         "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
-    cells = None
+
+
+def _result(
+    folder: Path, corpus: Corpus, model: GPT, facts: dict[str, str], curve: list[CurvePoint], n_samples: int
+) -> Result:
+    """The trained model beside the best n-gram, on the held-out part; samples; held-out cells of the verb corpus."""
+    tokens, cells = corpus.tokens, None
+    order, baseline = corpus.data.ngram(len(tokens))
     if corpus.cells and isinstance(corpus.data, Documents):
-        ngram = corpus.data.ngram_model(len(corpus.tokens), order)
-        cells = (_right_by_model(model, corpus), _right_by_ngram(ngram, corpus), len(corpus.cells))
-        facts["held out"] = f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines"
-        facts["held-out cells right"] = f"{cells[0]} of {cells[2]}; {order}-gram {cells[1]}"
+        ngram = corpus.data.ngram_model(len(tokens), order)
+        right = _cells_right(corpus, lambda ids: generate(model, ids, 8, temperature=0, stop=tokens.boundary))
+        ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, 8, tokens.boundary))
+        cells = right, ngram_right, len(corpus.cells)
+        facts = facts | {
+            "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
+            "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
+        }
     name = f"best n-gram, order {order} (Kneser-Ney)"
-    return Result(
-        folder, RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples), cells, corpus.example
-    )
+    samples = tuple(sample(model, tokens, seed) for seed in range(n_samples))
+    summary = RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples)
+    return Result(folder, summary, cells, corpus.example)
+
+
+def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
+    """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
+    prompts = [corpus.tokens.prompt(f"{cell.english} =") for cell in corpus.cells]
+    texts = [corpus.tokens.decode(list(likeliest(ids))) for ids in prompts]
+    return sum(text == cell.spanish for text, cell in zip(texts, corpus.cells, strict=True))
 
 
 def sample(model: GPT, tokens: Tokens, seed: int) -> str:
     """A text that the model makes up."""
-    return tokens.decode(
-        list(generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, seed=seed, stop=tokens.boundary))
-    ).strip()
-
-
-def _right_by_model(model: GPT, corpus: Corpus) -> int:
-    """Held-out cells whose Spanish the model's likeliest continuation of the English gives exactly."""
-    tokens = corpus.tokens
-    right = 0
-    for cell in corpus.cells:
-        continued = generate(model, tokens.prompt(f"{cell.english} ="), 8, temperature=0, stop=tokens.boundary)
-        right += tokens.decode(list(continued)) == cell.spanish
-    return right
-
-
-def _right_by_ngram(ngram: NGramModel, corpus: Corpus) -> int:
-    """The same by the n-gram's likeliest continuation."""
-    tokens, right = corpus.tokens, 0
-    for cell in corpus.cells:
-        ids = tokens.prompt(f"{cell.english} =")
-        start = len(ids)
-        while len(ids) < start + 8 and (token := ngram.predict(ids)) != tokens.boundary:
-            ids.append(token)
-        right += tokens.decode(ids[start:]) == cell.spanish
-    return right
+    ids = generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, seed=seed, stop=tokens.boundary)
+    return tokens.decode(list(ids)).strip()
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

@@ -9,17 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, sync_folder, write_whole
+from headwise.files import is_unfinished, sync_folder, take_lock, write_whole
 from headwise.models.lineage import RECORD
-
-if sys.platform != "win32":
-    import fcntl
 
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
 STATE = "heal.safetensors"
@@ -75,7 +71,9 @@ class Workplace:
         check_out(self.source, self.given, self.force)
         self._check_foreign()
         self.path.mkdir(exist_ok=True)
-        self._lock()
+        self.held = take_lock(
+            self.path / LOCK, f"another share or prune is at work in {self.path}; wait for it, or take another --out"
+        )
         try:
             self._bring_back()
             check_out(self.source, self.given, self.force)  # again, for what came back
@@ -98,20 +96,6 @@ class Workplace:
         names = [x.name for x in self.path.iterdir()] if self.path.is_dir() and not self.path.is_symlink() else [""]
         if not all(name in OURS or is_unfinished(name, OURS) for name in names):
             raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
-
-    def _lock(self) -> None:
-        """The system takes the lock back from a process that dies. Windows has none: there two jobs must keep apart."""
-        self.held = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        if sys.platform == "win32":
-            return
-        try:
-            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            same = os.fstat(self.held).st_ino == (self.path / LOCK).stat().st_ino
-        except OSError:
-            same = False  # held by another, or cleared away by one that has just ended
-        if not same:
-            os.close(self.held)
-            raise HeadwiseError(f"another share or prune is at work in {self.path}; wait for it, or take another --out")
 
     def claim(self, settings: Mapping[str, Any], resume: bool) -> None:
         """Note what this healing is. Raises HeadwiseError where the state of another one lies here.
