@@ -154,7 +154,7 @@ def test_scores_that_must_be_held_are_held_in_parts(padding: str, monkeypatch: p
     with torch.no_grad():
         plain = answer(model(**inputs))
         for rows in (1, 4):
-            monkeypatch.setattr(sites, "LARGEST", rows * 2 * 6 * 29)
+            monkeypatch.setattr(interface, "LARGEST", rows * 2 * 6 * 29)
             with hw.watch(model) as seen:
                 out = answer(model(**inputs))
             assert_same(out * real("gemma2", inputs, out), plain * real("gemma2", inputs, out))
