@@ -4,6 +4,8 @@
 
     out = hw.attend(q, k, v, mask=hw.Causal())     # lists, NumPy or torch: the rung follows q
     layer = hw.MultiHeadAttention(768, 12, n_kv_heads=4, mask=hw.Causal(), rope=hw.RoPE())
+    model = hw.open("runs/verbs")                  # a GPT of ours, or a folder of transformers
+    hw.survey(model, "he will work = ")["L0.H3"]   # what each head does; hw.watch while it runs, hw.ablate without it
 
 Importing this loads neither torch nor transformers; what needs them loads when it is first named.
 """
@@ -14,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
+from headwise.intervals import Interval
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Trace
@@ -21,59 +24,103 @@ from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
 if TYPE_CHECKING:
+    from headwise.cost.pricing import Price
+    from headwise.cost.read import price
+    from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.effect import ablate
+    from headwise.heads.profiles import HeadProfile, Survey
+    from headwise.heads.seen import Seen, SeenHead
+    from headwise.heads.survey import survey
     from headwise.heads.watch import watch
-    from headwise.layer.explain import explain
+    from headwise.layer.explain import Explanation, explain
+    from headwise.layer.head import Head, Heads
+    from headwise.layer.importing.certificate import Imported
     from headwise.layer.importing.importers import import_attention
     from headwise.layer.layer import MultiHeadAttention
+    from headwise.models.open import open_model as open
     from headwise.rungs.cache import KVCache
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GPT",
     "Alibi",
     "Allowed",
     "AttentionSpec",
     "Bias",
     "Causal",
+    "Explanation",
+    "GPTConfig",
+    "Head",
+    "HeadProfile",
+    "Heads",
     "HeadwiseError",
+    "Imported",
+    "Interval",
     "KVCache",
     "Lengths",
     "Mask",
     "MultiHeadAttention",
+    "Price",
     "RelativeBias",
     "RoPE",
+    "Seen",
+    "SeenHead",
     "Segments",
+    "Survey",
     "Trace",
     "Window",
     "ablate",
     "attend",
     "explain",
     "import_attention",
+    "open",
+    "price",
+    "survey",
     "trace",
     "watch",
 ]
 
-_NEEDS_TORCH = {
-    "KVCache": "headwise.rungs.cache",
-    "MultiHeadAttention": "headwise.layer.layer",
-    "ablate": "headwise.heads.effect",
-    "explain": "headwise.layer.explain",
-    "import_attention": "headwise.layer.importing.importers",
-    "watch": "headwise.heads.watch",
+# Where the names are that load when they are first used: module, and what they are called there.
+_LAZY = {
+    "Explanation": ("headwise.layer.explain", "Explanation"),
+    "GPT": ("headwise.gpt.gpt", "GPT"),
+    "GPTConfig": ("headwise.gpt.gpt", "GPTConfig"),
+    "Head": ("headwise.layer.head", "Head"),
+    "HeadProfile": ("headwise.heads.profiles", "HeadProfile"),
+    "Heads": ("headwise.layer.head", "Heads"),
+    "Imported": ("headwise.layer.importing.certificate", "Imported"),
+    "KVCache": ("headwise.rungs.cache", "KVCache"),
+    "MultiHeadAttention": ("headwise.layer.layer", "MultiHeadAttention"),
+    "Price": ("headwise.cost.pricing", "Price"),
+    "Seen": ("headwise.heads.seen", "Seen"),
+    "SeenHead": ("headwise.heads.seen", "SeenHead"),
+    "Survey": ("headwise.heads.profiles", "Survey"),
+    "ablate": ("headwise.heads.effect", "ablate"),
+    "explain": ("headwise.layer.explain", "explain"),
+    "import_attention": ("headwise.layer.importing.importers", "import_attention"),
+    "open": ("headwise.models.open", "open_model"),
+    "price": ("headwise.cost.read", "price"),
+    "survey": ("headwise.heads.survey", "survey"),
+    "watch": ("headwise.heads.watch", "watch"),
 }
 
 
+class _MissingError(HeadwiseError, AttributeError):
+    """A name whose library is not installed: `hasattr(hw, "watch")` is False, and using it says what to install."""
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
     try:
-        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+        return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name != "torch":
+        if error.name not in ("torch", "tokenizers"):
             raise
-        raise HeadwiseError(
-            f"headwise.{name} needs torch, which is not installed: pip install 'headwise[torch]'"
+        raise _MissingError(
+            f"headwise.{name} needs {error.name}, which is not installed: pip install 'headwise[torch]'"
         ) from None
 
 

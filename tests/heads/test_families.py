@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads.hooks import listening
-from headwise.models import interface, sites
+from headwise.models import hf, interface, sites
 
 OFFSETS = (2, 5)
 SIZES = (3, 1, 11, 1, 13)
