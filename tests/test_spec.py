@@ -188,3 +188,23 @@ def test_kv_index_of_any_kind_becomes_whole_numbers() -> None:
     index = resolve_kv_index(3, 5, np.array([4, 0, 4]))
     assert index == (4, 0, 4)
     assert all(type(g) is int for g in index)
+
+
+def test_repr_shows_what_is_not_as_usual() -> None:
+    assert repr(Spec(d_model=21, n_heads=3)) == "AttentionSpec(d_model=21, n_heads=3)"
+    assert repr(Spec(d_model=21, n_heads=3, head_dim=7, d_out=21)) == "AttentionSpec(d_model=21, n_heads=3)"
+    spec = wide().replace(kv_index=(0, 1, 1, 1, 0, 0), rope=hw.RoPE(31.0, dim=2), mask=hw.Causal(), scale=0.5)
+    assert repr(spec) == (
+        "AttentionSpec(d_model=5, n_heads=6, n_kv_heads=2, kv_index=(0, 1, 1, 1, 0, 0), head_dim=7, value_dim=11, "
+        "d_in=13, d_context=17, d_out=19, mask=Causal(offset=None), rope=RoPE(theta=31.0, dim=2), scale=0.5)"
+    )
+    names = {name: getattr(hw, name) for name in ("AttentionSpec", "Causal", "RoPE")}
+    assert eval(repr(spec), names) == spec
+
+
+def test_html_shows_every_size_and_what_was_chosen() -> None:
+    text = Spec(d_model=21, n_heads=3, head_dim=5, mask=hw.Bias([["<b>"]]))._repr_html_()  # type: ignore[list-item]
+    assert "<b>" not in text and "&lt;b&gt;" in text
+    assert '<th scope="row">head_dim</th><td>5</td><td></td>' in text
+    assert '<th scope="row">value_dim</th><td>5</td><td>default</td>' in text
+    assert "softcap" not in text

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from headwise.errors import HeadwiseError
 
 
-@dataclass(frozen=True)
-class RoPE:
+class _Brief:
+    """A dataclass whose repr leaves out what is as usual."""
+
+    def __repr__(self: Any) -> str:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        chosen = [f"{f.name}={values[f.name]!r}" for f in fields(self) if values[f.name] != f.default]
+        return f"{type(self).__name__}({', '.join(chosen)})"
+
+
+@dataclass(frozen=True, repr=False)
+class RoPE(_Brief):
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2), and ways to stretch it.
 
     theta             base of the wavelengths
@@ -94,8 +104,8 @@ class RoPE:
         return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
-@dataclass(frozen=True)
-class RelativeBias:
+@dataclass(frozen=True, repr=False)
+class RelativeBias(_Brief):
     """A learned bias for each head and distance, in buckets that widen with it (Raffel et al. 2020, T5, section 2.1).
 
     n_buckets      distances told apart: half of them one by one, the rest on a logarithmic scale up to max_distance

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -211,8 +212,85 @@ def test_writing_another_shape(make: Any, name: str, shape: tuple[int, ...]) -> 
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
 
 
-def test_a_head_has_a_name(make: Any) -> None:
-    assert repr(make(**KINDS["GQA"]).heads[-1]) == "Head(5, reads key/value head 2)"
+def test_heads_by_name_and_by_slice(make: Any) -> None:
+    heads = make(**KINDS["GQA"]).heads
+    assert heads["H1"].index == heads[1].index == heads[-5].index == 1
+    assert [head.name for head in heads[1:3]] == ["H1", "H2"]
+    assert [head.name for head in heads[::-2]] == ["H5", "H3", "H1"]
+    assert heads[2:][0].name == heads[2:]["H2"].name == heads[2:4][-2].name == "H2"
+    assert (len(heads[4:]), len(heads[6:])) == (2, 0)
+    for name in ("H6", "L0.H1", "h1", ""):
+        with pytest.raises(hw.HeadwiseError) as refusal:
+            heads[name]
+        offer = "did you mean H1?" if name == "h1" else "there are H0 to H5"
+        assert str(refusal.value) == f"there is no head {name!r}; {offer}"
+    with pytest.raises(hw.HeadwiseError, match="there is no head 'H0'; there are H1, H2"):
+        heads[1:3]["H0"]
+    with pytest.raises(hw.HeadwiseError, match="there is no head 2; there are 2, counted from 0"):
+        heads[1:3][2]
+    with pytest.raises(hw.HeadwiseError, match=r"heads\[1\.5\]: a head is one whole number, or a name"):
+        heads[1.5]
+
+
+def test_qk_is_the_bilinear_form_of_the_scores(make: Any) -> None:
+    """Without biases, norms and positions a score is scale * x_i qk y_j."""
+    layer, seen = make(n_kv_heads=3, d_in=11, d_context=13, mask=None, scale=0.7), []
+    layer.watchers.append(seen.append)
+    x, context = draw(B, T, 11), draw(B, 3, 13, seed=2)
+    layer(x, context=context)
+    (call,) = seen
+    scores = hw.trace(call.q, call.k, call.v, **call.options._asdict()).scores
+    for head in layer.heads:
+        assert head.qk.shape == (11, 13)
+        torch.testing.assert_close(scores[:, head.index], 0.7 * x @ head.qk @ context.transpose(1, 2), **CLOSE)
+
+
+def test_ov_is_what_an_attended_token_adds(make: Any) -> None:
+    """With one token to look at each weight is 1, so the layer's answer is the sum of ov over its heads."""
+    layer = make(n_kv_heads=3, d_in=11, d_context=13, d_values=19, mask=None)
+    values = draw(B, 1, 19, seed=3)
+    out = layer(draw(B, T, 11), context=draw(B, 1, 13), values=values)
+    assert layer.heads[0].ov.shape == (17, 19)
+    expected = sum(values @ head.ov.T for head in layer.heads).expand_as(out)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    assert make(out_proj=False, d_out=None).heads[0].ov is None
+
+
+def test_the_costs_of_all_heads_are_those_of_the_layer(layer: hw.MultiHeadAttention) -> None:
+    spec, costs = layer.spec, [head.cost for head in layer.heads]
+    read = {head.kv_index for head in layer.heads}
+    unread = (spec.n_kv_heads - len(read)) * costs[0].kv_parameters
+    elsewhere = unread + 2 * D * spec.qk_norm + spec.d_out * spec.out_bias
+    assert sum(cost.parameter_share for cost in costs) == pytest.approx(spec.n_parameters - elsewhere)
+    assert sum(cost.cache_share for cost in costs) == pytest.approx(len(read) * (D + E) * 8)
+    assert all(cost.cache_bytes == (D + E) * 8 for cost in costs)
+
+
+def test_a_head_says_what_it_reads_and_costs(make: Any) -> None:
+    heads = make(**KINDS["GQA"]).heads
+    assert repr(heads[-1]) == (
+        "Head(H5, reads key/value head 2 with H4; 409 parameters of its own; key/value head: 493 parameters and 136 B "
+        "of cache a token, shared by 2 heads)"
+    )
+    assert repr(heads) == "Heads(H0 to H5; the layer has 6, and 3 key/value heads)"
+    assert repr(heads[1:3]) == "Heads(H1, H2; the layer has 6, and 3 key/value heads)"
+
+
+def test_heads_as_html(make: Any) -> None:
+    layer = make(**KINDS["GQA"])
+    for text, images in (
+        (layer.heads[2]._repr_html_(), 4),
+        (layer.heads[1:3]._repr_html_(), 8),
+        (layer._repr_html_(), 24),
+    ):
+        assert text.count("<img") == text.count("data:image/png;base64,") == images
+        assert "script" not in text and "http" not in text
+        ElementTree.fromstring(f"<div>{text}</div>".replace("&", "").replace('pixelated">', 'pixelated"/>'))
+    assert "W_Q of H2, 10 x 29" in layer.heads[2]._repr_html_() and "n_kv_heads" in layer._repr_html_()
+    assert "means of blocks" in hw.MultiHeadAttention(200, 2).heads[1]._repr_html_()
+    many = hw.MultiHeadAttention(30, 30, n_kv_heads=1, device="meta", out_proj=False).heads._repr_html_()
+    assert "on the meta device" in many and "and 6 more heads" in many and "0 with H1, H2, H3 and 26 more" in many
+    assert "<img" not in many
 
 
 # --- without ---

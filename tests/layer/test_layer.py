@@ -358,6 +358,17 @@ def test_watchers_see_what_the_cache_held(simple: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_whoever_watches_reads_the_scale(simple: Any) -> None:
+    layer, x, calls = simple(scale=0.9, mask=hw.Causal()), draw(B, T, 29), []
+    layer.watchers.append(calls.append)
+    with hw.watch(layer) as seen:
+        layer(x)
+    q, k = calls[0].q, calls[0].k
+    scores = (0.9 * q @ k.transpose(2, 3)).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+    entropy = torch.special.entr(scores.softmax(-1)).sum(-1).mean((0, 2))
+    assert [seen[f"L0.H{h}"].entropy for h in range(6)] == pytest.approx(entropy.tolist(), rel=1e-6)
+
+
 def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
     layer = hw.MultiHeadAttention(30, 3, rope=hw.RoPE(), qk_norm=True, sink=True).to(dtype)
     assert layer(draw(B, T, 30).to(dtype)).dtype == dtype

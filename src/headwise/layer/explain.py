@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.layer.layer import MultiHeadAttention
+from headwise.markup import BINARY, DECIMAL, escaped, scaled, table
 from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
@@ -35,15 +36,26 @@ class Explanation:
     flops: dict[str, int]
     bytes: dict[str, int]
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The way and what it reads, in one line."""
         s = self.sizes
-        queries = "1 query" if s.T == 1 else f"{s.T} queries"
-        lines = [
-            f"{self.path}: {queries} of {s.H} heads read {self.keys} of {s.S} keys of {s.G} heads, batch {s.B}",
-            f"  flops  {_parts(self.flops, 1000, ('', 'k', 'M', 'G', 'T'))}",
-            f"  bytes  {_parts(self.bytes, 1024, ('B', 'KiB', 'MiB', 'GiB', 'TiB'))}",
-        ]
+        return (
+            f"{self.path}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {s.H} heads read {self.keys} of {s.S} keys "
+            f"of {s.G} heads, batch {s.B}"
+        )
+
+    def _costs(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        return ("flops", _parts(self.flops, 1000, DECIMAL)), ("bytes", _parts(self.bytes, 1024, BINARY))
+
+    def __str__(self) -> str:
+        lines = [self.summary, *(f"  {name}  {numbers}" for name, numbers in self._costs())]
         return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in self.refused.items()])
+
+    def _repr_html_(self) -> str:
+        rows = [*self._costs(), *((f"not {name}", reason) for name, reason in self.refused.items())]
+        cells = [(escaped(name), escaped(text)) for name, text in rows]
+        return table(("explain", escaped(self.summary)), cells)
 
 
 def explain(
@@ -134,12 +146,5 @@ def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
 
 
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
-    total = _readable(sum(counts.values()), base, units)
-    return f"{total} = " + " + ".join(f"{_readable(n, base, units)} {name}" for name, n in counts.items())
-
-
-def _readable(number: float, base: int, units: tuple[str, ...]) -> str:
-    power = 0
-    while number >= base and power < len(units) - 1:
-        number, power = number / base, power + 1
-    return f"{number:.0f} {units[power]}".rstrip() if number >= 99.95 else f"{number:.3g} {units[power]}".rstrip()
+    total = scaled(sum(counts.values()), base, units)
+    return f"{total} = " + " + ".join(f"{scaled(count, base, units)} {name}" for name, count in counts.items())

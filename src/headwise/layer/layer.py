@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.layer.display import layer_html
 from headwise.layer.head import Heads, permuted, without
 from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
@@ -296,6 +297,9 @@ class MultiHeadAttention(nn.Module):
             raise HeadwiseError(
                 f"context= with a cache of window={cache.window}: a context does not roll; drop window="
             )
+
+    def _repr_html_(self) -> str:
+        return layer_html(self)
 
     def extra_repr(self) -> str:
         sizes = f"n_heads={self.spec.n_heads}, n_kv_heads={self.spec.n_kv_heads}, head_dim={self.spec.head_dim}"
