@@ -35,7 +35,7 @@ def _table(ladder: Ladder) -> str:
     n = ladder.sizes
     peer = next(rung.ms for rung in ladder.rungs if rung.name == PEER)
     rows = [
-        f"({n.batch},{n.tokens},{n.width}), {n.heads} heads, {ladder.threads} torch threads",
+        f"({n.batch},{n.tokens},{n.d_model}), {n.n_heads} heads, {ladder.threads} torch threads",
         "rung                  ms  of torch.nn      MiB  output differs by",
     ]
     for rung in ladder.rungs:

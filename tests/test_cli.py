@@ -156,7 +156,7 @@ def test_generate_json_is_one_document(run: Path, invoke: Invoke) -> None:
     code, out, err = invoke("generate", run, "--prompt", "the ", "--tokens", 5, "--json")
     document = json.loads(out)
     assert (code, err) == (0, "")
-    assert document["prompt"] == "the " and document["new_tokens"] == 5
+    assert document["prompt"] == "the " and document["n_tokens"] == 5
     assert document["text"].startswith("the ") and len(document["text"]) == 9
 
 

@@ -245,14 +245,14 @@ class LadderSizes:
 
     batch: int
     tokens: int
-    width: int
-    heads: int
-    kv_heads: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
 
     @property
     def kv_width(self) -> int:
         """Width of all keys of a token together."""
-        return self.width // self.heads * self.kv_heads
+        return self.d_model // self.n_heads * self.n_kv_heads
 
 
 @dataclass(frozen=True)

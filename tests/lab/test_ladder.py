@@ -157,13 +157,13 @@ class WrongSlope(torch.autograd.Function):
 
 def unscaled(sizes: LadderSizes, leaves: Any) -> Any:
     """The classic: the division by sqrt(d) forgotten, which is another function though every shape is right."""
-    scaled = {**leaves, "W_Q": leaves["W_Q"] * math.sqrt(sizes.width // sizes.heads)}
+    scaled = {**leaves, "W_Q": leaves["W_Q"] * math.sqrt(sizes.d_model // sizes.n_heads)}
     return RUNGS[5].prepare(sizes, scaled)
 
 
 def with_future(sizes: LadderSizes, leaves: Any) -> Any:
     def forward(x: Any, keep: Any) -> Any:
-        d = sizes.width // sizes.heads
+        d = sizes.d_model // sizes.n_heads
         q, k, v = ((x @ leaves[name].T).unflatten(2, (-1, d)).transpose(1, 2) for name in ("W_Q", "W_K", "W_V"))
         heard = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         return heard.transpose(1, 2).flatten(2) @ leaves["W_O"].T
@@ -219,12 +219,12 @@ def test_extra_keys_of_a_wrong_key_value_head_are_found() -> None:
     certificate = Certificate(LadderSizes(2, 7, 30, 6, 2), seed=0)
 
     def prepare(sizes: LadderSizes, leaves: Any) -> Any:
-        d = sizes.width // sizes.heads
+        d = sizes.d_model // sizes.n_heads
         copies = {
-            name: leaves[name].reshape(sizes.kv_heads, d, -1)[np.arange(6) % 2].reshape(sizes.width, -1)
+            name: leaves[name].reshape(sizes.n_kv_heads, d, -1)[np.arange(6) % 2].reshape(sizes.d_model, -1)
             for name in ("W_K", "W_V")
         }
-        return RUNGS[5].prepare(replace(sizes, kv_heads=sizes.heads), {**leaves, **copies})
+        return RUNGS[5].prepare(replace(sizes, n_kv_heads=sizes.n_heads), {**leaves, **copies})
 
     wrong = certificate.certify(Rung("wrong", "", "array", prepare))
     assert wrong.not_timed == "it disagrees in k, v, scores, weights, heads, joined, output, timed float32"
@@ -293,8 +293,8 @@ def test_a_large_size_is_certified_small_and_its_scalar_loops_are_not_timed(monk
     ladder = run_ladder(width=320, heads=10, tokens=97, batch=2, repeats=3, longest=0.5)
     assert ladder.agrees and ladder.sizes == LadderSizes(2, 97, 320, 10, 10)
     n = ladder.certified
-    assert (n.width < 320 or n.tokens < 97) and n.width % n.heads == 0
-    assert ladder.note is not None and f"{n.tokens} tokens, width {n.width}, {n.heads} heads" in ladder.note
+    assert (n.d_model < 320 or n.tokens < 97) and n.d_model % n.n_heads == 0
+    assert ladder.note is not None and f"{n.tokens} tokens, width {n.d_model}, {n.n_heads} heads" in ladder.note
     plain = rung_of(ladder, "plain")
     assert plain.agrees and plain.ms is None and plain.not_timed is not None
     assert plain.not_timed.startswith("a call would take about ") and plain.not_timed.endswith("longest=0.5")
@@ -442,6 +442,6 @@ def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_record_is_plain_data() -> None:
     document = json.loads(json.dumps(asdict(ladder_of(**GQA)), allow_nan=False))
-    assert document["agrees"] is True and document["sizes"]["kv_heads"] == 2
+    assert document["agrees"] is True and document["sizes"]["n_kv_heads"] == 2
     assert [rung["name"] for rung in document["rungs"]] == NAMES
     assert document["rungs"][4]["gradients"] is None

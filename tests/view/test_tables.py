@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from comparisons import comparison
@@ -14,8 +15,11 @@ from surveys import survey_of
 
 from headwise import cost
 from headwise.cost import PRESETS
+from headwise.lab.ladder import run_ladder
+from headwise.records import Ladder
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
+from headwise.view.ladder import print_ladder
 from headwise.view.survey_table import print_survey
 from headwise.view.tables import print_table
 
@@ -30,6 +34,11 @@ def price_of(name: str, console: Console) -> None:
     print_choice(console, cost.choose(shape, setting))
 
 
+@cache
+def ladder() -> Ladder:
+    return run_ladder(width=15, heads=5, kv_heads=1, tokens=7, repeats=1)
+
+
 VIEWS: dict[str, Draw] = {
     "survey": lambda console: print_survey(console, survey_of(3, 5), "norm"),
     "surveys": lambda console: print_survey(
@@ -41,6 +50,7 @@ VIEWS: dict[str, Draw] = {
     "comparison": lambda console: print_comparison(
         console, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
     ),
+    "ladder": lambda console: print_ladder(console, ladder()),
     "plain": lambda console: print_table(
         console,
         "Many",

@@ -44,7 +44,7 @@ def generate(
             ids.append(token)
             progress("token", len(ids) - n_prompt, tokens)
     n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
-    document = {"prompt": prompt, "text": tokenizer.decode(ids), "new_tokens": n_new}
+    document = {"prompt": prompt, "text": tokenizer.decode(ids), "n_tokens": n_new}
     print_json({**document, "tokens_per_second": round(n_new / seconds, 1)})
 
 

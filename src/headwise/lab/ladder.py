@@ -96,8 +96,8 @@ def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
     if small == sizes:
         return None
     return (
-        f"certified at batch {small.batch}, {small.tokens} tokens, width {small.width}, {small.heads} heads, "
-        f"{small.kv_heads} key/value heads: the scalar loops would take too long at the size asked for"
+        f"certified at batch {small.batch}, {small.tokens} tokens, width {small.d_model}, {small.n_heads} heads, "
+        f"{small.n_kv_heads} key/value heads: the scalar loops would take too long at the size asked for"
     )
 
 
@@ -122,9 +122,9 @@ def certificate_sizes(sizes: LadderSizes) -> LadderSizes:
     now = {
         "batch": sizes.batch,
         "tokens": sizes.tokens,
-        "head_dim": sizes.width // sizes.heads,
-        "kv_heads": sizes.kv_heads,
-        "group": sizes.heads // sizes.kv_heads,
+        "head_dim": sizes.d_model // sizes.n_heads,
+        "kv_heads": sizes.n_kv_heads,
+        "group": sizes.n_heads // sizes.n_kv_heads,
     }
     least = {"batch": 2, "tokens": 11, "head_dim": 5, "kv_heads": 3, "group": 2}  # still tells all axes apart
 
@@ -140,7 +140,9 @@ def certificate_sizes(sizes: LadderSizes) -> LadderSizes:
 
 def _work(n: LadderSizes) -> float:
     """What a scalar loop has to do, in multiplications; a place of the attention map costs it about 100 besides."""
-    return n.batch * n.tokens * (2 * n.width * (n.width + n.kv_width) + n.tokens * (2 * n.width + 100 * n.heads))
+    return (
+        n.batch * n.tokens * (2 * n.d_model * (n.d_model + n.kv_width) + n.tokens * (2 * n.d_model + 100 * n.n_heads))
+    )
 
 
 class _Timed:

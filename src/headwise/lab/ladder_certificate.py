@@ -35,9 +35,9 @@ EXP_ULPS = 20  # of the least exact exp in use: the vectorised one of torch's fu
 def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
     """The leaves, in float64: the square matrices first, as the NumPy course draws them."""
     rng = np.random.default_rng(seed)
-    rows = {"W_Q": n.width, "W_K": n.kv_width, "W_V": n.kv_width, "W_O": n.width}
-    leaves = {name: rng.standard_normal((count, n.width)) / math.sqrt(n.width) for name, count in rows.items()}
-    return leaves | {"x": rng.standard_normal((n.batch, n.tokens, n.width))}
+    rows = {"W_Q": n.d_model, "W_K": n.kv_width, "W_V": n.kv_width, "W_O": n.d_model}
+    leaves = {name: rng.standard_normal((count, n.d_model)) / math.sqrt(n.d_model) for name, count in rows.items()}
+    return leaves | {"x": rng.standard_normal((n.batch, n.tokens, n.d_model))}
 
 
 def cast_leaves(leaves: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Any]:
@@ -55,7 +55,9 @@ class Certificate:
         self.sizes = sizes
         self.leaves = draw_leaves(sizes, seed)
         self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
-        wide, narrow = (layer_bounds(self.leaves, self.cotangent, sizes.heads, sizes.kv_heads, dtype) for dtype in UNIT)
+        wide, narrow = (
+            layer_bounds(self.leaves, self.cotangent, sizes.n_heads, sizes.n_kv_heads, dtype) for dtype in UNIT
+        )
         self.tolerances = {name: 2 * bound for name, bound in wide.items()}
         self.tolerances["timed float64"] = 2 * wide["output"]
         self.tolerances["timed float32"] = wide["output"] + narrow["output"]
@@ -73,8 +75,8 @@ class Certificate:
         result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n), another=rung.another)
         if rung.another is not None:
             return result
-        if n.kv_heads != n.heads and not rung.grouped:
-            refused = f"it cannot share {n.kv_heads} key/value heads among {n.heads} heads"
+        if n.n_kv_heads != n.n_heads and not rung.grouped:
+            refused = f"it cannot share {n.n_kv_heads} key/value heads among {n.n_heads} heads"
             return replace(result, refused=refused, not_timed=refused)
         steps, slopes = self._steps(rung), self._slopes(rung)
         differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
@@ -135,8 +137,8 @@ class Certificate:
         return largest if math.isfinite(largest) else None
 
     def _for_each_head(self, x_bgsd: Array) -> Array:
-        shared = x_bgsd.ndim == 4 and x_bgsd.shape[1] == self.sizes.kv_heads
-        return x_bgsd.repeat(self.sizes.heads // self.sizes.kv_heads, axis=1) if shared else x_bgsd
+        shared = x_bgsd.ndim == 4 and x_bgsd.shape[1] == self.sizes.n_kv_heads
+        return x_bgsd.repeat(self.sizes.n_heads // self.sizes.n_kv_heads, axis=1) if shared else x_bgsd
 
 
 def _numbers(step: Any) -> Array:

@@ -45,7 +45,7 @@ class Rung:
     kind: str  # "plain" (nested lists), "array" (NumPy) or "tensor" (torch)
     prepare: Callable[[LadderSizes, Leaves], Forward]
     grouped: bool = True  # can it run fewer key/value heads than query heads?
-    parameters: Callable[[LadderSizes], int] = lambda n: 2 * n.width * (n.width + n.kv_width)
+    parameters: Callable[[LadderSizes], int] = lambda n: 2 * n.d_model * (n.d_model + n.kv_width)
     another: str | None = None  # why it is another function, which cannot agree, and is timed for its price alone
 
 
@@ -56,15 +56,15 @@ def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
         return [[[dot(row, token) for row in matrix] for token in document] for document in x_btc]
 
     def split(x_btc: Any, count: int) -> Any:
-        d = n.width // n.heads
+        d = n.d_model // n.n_heads
         return [[[token[h * d : (h + 1) * d] for token in document] for h in range(count)] for document in x_btc]
 
     def forward(x: Any, keep: Keep | None) -> Any:
-        q = split(linear(w["W_Q"], x), n.heads)
-        k, v = (split(linear(w[name], x), n.kv_heads) for name in ("W_K", "W_V"))
+        q = split(linear(w["W_Q"], x), n.n_heads)
+        k, v = (split(linear(w[name], x), n.n_kv_heads) for name in ("W_K", "W_V"))
         if not shared:
-            group = n.heads // n.kv_heads
-            k, v = ([[document[h // group] for h in range(n.heads)] for document in kv] for kv in (k, v))
+            group = n.n_heads // n.n_kv_heads
+            k, v = ([[document[h // group] for h in range(n.n_heads)] for document in kv] for kv in (k, v))
         steps = trace(q, k, v, mask=Causal())
         joined = [[[y for head in document for y in head[t]] for t in range(n.tokens)] for document in steps.out]
         if keep is not None:
@@ -85,10 +85,10 @@ def _arrays(attend: Callable[..., Any], n: LadderSizes, w: Leaves) -> Forward:
     mask = causal_mask(n.tokens) if isinstance(w["W_Q"], np.ndarray) else None
 
     def forward(x: Any, keep: Keep | None) -> Any:
-        q = _split(x @ w["W_Q"].T, n.heads)
-        k, v = (_split(x @ w[name].T, n.kv_heads) for name in ("W_K", "W_V"))
+        q = _split(x @ w["W_Q"].T, n.n_heads)
+        k, v = (_split(x @ w[name].T, n.n_kv_heads) for name in ("W_K", "W_V"))
         scores, weights, heads = attend(q, k, v, mask)
-        joined = heads.swapaxes(1, 2).reshape(n.batch, n.tokens, n.width)
+        joined = heads.swapaxes(1, 2).reshape(n.batch, n.tokens, n.d_model)
         if keep is not None:
             keep.update(q=q, k=k, v=v, scores=scores, weights=weights, heads=heads, joined=joined)
         return joined @ w["W_O"].T
@@ -168,8 +168,8 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def _stacked(n: LadderSizes, w: Leaves) -> Forward:
     """The wrapper of separate heads, each of width C/h, and a projection."""
-    d, group = n.width // n.heads, n.heads // n.kv_heads
-    wrapper = MultiHeadAttentionWrapper(n.width, d, n.tokens, 0.0, n.heads)
+    d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
+    wrapper = MultiHeadAttentionWrapper(n.d_model, d, n.tokens, 0.0, n.n_heads)
     for h, head in enumerate(wrapper.heads):
         for name, leaf, place in (("W_query", "W_Q", h), ("W_key", "W_K", h // group), ("W_value", "W_V", h // group)):
             setattr(head, name, _linear(w[leaf][place * d : (place + 1) * d]))
@@ -179,24 +179,24 @@ def _stacked(n: LadderSizes, w: Leaves) -> Forward:
 
 def _as_printed(n: LadderSizes, w: Leaves) -> Forward:
     """The wrapper as the course prints it, every head with the whole width, with weights as drawn by torch."""
-    wrapper = MultiHeadAttentionWrapper(n.width, n.width, n.tokens, 0.0, n.heads).to(w["x"])
+    wrapper = MultiHeadAttentionWrapper(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads).to(w["x"])
     return lambda x, keep: wrapper(x)
 
 
 def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
     """The course's class; keys and values that a group shares are repeated in its weights."""
-    layer = MultiHeadAttn(n.width, n.width, n.tokens, 0.0, n.heads)
-    d, group = n.width // n.heads, n.heads // n.kv_heads
+    layer = MultiHeadAttn(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads)
+    d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
     for name, leaf, times in (("W_query", "W_Q", 1), ("W_key", "W_K", group), ("W_value", "W_V", group)):
-        repeated = w[leaf].reshape(-1, d, n.width).repeat_interleave(times, 0)
-        setattr(layer, name, _linear(repeated.reshape(n.width, n.width)))
+        repeated = w[leaf].reshape(-1, d, n.d_model).repeat_interleave(times, 0)
+        setattr(layer, name, _linear(repeated.reshape(n.d_model, n.d_model)))
     layer.out_proj = _linear(w["W_O"])
     return _module(layer, layer.out_proj, layer, 0)
 
 
 def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
     """headwise's layer, which takes the fused kernel; cached: a token at a time."""
-    layer = MultiHeadAttention(n.width, n.heads, n.kv_heads, mask=Causal())
+    layer = MultiHeadAttention(n.d_model, n.n_heads, n.n_kv_heads, mask=Causal())
     for name, leaf in (("q_proj", "W_Q"), ("k_proj", "W_K"), ("v_proj", "W_V"), ("o_proj", "W_O")):
         setattr(layer, name, _linear(w[leaf]))
     assert layer.o_proj is not None
@@ -209,7 +209,7 @@ def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
-    layer = nn.MultiheadAttention(n.width, n.heads, bias=False, batch_first=True).eval()
+    layer = nn.MultiheadAttention(n.d_model, n.n_heads, bias=False, batch_first=True).eval()
     _give(layer, torch.cat([w["W_Q"], w["W_K"], w["W_V"]]), "in_proj_weight")
     _give(layer.out_proj, w["W_O"])
     later = torch.ones(n.tokens, n.tokens, dtype=torch.bool).triu(1)
@@ -227,7 +227,7 @@ def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
 
 def _for_each_head(n: LadderSizes) -> int:
     """Four square matrices: every query head has keys and values of its own, shared or not."""
-    return 4 * n.width**2
+    return 4 * n.d_model**2
 
 
 RUNGS = (
@@ -248,7 +248,7 @@ RUNGS = (
         "each head has the whole width; no projection",
         "tensor",
         _as_printed,
-        parameters=lambda n: 3 * n.heads * n.width**2,
+        parameters=lambda n: 3 * n.n_heads * n.d_model**2,
         another="each of its heads is as wide as the whole layer and no W_O follows, so that its output has "
         "heads x width numbers for each token, and its heads are never mixed",
     ),

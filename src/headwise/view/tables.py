@@ -36,14 +36,16 @@ def print_table(
     columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(head)]
     wide = [max(map(cell_len, column)) for column in columns]
     least = [_least(column, place in lefts) for place, column in enumerate(columns)]
-    first = min(wide[0], max(least[0], console.width // 3)) if sum(wide) + 2 * len(wide) > console.width else wide[0]
+    fits = sum(wide) + 2 * len(wide) <= console.width
+    gap = 2 if fits else 1  # between two columns
+    first = wide[0] if fits else min(wide[0], max(least[0], console.width // 3))
     start = 1
     while start < len(columns) or start == 1:
         end, room = start, console.width - first - 2
-        while end < len(columns) and (end == start or sum(least[start : end + 1]) + 2 * (end + 1 - start) <= room):
+        while end < len(columns) and (end == start or sum(least[start : end + 1]) + gap * (end + 1 - start) <= room):
             end += 1
-        widths = _spread(wide[start:end], least[start:end], room)
-        grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_header=any(head))
+        widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
+        grid = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(head))
         if title:
             grid.title, grid.title_justify = Text(title if start == 1 else f"{title}, continued"), "left"
         for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
@@ -66,7 +68,7 @@ def _least(column: list[str], is_words: bool) -> int:
 
 def _spread(wide: list[int], least: list[int], room: int) -> list[int]:
     """What each column gets: its least, and from the left what is still free up to all that it can use."""
-    free = room - sum(least) - 2 * len(least)
+    free = room - sum(least)
     widths = []
     for full, small in zip(wide, least, strict=True):
         more = max(0, min(full - small, free))
