@@ -118,7 +118,7 @@ def _set_debug(value: bool) -> None:
     _show_traceback = _show_traceback or value
 
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, all else on standard error.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
 ]

@@ -29,19 +29,23 @@ def compare(
         str,
         typer.Argument(
             metavar="EXPERIMENT",
-            help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which is all of them.",
+            help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which runs them all.",
         ),
     ],
-    text: Annotated[Path | None, typer.Option(help="A UTF-8 text file; without it the built-in data.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of each arm, from 0 on; at least 2.")] = 5,
-    steps: Annotated[int | None, typer.Option(help="Updates of each model; default: the experiment's.")] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where finished units are kept and found again.")] = FOLDER,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes side by side; default: one for each core. Results are the same.")
+    text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: the built-in data.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds for each model, at least 2.")] = 5,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps for each model. Default: those of the experiment.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Where a plot goes; needs matplotlib.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where a page with plots goes.")] = None,
-    page: Annotated[Path | None, typer.Option(help=f"Where the ledger of claims goes; default: {PAGE}.")] = None,
+    folder: Annotated[
+        Path, typer.Option("--out", help="Folder that keeps finished work, so that the command can continue.")
+    ] = FOLDER,
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes. Default: one for each core. The results are the same.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Write a plot to this file (needs matplotlib).")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
+    page: Annotated[Path | None, typer.Option(help=f"Write the list of claims to this file. Default: {PAGE}.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

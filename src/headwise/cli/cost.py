@@ -30,28 +30,37 @@ def cost(
             autocompletion=_presets,
         ),
     ] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of each text; default: the model's longest.")] = None,
-    batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in each text. Default: the longest text of the model.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Number of texts processed together.")] = 1,
     source: Annotated[
-        int | None, typer.Option(help="Tokens that an encoder reads beside the decoder; default: as many as --context.")
+        int | None,
+        typer.Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Number format: fp32, bf16, fp16, fp8, int4...; default: the config's, else bf16."),
+        typer.Option(
+            help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."
+        ),
     ] = None,
-    cache_dtype: Annotated[str | None, typer.Option(help="Number format of the cache; default: as --dtype.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="Memory to fit into, such as 24GiB or 80GB.")] = None,
-    bandwidth: Annotated[str | None, typer.Option(help="Memory bandwidth, such as 900GB/s; bounds the speed.")] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help="Number format of the cache. Default: as --dtype.")] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")
+    ] = None,
     variants: Annotated[
         bool, typer.Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
     ] = False,
-    choose: Annotated[bool, typer.Option("--choose", help="What the rules of thumb would choose, and why.")] = False,
+    choose: Annotated[
+        bool, typer.Option("--choose", help="Show which heads the usual guidelines would choose, and why.")
+    ] = False,
     as_table: Annotated[
-        bool, typer.Option("--table", help="Instead of one model: the models that courses compare.")
+        bool, typer.Option("--table", help="Show the models that courses compare, in one table.")
     ] = False,
-    as_list: Annotated[
-        bool, typer.Option("--list", help="Instead of one model: all presets, in the same table.")
-    ] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="Show all presets in the same table.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

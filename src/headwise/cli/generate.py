@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 def generate(
     run: Run,
     prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
-    tokens: Annotated[int, typer.Option(min=0, help="How many tokens to add at most.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token, 1 samples as the model says.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k likeliest tokens only.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="The largest number of tokens to add.")] = 100,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help="0: always the most likely token. 1: sample from the model's probabilities. Higher: more random."
+        ),
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens only.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     cache: Annotated[
-        bool, typer.Option(help="Keep keys and values; the text is the same without, only slower.")
+        bool, typer.Option(help="Keep keys and values. Without it the text is the same, but slower.")
     ] = True,
     as_json: Json = False,
     debug: Debug = False,

@@ -49,33 +49,37 @@ def heads(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="A file, a folder of text files, or a text; may be repeated. Default: what the run held out."
+            help="A file, a folder of text files, or a text. You may repeat it. Default: what the run held out."
         ),
     ] = None,
-    ids: Annotated[Path | None, typer.Option(help="Token ids instead of a text: a document a line.")] = None,
+    ids: Annotated[
+        Path | None, typer.Option(help="A file of token ids instead of a text, one document per line.")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(help="Cut the text into documents of this many tokens.")] = None,
     documents: Annotated[int | None, typer.Option(help="Stop after this many documents.")] = None,
     ablate: Annotated[
         str | None,
         typer.Option(
-            help="Silence one head at a time and note the change in loss: zero, mean or none. "
+            help="Remove one head at a time and measure the change in loss: zero, mean or none. "
             "Default: zero for models of up to 10 million parameters."
         ),
     ] = None,
-    controls: Annotated[bool, typer.Option(help="Measure the same model with untrained weights, too.")] = True,
-    sort: Annotated[str, typer.Option(help="Order of the table: name, importance, ablation or a statistic.")] = "name",
+    controls: Annotated[bool, typer.Option(help="Also measure the same model with untrained weights.")] = True,
+    sort: Annotated[
+        str, typer.Option(help="Order of the table: name, importance, ablation or a statistic, such as entropy.")
+    ] = "name",
     against: Annotated[Path | None, typer.Option(metavar="OTHER", help="Compare with another model.")] = None,
     html: Annotated[
         Path | None,
-        typer.Option(help="Write the report here. Default: report.html in a run, on what the run held out."),
+        typer.Option(help="Write the report to this file. Default: report.html in the run folder."),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a picture of all heads here.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the table here.")] = None,
-    seed: Annotated[int, typer.Option(help="For the untrained control and the repeated tokens.")] = 0,
+    png: Annotated[Path | None, typer.Option(help="Write a picture of all heads to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the table to this file.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for the untrained control and the repeated tokens.")] = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say what each head of a model does: statistics, roles, and what breaks without it."""
+    """Show what each head of a model does: statistics, roles, and what breaks without it."""
     for option, path in (("--html", html), ("--png", png), ("--csv", csv)):
         _check_target(option, path)
     choices = _Choices(tuple(text or ()), ids, tokens, documents, ablate, controls, seed)

@@ -14,11 +14,11 @@ from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print
 def ladder(
     width: Annotated[int, typer.Option(help="Width of the model.")] = 64,
     heads: Annotated[int, typer.Option(help="Query heads.")] = 4,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; default: as many as query heads.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 16,
-    batch: Annotated[int, typer.Option(help="Texts side by side.")] = 1,
-    repeats: Annotated[int, typer.Option(help="Calls of each rung; the median counts.")] = 7,
-    seed: Annotated[int, typer.Option(help="Seed of weights and input.")] = 0,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads. Default: as many as query heads.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens in each text.")] = 16,
+    batch: Annotated[int, typer.Option(help="Number of texts processed together.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Calls of each rung. The median is shown.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed for weights and input.")] = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -15,14 +15,17 @@ from headwise.errors import HeadwiseError
 @app.command(epilog="Example: headwise trace --text emma --layer 0 --head 2 --at 3 --html emma.html")
 def trace(
     run: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run folder; without it a small model of names is trained.")
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names."),
     ] = None,
-    text: Annotated[str, typer.Option(help="The text to follow.")] = "emma",
-    layer: Annotated[int, typer.Option(help="The layer, from 0.")] = 0,
-    head: Annotated[int, typer.Option(help="The head, from 0.")] = 0,
-    at: Annotated[int | None, typer.Option(help="The position that looks, from 0; default: the last.")] = None,
-    lang: Annotated[str, typer.Option(help="Language of the words: en or es.")] = "en",
-    html: Annotated[Path | None, typer.Option(help="Write the same as one HTML page.")] = None,
+    text: Annotated[str, typer.Option(help="The text to read.")] = "emma",
+    layer: Annotated[int, typer.Option(help="The layer, counted from 0.")] = 0,
+    head: Annotated[int, typer.Option(help="The head, counted from 0.")] = 0,
+    at: Annotated[
+        int | None, typer.Option(help="The position of the query, counted from 0. Default: the last.")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="Language of the explanations: en or es.")] = "en",
+    html: Annotated[Path | None, typer.Option(help="Also write the steps as one HTML page.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -28,18 +28,23 @@ def train(
         Path | None,
         typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus."),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.")
+    ] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
     kv_heads: Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Width of a head; default width / heads.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a head. Default: --width divided by --heads.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
     width: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
     context: Annotated[int | None, typer.Option(help="Longest text the model sees, in tokens.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates of the weights.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of weights, batches and held-out choice.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json; default: characters.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps (updates of the weights).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed for the weights, the batches and the choice of held-out text.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json. Default: a token is a character.")] = None,
     lines: Annotated[
-        bool | None, typer.Option("--lines/--stream", help="Each line is a document, or the text is one stream.")
+        bool | None,
+        typer.Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?"),
     ] = None,
     rung: Annotated[
         str | None,
@@ -47,9 +52,11 @@ def train(
             help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(min=0, help="Texts to draw from the trained model.")] = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one in runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    samples: Annotated[int | None, typer.Option(min=0, help="How many texts to sample from the trained model.")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The run folder. Default: a new folder in runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
