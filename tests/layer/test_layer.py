@@ -357,7 +357,6 @@ def test_watchers_see_what_the_cache_held(simple: Any) -> None:
     assert seen[0].k.shape[2] == 5
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_whoever_watches_reads_the_scale(simple: Any) -> None:
     layer, x, calls = simple(scale=0.9, mask=hw.Causal()), draw(B, T, 29), []
     layer.watchers.append(calls.append)
@@ -369,6 +368,7 @@ def test_whoever_watches_reads_the_scale(simple: Any) -> None:
     assert [seen[f"L0.H{h}"].entropy for h in range(6)] == pytest.approx(entropy.tolist(), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
     layer = hw.MultiHeadAttention(30, 3, rope=hw.RoPE(), qk_norm=True, sink=True).to(dtype)
     assert layer(draw(B, T, 30).to(dtype)).dtype == dtype
