@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.train import evaluate, train
 from headwise.heads.effect import importance
 from headwise.models.open import open_folder
-from headwise.reshape.damage import cache_bytes, decode_speeds
+from headwise.reshape.damage import cache_bytes, decode_speed
 from headwise.reshape.heal import heal
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import prune, weakest
+from headwise.reshape.prune import weakest
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.share import share
+from headwise.reshape.remove import prune_heads
+from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration
 
 TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
@@ -39,7 +40,7 @@ PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
 SHAPE = {"context": 128, "n_layers": 3, "n_heads": 8, "head_dim": 32, "d_model": 168, "d_ff": 384}
 RECIPE = Recipe(steps=2000, batch=16, lr=5e-3, muon_lr=0.015, weight_decay=0.1, warmup=50, final_lr=0.02)
 HEALING = HealRecipe(steps=400, batch=4, evaluations=1)  # 5 % of the tokens above; looked at before and after alone
-UNTRAINED = (  # method, grouping
+UNTRAINED = (  # method, groups
     ("mean", "adjacent"),
     ("mean", "best"),
     ("aligned", "adjacent"),
@@ -57,12 +58,12 @@ def run(runs: int) -> dict[str, Any]:
         return {"table": f"not run: {TEXT} is absent (the complete tinyshakespeare, 1,115,394 characters)"}
     rows = []
     for seed in range(runs):
-        rows.append(one(seed))
+        rows.append(measured(seed))
         print(f"reshape seed {seed}: {rows[-1]}", file=sys.stderr)
     return {"seeds": rows, "table": _table(rows)}
 
 
-def one(seed: int) -> dict[str, Any]:
+def measured(seed: int) -> dict[str, Any]:
     """All figures of one parent."""
     corpus, parent = _parent(seed)
     folder = open_folder(PARENTS / f"seed{seed}")
@@ -74,16 +75,16 @@ def one(seed: int) -> dict[str, Any]:
     bench = _Bench(parent, corpus, calibration, roots, loss, seed)
     row: dict[str, Any] = {"seed": seed, "parent": loss, "parameters": parent.n_parameters}
     row["zero training"] = {
-        f"{n}:1 {method}, {grouping}": bench.damage(share(parent, 8 // n, method, grouping, roots).model)
+        f"{n}:1 {method}, {groups}": bench.damage(share_heads(parent, 8 // n, method, groups, roots).model)
         for n in (2, 4)
-        for method, grouping in UNTRAINED
+        for method, groups in UNTRAINED
     }
     row["healed"] = {
-        f"4:1 {method}, {grouping}": bench.healed(share(parent, 2, method, grouping, roots).model)
-        for method, grouping in HEALED
+        f"4:1 {method}, {groups}": bench.healed(share_heads(parent, 2, method, groups, roots).model)
+        for method, groups in HEALED
     }
     row |= bench.pruning()
-    row["decode"] = bench.decode(share(parent, 2, "principal", "adjacent", roots).model)
+    row["decode"] = bench.decode(share_heads(parent, 2, "principal", "adjacent", roots).model)
     return row
 
 
@@ -124,21 +125,22 @@ class _Bench:
     def healed(self, child: nn.Module) -> dict[str, float]:
         before = self.damage(child)
         began = time.perf_counter()
-        found = heal(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe)
-        after = self.damage(found.model)
-        tokens = found.curve[-1].tokens
+        child_healed = heal(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe)
+        after = self.damage(child_healed.model)
+        tokens = child_healed.curve[-1].tokens
         budget = tokens / (RECIPE.steps * RECIPE.batch * SHAPE["context"])
         seconds = time.perf_counter() - began
         return {"before": before, "after": after, "percent": 100 * after / self.loss, "budget": budget, "s": seconds}
 
     def pruning(self) -> dict[str, Any]:
         """A quarter of the heads, as many from each layer: the least important ones, and random ones."""
-        found = importance(self.parent, self.calibration.statistics)
-        drawn = torch.rand(len(found), generator=torch.Generator().manual_seed(self.recipe.seed)).tolist()
-        sides = {"importance": found, "random": dict(zip(found, drawn, strict=True))}
+        scores = importance(self.parent, self.calibration.statistics)
+        drawn = torch.rand(len(scores), generator=torch.Generator().manual_seed(self.recipe.seed)).tolist()
+        sides = {"importance": scores, "random": dict(zip(scores, drawn, strict=True))}
+        gone = {name: weakest(self.parent, side, 0.75, True) for name, side in sides.items()}
         return {
-            f"pruned by {name}": self.healed(prune(self.parent, weakest(self.parent, scores, 0.75, True), True).model)
-            for name, scores in sides.items()
+            f"pruned by {name}": self.healed(prune_heads(self.parent, heads, True).model)
+            for name, heads in gone.items()
         }
 
     def decode(self, child: nn.Module) -> dict[str, float]:
@@ -149,9 +151,9 @@ class _Bench:
             longer = GPT(replace(model.config, context=2 * LONG)).eval()
             longer.load_state_dict(model.state_dict())
             long.append(longer)
-        before, after = decode_speeds(long, self.calibration.held_out[0][None], LONG)
+        speed = decode_speed(long[0], long[1], self.calibration.held_out[0][None], LONG)
         cache = cache_bytes(child) / cache_bytes(self.parent)
-        return {"parent": before, "child": after, "ratio": after / before, "cache": cache}
+        return {**asdict(speed), "ratio": speed.after / speed.before, "cache": cache}
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

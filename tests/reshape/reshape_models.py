@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -92,6 +94,11 @@ SHAREABLE = tuple(name for name in BUILD if name not in ("gpt2", "bert"))
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A model in eval mode with noise on every parameter: no gain is 1, no bias is 0."""
+    return copy.deepcopy(_built(name, seed, dtype))
+
+
+@cache
+def _built(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(seed)
     model = BUILD[name]().to(dtype)
     generator = torch.Generator().manual_seed(seed)

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 import transformers as tf
 from reshape_models import BERT, BUILD, build, texts
+from torch import nn
 
 from headwise import KVCache
 from headwise.gpt.gpt import GPT
 from headwise.heads.maps import head_maps
 from headwise.models.weights import head_counts, read_layers
-from headwise.reshape.damage import cache_bytes, decode_speeds, entropies, measure
+from headwise.reshape.damage import cache_bytes, decode_speed, entropies, measure
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import prune
-from headwise.reshape.share import share
+from headwise.reshape.remove import prune_heads
+from headwise.reshape.report import Speed
+from headwise.reshape.share import share_heads
 
 SAME = [[(h, h) for h in range(6)]] * 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", [name for name in BUILD if name != "bert"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in BUILD if name != "bert"] + [("rope", torch.bfloat16), ("llama", torch.bfloat16)],
+)
 def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype=dtype)
     models = (
-        [model] if name == "gpt2" else [model, share(model, 2, "mean", "adjacent", moments(model, [texts()])).model]
+        [model]
+        if name == "gpt2"
+        else [model, share_heads(model, 2, "mean", "adjacent", moments(model, [texts()])).model]
     )
-    for one in models:
-        if isinstance(one, GPT):
-            caches = [KVCache() for _ in one.blocks]
-            one(texts(), caches)
+    ids = texts()[:, :5]
+    for model in models:
+        if isinstance(model, GPT):
+            caches = [KVCache() for _ in model.blocks]
+            model(ids, caches)
             held = sum(cache.nbytes for cache in caches)
         else:
-            cache = one(input_ids=texts()[:, :5], use_cache=True).past_key_values
+            cache = model(input_ids=ids, use_cache=True).past_key_values
             held = sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
-        n_tokens = texts().numel() if isinstance(one, GPT) else texts()[:, :5].numel()
-        assert held == cache_bytes(one) * n_tokens, head_counts(one)
+        assert held == cache_bytes(model) * ids.numel(), head_counts(model)
 
 
 def test_an_encoder_keeps_no_cache_and_generates_nothing() -> None:
     parent = build("bert", dtype=torch.float32)
-    child = prune(parent, ((1,), ())).model
+    child = prune_heads(parent, ((1,), ())).model
     damage = measure(parent, child, [texts()], [[(0, 0), (2, 2)], [(0, 0), (1, 1), (2, 2)]], 17)
     assert damage.loss is None and damage.tokens_per_second is None
     assert damage.cache_bytes.before == damage.cache_bytes.after == 0
@@ -51,7 +59,7 @@ def test_an_encoder_keeps_no_cache_and_generates_nothing() -> None:
 def test_a_model_without_a_head_is_compared_by_its_hidden_states() -> None:
     torch.manual_seed(0)
     parent = tf.BertModel(tf.BertConfig(**BERT)).eval()
-    damage = measure(parent, prune(parent, ((1,), ())).model, [texts()], [[(0, 0)], [(0, 0)]], 17)
+    damage = measure(parent, prune_heads(parent, ((1,), ())).model, [texts()], [[(0, 0)], [(0, 0)]], 17)
     assert damage.kl is None and damage.loss is None
     assert damage.error is not None and 0 < damage.error < 1
 
@@ -74,30 +82,53 @@ def test_entropies_are_those_of_the_maps() -> None:
 
 def test_entropies_follow_a_head_to_its_new_place() -> None:
     model = build("rope", dtype=torch.float32)
-    pruned = prune(model, ((0, 1), (0, 1)))
+    pruned = prune_heads(model, ((0, 1), (0, 1)))
     moved = entropies(model, pruned.model, texts(), [[(h, h - 2) for h in range(2, 6)], [(2, 0)]])
     assert moved[0].before == pytest.approx(moved[0].after, abs=1e-6)  # what comes before layer 0 did not change
 
 
 def test_entropies_tell_the_parent_from_the_child() -> None:
     model = build("rope", dtype=torch.float32)
-    child = share(model, 2, "mean", "adjacent").model
+    child = share_heads(model, 2, "mean", "adjacent").model
     same = [[(h, h) for h in range(6)]] * 2
     (first, *_), (turned, *_) = entropies(model, child, texts(), same), entropies(child, model, texts(), same)
     assert first.before != first.after and (first.before, first.after) == (turned.after, turned.before)
     assert first.before == entropies(model, model, texts(), same)[0].before
 
 
-def test_speeds_are_tokens_over_seconds_parent_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only the models move: a token takes 2 seconds in one, 5 in the other."""
+def timed(monkeypatch: pytest.MonkeyPatch, *seconds: list[float]) -> list[nn.Module]:
+    """Models on a clock that only they move: so many seconds a token, in turn."""
     now = [0.0]
     models = []
-    for seconds in (2.0, 5.0):
+    for times in seconds:
         model = build("rope", dtype=torch.float32)
-        model.register_forward_hook(lambda *_, seconds=seconds: now.__setitem__(0, now[0] + seconds))
+        clock = cycle(times)
+        model.register_forward_hook(lambda *_, clock=clock: now.__setitem__(0, now[0] + next(clock)))
         models.append(model)
     monkeypatch.setattr("headwise.reshape.damage.time.perf_counter", lambda: now[0])
-    assert decode_speeds(models, texts()[:1], 5) == [0.5, 0.2]
+    return models
+
+
+def test_speeds_are_tokens_over_seconds_parent_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = decode_speed(*timed(monkeypatch, [2.0], [5.0]), texts()[:1], 5)
+    assert speed == Speed(0.5, 0.2, (0.5, 0.5), (0.2, 0.2), 9, told_apart=True)
+
+
+def test_one_slow_run_widens_no_range_and_two_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nine runs of eight tokens, after one forward over the prompt."""
+    usual, slow = [2.0] * 8, [8.0] * 8
+    once, twice = [0.0, *slow, *usual * 8], [0.0, *slow * 2, *usual * 7]
+    speed = decode_speed(*timed(monkeypatch, once, twice), texts()[:1], 5)
+    assert (speed.before, speed.after) == (0.5, 0.5)
+    assert (speed.before_range, speed.after_range) == ((0.5, 0.5), (0.125, 0.5)) and not speed.told_apart
+
+
+def test_a_model_is_not_told_apart_from_itself() -> None:
+    model = build("llama", dtype=torch.float32)
+    speed = decode_speed(model, model, texts()[:1], 5)
+    low, high = speed.before_range
+    assert low <= speed.before <= high and speed.after_range[0] <= speed.after <= speed.after_range[1]
+    assert not speed.told_apart
 
 
 def test_nothing_changed_is_no_damage() -> None:
@@ -107,7 +138,7 @@ def test_nothing_changed_is_no_damage() -> None:
     assert damage.loss is not None and damage.loss.before == damage.loss.after
     assert all(pair.before == pair.after for pair in damage.entropy)
     assert damage.tokens_per_second is not None and damage.tokens_per_second.before > 0
-    assert damage.decode_context == 17 - 12
+    assert damage.decode_context == 17 - 8
 
 
 @pytest.mark.parametrize("name", ["rope", "llama"])
@@ -117,15 +148,15 @@ def test_speed_is_measured_with_a_full_cache(name: str) -> None:
     head = model.lm_head
     assert isinstance(head, torch.nn.Module)
     hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
-    speeds = decode_speeds([model], texts()[:1, :3], 5)
+    speed = decode_speed(model, model, texts()[:1, :3], 5)
     hook.remove()
-    assert len(speeds) == 1 and speeds[0] > 0
-    assert seen.count(1) >= 3 * 12  # one token at a time, three runs
+    assert speed.before > 0 and speed.runs == 9
+    assert seen.count(1) >= 2 * 9 * 8  # both models, one token at a time
 
 
 def test_parameters_are_counted_once() -> None:
     model = build("llama, tied", dtype=torch.float32)
-    child = share(model, 3, "mean", "adjacent", moments(model, [texts()])).model
+    child = share_heads(model, 3, "mean", "adjacent", moments(model, [texts()])).model
     damage = measure(model, child, [texts()], SAME, None)
     gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
     assert damage.parameters.before - damage.parameters.after == gone

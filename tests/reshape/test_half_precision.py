@@ -12,15 +12,11 @@ from torch import nn
 
 from headwise import HeadwiseError
 from headwise.models.hf import load_folder
-from headwise.models.open import Folder
 from headwise.models.weights import cast, read_layers
-from headwise.reshape.distance import compared
+from headwise.reshape.damage import compared
 from headwise.reshape.export import verify
-from headwise.reshape.job import Changed, Listener, _heal
 from headwise.reshape.prune import prune
-from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.share import share
-from headwise.reshape.text import Calibration
+from headwise.reshape.share import share_heads
 
 HALF = [torch.bfloat16, torch.float16]
 LONG = {**ROTARY, "max_position_embeddings": 512}
@@ -46,7 +42,7 @@ def ids(n: int = 499) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> None:
     model = twins(dtype)
-    child = share(model, 3, "first", "adjacent").model
+    child = share_heads(model, 3, "first", "adjacent").model
     assert compared(model, child, [ids()]).distance == 0
     assert {p.dtype for p in child.parameters()} == {dtype}
     ours, theirs = dict(model.named_buffers()), dict(child.named_buffers())
@@ -55,21 +51,20 @@ def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_healing_leaves_the_frequencies_as_they_are(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_healing_leaves_the_frequencies_as_they_are(dtype: torch.dtype) -> None:
     model = twins(dtype)
-    changed = Changed(prune(model, ((0,), (1,))).model, "", {}, [range(6)] * 2, silent=((0,), (1,)))
     before = {name: x.clone() for name, x in model.named_buffers()}
-    calibration = Calibration(tuple(ids(13)), tuple(ids(17)), None, None, 17, 31)
-    folder = Folder(Path(), model, None, 512, "llama", 31)
-    recipe = HealRecipe(steps=1, evaluations=1)
-    healed = _heal(recipe, folder, changed, calibration, tmp_path, Listener()).model
+    child = prune(model, ["L0.H0", "L1.H1"], text=ids(13).repeat(5, 1), heal=1)
+    assert child.details["zeroed"] and child.healed is not None
+    healed = child.model
     assert {p.dtype for p in healed.parameters()} == {dtype}
+    assert not read_layers(healed)[0].wo[:, 0].any() and not read_layers(healed)[1].wq[1].any()
     assert all(torch.equal(x, before[name]) and x.dtype == before[name].dtype for name, x in healed.named_buffers())
 
 
 def test_a_written_folder_is_the_model_in_memory_or_is_refused(tmp_path: Path) -> None:
     dtype = torch.bfloat16
-    model = share(twins(dtype), 3, "first", "adjacent").model
+    model = share_heads(twins(dtype), 3, "first", "adjacent").model
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     said = verify(model, tmp_path / "model", tmp_path / "probe", 512)
     assert said.startswith("stock transformers, in a fresh process, largest difference of a logit")

@@ -20,12 +20,11 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import Stopped
 from headwise.heads.effect import ablation
-from headwise.models import lineage
-from headwise.models.open import Folder
-from headwise.reshape import changes, job
-from headwise.reshape.changes import head_scores, pruning, sharing
-from headwise.reshape.job import Job, Listener, run_job
-from headwise.reshape.recipe import HealRecipe
+from headwise.models.open import Folder, remember
+from headwise.reshape import job, prune, share
+from headwise.reshape.job import Job, run_job
+from headwise.reshape.prune import head_scores, pruning
+from headwise.reshape.share import sharing
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 
@@ -40,13 +39,10 @@ def text(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def opened(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """A folder that holds the model, and no files."""
-    folder = Folder(Path("source"), model, Tokens.characters(LETTERS, boundary=False), 17, "headwise", 31)
-    monkeypatch.setattr(job, "open_folder", lambda path: folder)
-    monkeypatch.setattr(lineage, "digest", lambda path: "")
-    monkeypatch.setattr(job, "digest", lambda path: "")
-    return folder
+def opened(model: nn.Module, monkeypatch: pytest.MonkeyPatch, path: Path = Path("source")) -> Folder:
+    """A model as if it came from a folder, which has no files."""
+    monkeypatch.setattr(job._Run, "_weights_folder", lambda self: None)
+    return remember(model, path, Tokens.characters(LETTERS, boundary=False), "headwise")
 
 
 def documents(batches: Sequence[Tensor]) -> set[tuple[int, ...]]:
@@ -59,13 +55,13 @@ def test_each_part_of_the_text_serves_for_one_thing(
     """Groups and heads are chosen on one part, the child learns from it, the best weights are chosen on another, and
     what is reported is measured on a third."""
     folder = opened(build("rope", dtype=torch.float32), monkeypatch)
-    found = read_calibration(text, folder)
-    train, chosen, reported = documents(found.train), documents(found.held_out[1::2]), documents(found.held_out[::2])
+    parts = read_calibration(text, folder)
+    train, chosen, reported = documents(parts.train), documents(parts.held_out[1::2]), documents(parts.held_out[::2])
     assert len(train) == 88 and len(chosen) == 5 and len(reported) == 5
     assert not train & chosen and not train & reported and not chosen & reported
     seen: dict[str, list[set[tuple[int, ...]]]] = {"moments": [], "learned": [], "chosen": [], "measured": []}
 
-    def moments(model: nn.Module, batches: Sequence[Tensor], whole: Any = changes.moments) -> Any:
+    def moments(model: nn.Module, batches: Sequence[Tensor], whole: Any = share.moments) -> Any:
         seen["moments"].append(documents(batches))
         return whole(model, batches)
 
@@ -78,19 +74,17 @@ def test_each_part_of_the_text_serves_for_one_thing(
         seen["measured"].append(documents(held_out))
         return whole(parent, child, held_out, *rest)
 
-    def survey(model: Any, text: Any, *rest: Any, whole: Any = changes.survey, **more: Any) -> Any:
+    def survey(model: Any, text: Any, *rest: Any, whole: Any = prune.survey, **more: Any) -> Any:
         seen["moments"].append({tuple(ids) for ids in text.documents})
         return whole(model, text, *rest, **more)
 
-    monkeypatch.setattr(changes, "moments", moments)
-    monkeypatch.setattr(changes, "survey", survey)
+    monkeypatch.setattr(share, "moments", moments)
+    monkeypatch.setattr(prune, "survey", survey)
     monkeypatch.setattr(job, "heal", heal)
     monkeypatch.setattr(job, "measure", measure)
     monkeypatch.setattr(job, "export", lambda *arguments: "not verified")
-    (tmp_path / "source").mkdir()
-    given = Job(source=tmp_path / "source", text=text, out=tmp_path / "out", recipe=HealRecipe(steps=2))
-    run_job(given, sharing(3, "aligned", "adjacent"), Listener())
-    run_job(replace(given, recipe=None, out=None), pruning(None, 0.75, "role", False), Listener())
+    share.share(folder.model, 3, method="aligned", text=text, out=tmp_path / "out", heal=2)
+    prune.prune(folder.model, keep=0.75, by="role", text=text)
     assert seen == {
         "moments": [train, train],
         "learned": [train],
@@ -102,7 +96,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
 @pytest.fixture
 def calibration() -> Calibration:
     ids = torch.randint(31, (6, 13), generator=torch.Generator().manual_seed(1))
-    return Calibration(tuple(ids[:4]), tuple(ids[4:]), None, None, 13, 31)
+    return Calibration(tuple(ids[:4]), tuple(ids[4:]), 13, 31)
 
 
 def test_scores_by_ablation_are_the_loss_without_the_head(
@@ -121,7 +115,7 @@ def test_heads_with_a_role_are_kept_first_and_importance_decides_among_equals(
     profiles = survey_of(1, 4).profiles
     given = [((), 0.9), (("self",), 0.1), ((), 0.2), (("self",), 0.3)]
     made = tuple(replace(p, roles=roles, importance=x) for p, (roles, x) in zip(profiles, given, strict=True))
-    monkeypatch.setattr(changes, "survey", lambda *arguments, **more: replace(survey_of(1, 4), profiles=made))
+    monkeypatch.setattr(prune, "survey", lambda *arguments, **more: replace(survey_of(1, 4), profiles=made))
     found = head_scores("role", folder, calibration)
     assert sorted(found, key=lambda name: found[name]) == ["L0.H2", "L0.H0", "L0.H1", "L0.H3"]
 
@@ -162,27 +156,22 @@ REFUSED: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("make", "change", "said"), REFUSED, ids=[said[:30] for _, _, said in REFUSED])
-def test_what_cannot_be_done_is_said_before_a_text_is_read(
-    make: Any, change: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened(make().eval(), monkeypatch)
+def test_what_cannot_be_done_is_said_before_a_text_is_read(make: Any, change: Any, said: str) -> None:
+    model = make().eval()
     with pytest.raises(HeadwiseError) as refusal:
-        run_job(Job(source=Path("source"), text=Path("no such text")), change, Listener())
+        run_job(Job(model, text=Path("no such text")), change)
     assert said in str(refusal.value)
 
 
 def test_ctrl_c_while_w_o_is_fitted_stops_there(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened(build("rope", dtype=torch.float32), monkeypatch)
-    (tmp_path / "source").mkdir()
-    recipe = HealRecipe(steps=0, refit=200)
-    given = Job(source=tmp_path / "source", text=text, out=tmp_path / "out", recipe=recipe)
+    model = opened(build("rope", dtype=torch.float32), monkeypatch, tmp_path / "source").model
 
     def press(*arguments: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr("headwise.reshape.heal.refit", press)
-        run_job(given, sharing(3, "mean", "adjacent"), Listener())
+        share.share(model, 3, method="mean", text=text, out=tmp_path / "out", heal=0, refit=200)
     assert not (tmp_path / "out").exists() and (tmp_path / "out.partial" / "heal.safetensors").exists()
     with Workplace(tmp_path / "source", tmp_path / "out", force=False) as workplace:
         assert workplace.has_state

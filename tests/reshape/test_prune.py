@@ -15,8 +15,10 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.effect import ablate
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
+from headwise.reshape.change import Gone, silence
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.prune import Gone, cache_note, named_heads, prune, weakest, zero
+from headwise.reshape.prune import named_heads, weakest
+from headwise.reshape.remove import cache_note, prune_heads
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))
@@ -40,7 +42,7 @@ def test_pruning_is_a_gate_of_zero(name: str, names: tuple[str, Gone]) -> None:
     model = build(name)
     heads = named_heads(model, names[0])
     assert heads == names[1]
-    pruned = prune(model, heads)
+    pruned = prune_heads(model, heads)
     assert pruned.names == names[0].split(",")
     assert difference(model, pruned.model, pruned.names) < (1e-5 if name == "qwen3" else 1e-9)
     out = names is EVEN and name not in ("gpt2", "bert", "rope, GQA", "llama", "llama, tied", "llama, GQA")
@@ -60,7 +62,7 @@ def test_a_gate_of_zero_changes_something(name: str) -> None:
 
 def test_a_whole_group_takes_its_keys_and_values_along() -> None:
     model = build("rope, GQA")  # 12 query heads on 6
-    pruned = prune(model, named_heads(model, "L0.H2,L0.H3,L1.H10,L1.H11"))
+    pruned = prune_heads(model, named_heads(model, "L0.H2,L0.H3,L1.H10,L1.H11"))
     assert pruned.reason is None
     assert head_counts(pruned.model) == (10, 5, 10)
     assert cache_bytes(pruned.model) * 6 == cache_bytes(model) * 5
@@ -71,7 +73,7 @@ def test_a_whole_group_takes_its_keys_and_values_along() -> None:
 def test_one_query_head_of_each_group_leaves_the_weights_but_not_the_cache() -> None:
     model = build("rope, GQA")
     heads = tuple(tuple(range(layer, 12, 2)) for layer in (0, 1))
-    pruned = prune(model, heads)
+    pruned = prune_heads(model, heads)
     assert pruned.reason is None
     assert head_counts(pruned.model) == (6, 6, 10)
     assert difference(model, pruned.model, pruned.names) < 1e-9
@@ -95,7 +97,7 @@ REASONS = [
 def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str, said: str) -> None:
     model = build(name)
     chosen = named_heads(model, heads)
-    pruned = prune(model, chosen)
+    pruned = prune_heads(model, chosen)
     assert said in str(pruned.reason)
     assert head_counts(pruned.model) == head_counts(model)
     note = cache_note(model, pruned)
@@ -103,21 +105,21 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
     assert ("--uniform --keep" in str(pruned.reason)) == (name not in ("gpt2", "bert"))
     with pytest.raises(HeadwiseError, match=r"leave out --uniform to have the heads zeroed"):
-        prune(model, chosen, uniform=True)
+        prune_heads(model, chosen, uniform=True)
 
 
 def test_a_run_that_transformers_reads_stays_one() -> None:
     """Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone."""
     config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
-    pruned = prune(GPT(config), ((1,),))
+    pruned = prune_heads(GPT(config), ((1,),))
     assert "num_attention_heads to divide hidden_size=24, and 5 does not" in str(pruned.reason)
-    assert prune(GPT(config), ((1, 4),)).reason is None
+    assert prune_heads(GPT(config), ((1, 4),)).reason is None
 
 
 def test_zeroed_heads_stay_zero_when_put_back() -> None:
     model = build("gpt2")
     heads: Gone = ((1,), (0, 2))
-    pruned = prune(model, heads)
+    pruned = prune_heads(model, heads)
     wanted = {name: tensor.clone() for name, tensor in pruned.model.state_dict().items()}
     weights = read_layers(pruned.model)
     with torch.no_grad():
@@ -125,7 +127,7 @@ def test_zeroed_heads_stay_zero_when_put_back() -> None:
         weights[1].wq[0] = 3.0
         assert weights[1].bq is not None
         weights[1].bq[0] = 3.0
-    zero(pruned.model, heads)
+    silence(pruned.model, heads)
     assert all(torch.equal(wanted[name], tensor) for name, tensor in pruned.model.state_dict().items())
 
 
@@ -159,7 +161,7 @@ def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
 def test_uniform_takes_from_each_group_where_a_group_is_too_much() -> None:
     model = hw_mqa()
     assert weakest(model, scores(model), 0.75, uniform=True) == ((3, 4), (3, 4))
-    assert prune(model, ((3, 4), (3, 4)), uniform=True).reason is None
+    assert prune_heads(model, ((3, 4), (3, 4)), uniform=True).reason is None
 
 
 def hw_mqa() -> nn.Module:
@@ -172,7 +174,7 @@ def hw_mqa() -> nn.Module:
     ("heads", "said"),
     [
         ("", "no head is named"),
-        ("L0H1", "'L0H1' is no head; write L3.H5 for layer 3, head 5"),
+        ("L0H1", "'L0H1' is no name of a head; L3.H5 is head 5 of layer 3"),
         ("L2.H0", "the model has no head L2.H0: 2 layers of 6 heads, L0.H0 to L1.H5"),
         ("L0.H6", "the model has no head L0.H6"),
         (",".join(f"L1.H{h}" for h in range(6)), "all 6 heads of layer 1 are to go; a layer needs one"),
@@ -184,7 +186,7 @@ def test_names_that_are_no_heads_are_refused(heads: str, said: str) -> None:
     assert said in str(refusal.value)
 
 
-@pytest.mark.parametrize("keep", [0.0, 1.0, 1.5, -0.1, float("nan")])
+@pytest.mark.parametrize("keep", [0.0, 1.5, -0.1, float("nan")])
 def test_a_share_lies_between_none_and_all(keep: float) -> None:
     model = build("rope")
     with pytest.raises(HeadwiseError, match=r"must lie between 0 and 1; 0.75 removes a quarter"):
@@ -193,6 +195,8 @@ def test_a_share_lies_between_none_and_all(keep: float) -> None:
 
 def test_a_share_that_removes_nothing_says_so() -> None:
     model = build("rope")
+    with pytest.raises(HeadwiseError, match=r"keep=1.0 keeps every head: nothing changes, nothing is written"):
+        weakest(model, scores(model), 1.0, uniform=True)
     with pytest.raises(HeadwiseError, match=r"keep=0.99 of 12 heads removes none"):
         weakest(model, scores(model), 0.99, uniform=False)
 
@@ -203,5 +207,5 @@ def test_the_layer_s_own_pruning_agrees() -> None:
     layer = model.blocks[0].attention  # type: ignore[index, union-attr]
     assert isinstance(layer, hw.MultiHeadAttention)
     smaller = layer.without([2, 3])
-    pruned = prune(model, ((2, 3), (2, 3))).model.blocks[0].attention  # type: ignore[index, union-attr]
+    pruned = prune_heads(model, ((2, 3), (2, 3))).model.blocks[0].attention  # type: ignore[index, union-attr]
     assert all(torch.equal(a, b) for a, b in zip(smaller.parameters(), pruned.parameters(), strict=True))

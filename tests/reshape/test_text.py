@@ -136,7 +136,7 @@ def test_a_folder_without_a_tokenizer_is_refused(path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(path: Path) -> None:
     with pytest.raises(
-        HeadwiseError, match=r"gives id 121 and the model knows 100 tokens: they do not belong together"
+        HeadwiseError, match=r"has the token id 121 and the model knows 100 tokens: they do not belong together"
     ):
         read_calibration(path, folder(Framed(), vocab_size=100, family="bert"))
 

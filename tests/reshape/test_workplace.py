@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,79 @@ def test_what_a_killed_job_had_set_aside_comes_back(source: Path, tmp_path: Path
     with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, tmp_path / "out", force=False):
         pass
     assert said(tmp_path / "out") == "old" and names(tmp_path) == ["out", "source"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from headwise.reshape import workplace as room
+
+tmp_path, moment = Path(sys.argv[1]), int(sys.argv[2])
+
+
+def counting(function):
+    def count(*arguments, **options):
+        global moment
+        moment -= 1
+        if not moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+
+    return count
+
+
+for child in range(1, moment + 1):
+    folder = tmp_path / str(child)
+    (folder / "out").mkdir(parents=True)
+    (folder / "out" / "headwise.json").write_text("old")
+    moment = child
+    process = os.fork()
+    if process:
+        os.waitpid(process, 0)
+        continue
+    with room.Workplace(tmp_path / "source", folder / "out", force=True) as place:
+        (place.path / room.STATE).write_text("state")
+        place.fresh.mkdir()
+        (place.fresh / "headwise.json").write_text("new")
+        for owner, name in ((Path, "rename"), (Path, "unlink"), (os, "fsync"), (room.shutil, "rmtree")):
+            setattr(owner, name, counting(getattr(owner, name)))
+        place.finish()
+    os._exit(0)
+"""
+MOMENTS = 12  # more than `finish` and `__exit__` have calls that change the disk
+
+
+def test_a_job_that_is_killed_at_its_end_leaves_nothing_that_the_next_one_does_not_settle(
+    source: Path, tmp_path: Path
+) -> None:
+    """SIGKILL before each call that changes the disk: the old model is whole, or the new one; then all is clear."""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(MOMENTS)]
+    subprocess.run(command, env=environment, check=True, timeout=100)
+    ends, left = [], 0
+    for moment in range(1, MOMENTS + 1):
+        folder = tmp_path / str(moment)
+        left += (folder / "out.partial").exists()
+        with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, folder / "out", force=False):
+            pass
+        ends.append((folder / "out" / "headwise.json").read_text())
+        waiting = names(folder / "out.partial") if (folder / "out.partial").exists() else []
+        assert waiting == ([STATE] if ends[-1] == "old" else []), moment
+    assert ends == sorted(ends, reverse=True) and len(set(ends)) == 2  # first the old one, then the new one
+    assert ends.count("old") < left < MOMENTS  # killed before and after the new one had its name, and not at all
+
+
+def test_what_is_refused_deletes_nothing(source: Path, tmp_path: Path) -> None:
+    for name in ("letters", "out"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".letter.txt.7.tmp").write_text("dear")
+    model(tmp_path / "letters.partial" / "replaced", "old")
+    for place, match in (("letters", r"has no headwise\.json"), ("source", "is the source itself"), ("", "holds the")):
+        with pytest.raises(HeadwiseError, match=match), Workplace(source, tmp_path / place, force=True):
+            pass
+    assert names(tmp_path) == ["letters", "letters.partial", "out", "source"]
+    assert said(tmp_path / "letters.partial" / "replaced") == "old"
+    assert names(tmp_path / "letters") == names(tmp_path / "out") == [".letter.txt.7.tmp"]
 
 
 def test_a_folder_that_appeared_meanwhile_is_left_alone(source: Path, tmp_path: Path) -> None:

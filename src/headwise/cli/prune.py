@@ -15,12 +15,14 @@ from headwise.cli.reshape import Options, reshape, with_options
 def prune(
     options: Options,
     heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
-    keep: Annotated[float | None, typer.Option(help="Share of the heads that stays; --by chooses which.")] = None,
+    keep: Annotated[
+        float | None, typer.Option(help="Share of the heads that stays, below 1; --by chooses which.")
+    ] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="importance (by gradients, the default), ablation (loss without the head), or role (heads without one "
-            "first)."
+            help="With --keep, what decides: importance (from gradients, the default), ablation (the loss without "
+            "the head), or role (heads without a role go first)."
         ),
     ] = None,
     uniform: Annotated[
@@ -30,9 +32,12 @@ def prune(
     """Remove query heads from a model.
 
     Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
-    from each group. Otherwise they are zeroed, and the reason is said. The rest is as in `share`: damage, healing, a
-    verified folder.
+    from each group. Otherwise they are zeroed, and the reason is printed. The rest is as in `headwise share`: the
+    damage is measured, healed if you ask for it, and a verified folder is written.
     """
     with needs_torch():
-        from headwise.reshape.changes import pruning
-    reshape(pruning(heads, keep, by, uniform), options)
+        from headwise.reshape.prune import prune as prune_model
+    reshape(
+        options,
+        lambda **common: prune_model(options.model, heads, keep=keep, by=by, uniform=uniform, **common),
+    )

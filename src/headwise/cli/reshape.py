@@ -6,19 +6,19 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, err, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.reshape.recipe import HealRecipe
 
 if TYPE_CHECKING:
-    from headwise.reshape.job import Change, Listener
-    from headwise.reshape.report import Damage, HealPoint
+    from headwise.reshape.job import Listener
+    from headwise.reshape.report import Damage, HealPoint, Reshaped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Options:
     text: Annotated[
         Path | None,
         typer.Option(
-            help="A UTF-8 text to calibrate on, to heal on, and, its last tenth, to measure on; "
+            help="A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; "
             "default: what a run of headwise was trained on."
         ),
     ] = None
@@ -40,7 +40,7 @@ class Options:
         int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
     ] = None
     heal: Annotated[
-        int | None, typer.Option(help="Steps of healing, with --out: the child learns from its parent.")
+        int | None, typer.Option(help="Steps of healing, with --out: the new model learns to answer as the old one.")
     ] = None
     batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = HealRecipe.batch
     lr: Annotated[
@@ -51,9 +51,9 @@ class Options:
     ] = HealRecipe.hidden
     refit: Annotated[
         int,
-        typer.Option(help="Tokens on which W_O is fitted before healing, in closed form; with --heal 0 that alone."),
+        typer.Option(help="Tokens on which W_O is fitted first, without training steps; --heal 0 does that alone."),
     ] = HealRecipe.refit
-    seed: Annotated[int, typer.Option(help="Seed of the order of documents in healing.")] = HealRecipe.seed
+    seed: Annotated[int, typer.Option(help="Seed of the order in which healing reads the documents.")] = HealRecipe.seed
     force: Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")] = False
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
     as_json: Json = False
@@ -61,7 +61,7 @@ class Options:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with `Options` behind its own ones; it gets them as one argument, its first."""
+    """The command with `Options` after its own options; it gets them as one argument, its first."""
     hints = get_type_hints(Options, include_extras=True)
     common = [
         inspect.Parameter(
@@ -72,57 +72,40 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         for field in fields(Options)
     ]
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + common
+    _, *specific = inspect.signature(command, eval_str=True).parameters.values()
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in specific] + common
 
     @functools.wraps(command)
-    def given(**values: Any) -> None:
+    def whole(**values: Any) -> None:
         command(Options(**{field.name: values.pop(field.name) for field in fields(Options)}), **values)
 
-    given.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    given.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return given
+    whole.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    whole.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return whole
 
 
-def reshape(change: Change, options: Options) -> None:
-    """Run the job, show its damage as soon as it is known, then the rest."""
-    with needs_torch():
-        from headwise.reshape.job import Job, run_job
-        from headwise.view.reshape import print_reshaped
-    healing = ("batch", "lr", "hidden", "refit", "seed")
-    given = [name for name in healing if getattr(options, name) != getattr(HealRecipe, name)]
-    if options.heal is None and given:
-        raise HeadwiseError(f"--{given[0]} is about healing; pass --heal STEPS with it, or --heal 0 --refit TOKENS")
-    recipe = None
-    if options.heal is not None:
-        recipe = HealRecipe(
-            steps=options.heal,
-            batch=options.batch,
-            lr=options.lr,
-            hidden=options.hidden,
-            refit=options.refit,
-            seed=options.seed,
-        )
-    job = Job(
-        source=options.model,
-        text=options.text,
-        out=options.out,
-        tokens=options.tokens,
-        recipe=recipe,
-        force=options.force,
-        resume=options.resume,
-    )
-    with _progress(options.as_json) as listener:
-        report = run_job(job, change, listener)
+def reshape(options: Options, verb: Callable[..., Reshaped]) -> None:
+    """Call `hw.share` or `hw.prune` with the common options; show the damage as soon as it is known, then the rest."""
+    from headwise.view.reshape import print_reshaped
+
+    arguments = {name: value for name, value in vars(options).items() if name not in ("model", "as_json", "debug")}
+    if options.heal is None:
+        for name in ("batch", "lr", "hidden", "refit", "seed"):
+            if arguments[name] != getattr(HealRecipe, name):
+                raise HeadwiseError(f"--{name} is about healing; pass --heal STEPS with it, or --heal 0 --refit TOKENS")
+    elif options.out is None:
+        raise HeadwiseError("--heal makes a model to keep; pass --out, the folder to write it to")
+    with _listening(options.as_json) as listener:
+        reshaped = verb(**arguments, listener=listener)
     if options.as_json:
-        print_json(asdict(report))
+        print_json(reshaped.document())
     else:
-        print_reshaped(out, report)
+        print_reshaped(out, reshaped)
 
 
 @contextmanager
-def _progress(as_json: bool) -> Iterator[Listener]:
-    """Where there is no terminal, each evaluation has a line; the damage goes to standard output."""
+def _listening(as_json: bool) -> Iterator[Listener]:
+    """Progress on standard error; the damage, as soon as it is known, on standard output."""
     from headwise.reshape.job import Listener
     from headwise.view.reshape import print_changed, print_damage
 

@@ -5,6 +5,7 @@ The questions that every study asks stand here once. Nothing to the right of thi
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,14 +151,27 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def decoder(model: nn.Module, prompt: Tensor) -> Callable[[Tensor], object]:
-    """A function that gives the model one more token (1,1) after it has read the prompt (1,T), with its own cache."""
+def decoder(model: nn.Module, prompt: Tensor) -> Callable[[], Callable[[Tensor], object]]:
+    """Let the model read a prompt (1,T) into its cache. Each call of the result begins anew from there.
+
+    What it begins is a function that gives the model one more token (1,1) at a time.
+    """
     if isinstance(model, GPT):
         caches = model.new_caches()
         model(prompt, caches, last_only=True)
-        return lambda token: model(token, caches, last_only=True)
+
+        def begin_own() -> Callable[[Tensor], object]:
+            copied = copy.deepcopy(caches)
+            return lambda token: model(token, copied, last_only=True)
+
+        return begin_own
     cache = model(input_ids=prompt, use_cache=True).past_key_values
-    return lambda token: model(input_ids=token, past_key_values=cache, use_cache=True)
+
+    def begin() -> Callable[[Tensor], object]:
+        copied = copy.deepcopy(cache)
+        return lambda token: model(input_ids=token, past_key_values=copied, use_cache=True)
+
+    return begin
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+from torch import nn
+
 from headwise.errors import HeadwiseError
 from headwise.gpt.run import RUN
 from headwise.records import Ancestor, head_name
@@ -45,6 +48,15 @@ def digest(folder: Path) -> str:
     """SHA-256 of a folder's weights."""
     paths = [path.resolve() for path in sorted(folder.glob(WEIGHTS))]
     return _sha256(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths))
+
+
+def digest_of(model: nn.Module) -> str:
+    """SHA-256 of the weights of a model in memory."""
+    whole = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        whole.update(name.encode())
+        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
 
 
 @lru_cache(maxsize=16)  # a command asks several times, and files may be large

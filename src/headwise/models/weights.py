@@ -302,7 +302,7 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     elif not family_of(model).rope:
         return ()
     else:
-        rope_parameters: Any = getattr(model.config, "rope_parameters", None) or {}
-        dim = int(head_dim * rope_parameters.get("partial_rotary_factor", 1.0))
+        body: Any = getattr(model, "base_model", model)
+        dim = 2 * len(body.rotary_emb.inv_freq)  # not every family heeds a partial_rotary_factor in its config
     half = dim // 2
     return tuple((2 * m, 2 * m + 1) if interleaved else (m, m + half) for m in range(half))

@@ -16,7 +16,9 @@ RoPE in closed form. Here the target is the mean of the group, found in rounds (
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +37,7 @@ class KeyRule:
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """For a reader."""
         parts = []
         if self.planes:
@@ -71,29 +73,25 @@ def fold(weights: AttentionWeights, k_maps: Tensor | None, v_maps: Tensor | None
 
     The function stays the same if the k_maps keep to the layer's `key_rule`; v_maps may be any invertible matrices.
     """
-    r, new = weights.group_size, weights
+    r = weights.group_size
     if k_maps is not None:
         q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
-        new = dataclasses.replace(
-            new,
-            wk=k_maps @ new.wk,
-            wq=q_maps @ new.wq,
-            bk=None if new.bk is None else _times(k_maps, new.bk),
-            bq=None if new.bq is None else _times(q_maps, new.bq),
-        )
+        weights = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
     if v_maps is not None:
         o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
-        new = dataclasses.replace(
-            new,
-            wv=v_maps @ new.wv,
-            bv=None if new.bv is None else _times(v_maps, new.bv),
-            wo=torch.einsum("che,hef->chf", new.wo, o_maps),
-        )
-    return new
+        wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
+        weights = dataclasses.replace(mapped(weights, "v", lambda rows: v_maps @ rows), wo=wo)
+    return weights
 
 
-def _times(maps: Tensor, vectors: Tensor) -> Tensor:
-    return (maps @ vectors[..., None])[..., 0]
+def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]) -> AttentionWeights:
+    """The layer with its "q", "k" or "v" changed: a linear map of W (n,D,C), and of the bias as one more column."""
+    w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
+    changed: dict[str, Any] = {
+        f"w{part}": change(w),
+        f"b{part}": None if bias is None else change(bias[..., None])[..., 0],
+    }
+    return dataclasses.replace(weights, **changed)
 
 
 def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
@@ -131,8 +129,8 @@ def turns(heads: Tensor) -> Tensor:
     """
     target = heads[medoid((heads[:, None] * heads[None].conj()).sum(-1).abs().sum(-1))]
     for _ in range(ROUNDS):
-        found = (target * heads.conj()).sum(-1)
-        units = torch.where(found.abs() > 0, found / found.abs(), torch.ones_like(found))
+        products = (target * heads.conj()).sum(-1)
+        units = torch.where(products.abs() > 0, products / products.abs(), torch.ones_like(products))
         target = (units[..., None] * heads).mean(0)
     return units
 

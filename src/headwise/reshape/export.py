@@ -41,13 +41,13 @@ def export(
     fresh = workplace.fresh
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
     fresh.mkdir()
-    say(f"writing {workplace.given}")
+    say(f"writing {workplace.shown}")
     write_folder(fresh, model, source)
     say("verifying in a fresh process")
-    said = verify(model, fresh, workplace.probe, source.context)
-    write_whole(fresh / RECORD, json.dumps({**record, "verified": said}, indent=2, ensure_ascii=False) + "\n")
+    verified = verify(model, fresh, workplace.probe, source.context)
+    write_whole(fresh / RECORD, json.dumps({**record, "verified": verified}, indent=2, ensure_ascii=False) + "\n")
     workplace.finish()
-    return said
+    return verified
 
 
 @torch.no_grad()
@@ -72,10 +72,11 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise HeadwiseError(f"the exported model cannot be read back: {last}; nothing was written")
-    found = json.loads(done.stdout)
-    if not found["difference"] <= TOLERANCE:
+    result = json.loads(done.stdout)
+    reader, difference = result["by"], result["difference"]
+    if not difference <= TOLERANCE:
         raise HeadwiseError(
-            f"the exported model, read by {found['by']}, differs from the one in memory by {found['difference']:.2g} "
-            f"in a logit, more than {TOLERANCE:.2g}; nothing was written"
+            f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "
+            f"more than {TOLERANCE:.2g}; nothing was written"
         )
-    return f"{found['by']}, in a fresh process, largest difference of a logit {found['difference']:.1e}"
+    return f"{reader}, in a fresh process, largest difference of a logit {difference:.1e}"

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from headwise.models.weights import AttentionWeights
+from headwise.reshape.align import as_complex
 from headwise.reshape.moments import activations, keys, queries
 
 Groups = tuple[tuple[int, ...], ...]
 Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
-GROUPINGS = ("adjacent", "best")
+Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
+GROUPS = ("adjacent", "best")
 EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
 
 
@@ -55,23 +57,25 @@ def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], flo
     """
     dealt = tuple(tuple(range(n, n_heads, n_groups)) for n in range(n_groups))
     ends = [_exchanged(start, price) for start in (adjacent(n_heads, n_groups), dealt)]
-    return tuple(sorted(min(ends, key=lambda groups: sum(map(price, groups)))))
+    cheaper = min(ends, key=lambda groups: sum(price(group) for group in groups))
+    return tuple(sorted(cheaper))
 
 
-def _exchanged(groups: Groups, price: Callable[[tuple[int, ...]], float]) -> Groups:
-    now = list(groups)
+def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Groups:
+    groups = list(start)
     improved = True
     while improved:
         improved = False
-        for a, b in itertools.combinations(range(len(now)), 2):
-            for i, j in itertools.product(now[a], now[b]):
-                if i in now[a] and j in now[b]:  # still there: an exchange may have moved them
-                    first = tuple(sorted({*now[a], j} - {i}))
-                    second = tuple(sorted({*now[b], i} - {j}))
-                    before, after = price(now[a]) + price(now[b]), price(first) + price(second)
-                    if after < before * (1 - 1e-9):  # more than rounding
-                        now[a], now[b], improved = first, second, True
-    return tuple(now)
+        for a, b in itertools.combinations(range(len(groups)), 2):
+            for i, j in itertools.product(groups[a], groups[b]):
+                if i not in groups[a] or j not in groups[b]:
+                    continue  # an earlier exchange of this round has moved one of them
+                first = tuple(sorted({*groups[a], j} - {i}))
+                second = tuple(sorted({*groups[b], i} - {j}))
+                before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
+                if after < before * (1 - 1e-9):  # more than rounding
+                    groups[a], groups[b], improved = first, second, True
+    return tuple(groups)
 
 
 def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
@@ -79,47 +83,62 @@ def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int],
     r = weights.group_size
     before = weights.selected([g * r + i for g in group for i in range(r)], group)
     after = pool(before, root, 1)
-    added, error = _outputs(before, after, root)
-    return float((_score_errors(before, after, root).clamp(max=1) * added + error).sum())
+    added, error = output_errors(before, after, root)
+    return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
 
 
-def _outputs(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
+def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
-    ours, theirs = before.wo.permute(1, 0, 2), after.wo.permute(1, 0, 2)
-    v, w = (_for_queries(activations(x.wv, x.bv, root), before.n_heads) for x in (before, after))
 
-    def mean(left: Tensor, x: Tensor, right: Tensor, y: Tensor) -> Tensor:
-        return ((left.mT @ right) * (x @ y.mT)).sum((1, 2))
+    def factors(weights: AttentionWeights) -> Pair:
+        values = activations(weights.wv, weights.bv, root)
+        return weights.wo.permute(1, 0, 2), _for_queries(values, before.n_heads)
 
-    added = mean(ours, v, ours, v)
-    return added, (added - 2 * mean(ours, v, theirs, w) + mean(theirs, w, theirs, w)).clamp(min=0)
+    old, new = factors(before), factors(after)
+    return _output_products(old, old), _squared_difference(_output_products, old, new)
 
 
-def _score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
+def _output_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): E[(W v).(W' v')] of output matrices W (H,C,E) and values v (H,E,X)."""
+    (w, v), (w_other, v_other) = first, second
+    return ((w.mT @ w_other) * (v @ v_other.mT)).sum((1, 2))
+
+
+def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
     """(H,): E(q.k - q'.k')^2 / D of every query head.
 
     Over all distances a plane of RoPE turns its part of a key through all angles: planes do not mix, and the square of
     each is half of what it would be for one number.
     """
-    sides = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
-
-    def mean(one: int, other: int, features: Sequence[int]) -> Tensor:
-        """E[(q.k)(q'.k')] over some features, all of which meet."""
-        (q, k), (p, m) = ([x[:, list(features)] for x in sides[i]] for i in (one, other))
-        return ((q @ p.mT) * (k @ m.mT)).sum((1, 2))
-
-    def turned(one: int, other: int, a: list[int], b: list[int]) -> Tensor:
-        (q, k), (p, m) = ([torch.complex(x[:, a], x[:, b]) for x in sides[i]] for i in (one, other))
-        return ((q * p.conj()).sum(-1).conj() * (k * m.conj()).sum(-1)).real.sum(1) / 2
-
+    old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
+    head_dim = before.wk.shape[1]
     error = torch.zeros(before.n_heads, dtype=root.dtype)
     if before.pairs:
-        a, b = ([pair[i] for pair in before.pairs] for i in (0, 1))
-        error += turned(0, 0, a, b) - 2 * turned(0, 1, a, b) + turned(1, 1, a, b)
-    rest = sorted(set(range(before.wk.shape[1])) - {d for pair in before.pairs for d in pair})
+        planes = [(as_complex(q, before.pairs), as_complex(k, before.pairs)) for q, k in (old, new)]
+        error += _squared_difference(_turned_products, *planes)
+    turned = {feature for pair in before.pairs for feature in pair}
+    rest = [feature for feature in range(head_dim) if feature not in turned]
     if rest:
-        error += mean(0, 0, rest) - 2 * mean(0, 1, rest) + mean(1, 1, rest)
-    return error.clamp(min=0) / before.wk.shape[1]
+        error += _squared_difference(_score_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
+    return error / head_dim
+
+
+def _score_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): E[(q.k)(q'.k')] of queries and keys (H,D,X), all of whose features meet."""
+    (q, k), (q_other, k_other) = first, second
+    return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
+
+
+def _turned_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): the same, of complex queries and keys (H,P,X), where every plane is turned through all angles."""
+    (q, k), (q_other, k_other) = first, second
+    queries_meet, keys_meet = (q * q_other.conj()).sum(-1), (k * k_other.conj()).sum(-1)
+    return (queries_meet.conj() * keys_meet).real.sum(1) / 2
+
+
+def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair) -> Tensor:
+    """E|x - y|^2 = E x.x - 2 E x.y + E y.y, where `products` gives such means; what rounding made negative is 0."""
+    return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
 
 
 def _for_queries(heads: Tensor, n_heads: int) -> Tensor:

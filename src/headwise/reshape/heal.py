@@ -12,19 +12,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.presets import warm_cosine
 from headwise.gpt.state import interrupts, restore_state, save_state
 from headwise.gpt.train import DivergedError, Stopped, take_step
 from headwise.models.ask import answers, hidden_states, predicts
 from headwise.models.weights import attentions
-from headwise.reshape.distance import compared, divergence, relative_error
-from headwise.reshape.recipe import HealRecipe, schedule
+from headwise.reshape.damage import compared, divergence, relative_error
+from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.text import batches, spread
@@ -82,33 +83,34 @@ def heal(
     return work.result()
 
 
+@dataclass(eq=False)
 class Healing:
-    """All that changes while a child heals."""
+    """All that changes while a child heals; the arguments are those of `heal`."""
 
-    def __init__(
-        self,
-        parent: nn.Module,
-        child: nn.Module,
-        train: Sequence[Tensor],
-        held_out: Sequence[Tensor],
-        recipe: HealRecipe,
-        folder: Path | None = None,
-        after_step: Callable[[nn.Module], None] = lambda model: None,
-        save_seconds: float = 10.0,
-    ) -> None:
-        self.parent, self.child, self.train, self.held_out = parent, child, train, held_out
-        self.recipe, self.folder, self.after_step = recipe, folder, after_step
-        self.pause, self.due = save_seconds, time.monotonic() + save_seconds
-        learning = {id(p) for module in attentions(child) for p in module.parameters()}
-        for parameter in child.parameters():
+    parent: nn.Module
+    child: nn.Module
+    train: Sequence[Tensor]
+    held_out: Sequence[Tensor]
+    recipe: HealRecipe
+    folder: Path | None = None
+    after_step: Callable[[nn.Module], None] = lambda model: None
+    save_seconds: float = 10.0
+    curve: list[HealPoint] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
+    order: list[Tensor] = field(default_factory=list)  # batches of this pass over the text
+    passes: int = -1  # number of this pass
+    tokens: int = 0  # read so far
+    total: float = 0.0  # of the loss, since the last evaluation ...
+    count: int = 0  # ... over so many steps
+
+    def __post_init__(self) -> None:
+        self.due = time.monotonic() + self.save_seconds
+        learning = {id(p) for module in attentions(self.child) for p in module.parameters()}
+        for parameter in self.child.parameters():
             parameter.requires_grad_(id(parameter) in learning)
-        self.weights = {name: p for name, p in child.named_parameters() if p.requires_grad}
-        self.optimizers = make_optimizers(self.weights.values(), recipe)
-        self.every = max(1, -(-recipe.steps // recipe.evaluations))
-        self.curve: list[HealPoint] = []
-        self.best: dict[str, Tensor] = {}
-        self.epoch: tuple[int, list[Tensor]] = (-1, [])
-        self.tokens, self.total, self.count = 0, 0.0, 0  # read so far; the loss since the last evaluation
+        self.weights = {name: p for name, p in self.child.named_parameters() if p.requires_grad}
+        self.optimizers = make_optimizers(self.weights.values(), self.recipe)
+        self.every = max(1, -(-self.recipe.steps // self.recipe.evaluations))
 
     def refit(self) -> None:
         """Fit each W_O in closed form."""
@@ -120,15 +122,15 @@ class Healing:
     def step(self, step: int) -> None:
         """One update of the child."""
         ids = self.batch(step)
-        with hidden_states(self.parent) as theirs, torch.no_grad():
+        with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
-        with hidden_states(self.child) as ours:
-            given = answers(self.child, ids)
-        loss = (divergence if predicts(self.parent) else relative_error)(wanted, given)
+        with hidden_states(self.child) as child_states:
+            loss = (divergence if predicts(self.parent) else relative_error)(wanted, answers(self.child, ids))
         if self.recipe.hidden:
-            errors = [relative_error(a, b) for a, b in zip(theirs, ours, strict=True)]
+            errors = [relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
-        rate = schedule(self.recipe, step)
+        warmup = max(1, round(self.recipe.warmup * self.recipe.steps))
+        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)
         try:
             value = take_step(loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip)
         except DivergedError as error:
@@ -139,22 +141,22 @@ class Healing:
 
     def batch(self, step: int) -> Tensor:
         """The documents of a step, ids (B,T): an order drawn anew for each pass over the text, from the seed alone."""
-        per_pass = len(batches(self.train, self.recipe.batch)) if not self.epoch[1] else len(self.epoch[1])
+        per_pass = len(self.order) or len(batches(self.train, self.recipe.batch))
         number, place = divmod(step, per_pass)
-        if self.epoch[0] != number:
+        if self.passes != number:
             generator = torch.Generator().manual_seed((self.recipe.seed * 1_000_003 + number) % 2**63)
             shuffled = [self.train[i] for i in torch.randperm(len(self.train), generator=generator).tolist()]
-            found = batches(shuffled, self.recipe.batch)
-            order = torch.randperm(len(found), generator=generator).tolist()
-            self.epoch = number, [found[i] for i in order]
-        return self.epoch[1][place]
+            in_turn = batches(shuffled, self.recipe.batch)
+            self.order = [in_turn[i] for i in torch.randperm(len(in_turn), generator=generator).tolist()]
+            self.passes = number
+        return self.order[place]
 
     def evaluate(self, step: int) -> HealPoint:
         """A point of the curve; its weights are kept where it is the best."""
-        _, loss, far = compared(self.parent, self.child, self.held_out)
+        _, loss, distance = compared(self.parent, self.child, self.held_out)
         mean = self.total / self.count if self.count else None
-        point = HealPoint(step, self.tokens, mean, loss, far)
-        if not self.curve or far < min(p.distance for p in self.curve):
+        point = HealPoint(step, self.tokens, mean, loss, distance)
+        if not self.curve or distance < min(p.distance for p in self.curve):
             self.best = {name: p.detach().clone() for name, p in self.weights.items()}
         self.curve.append(point)
         self.total, self.count = 0.0, 0
@@ -179,7 +181,7 @@ class Healing:
             began = time.monotonic()
             self.save(step)
             ended = time.monotonic()
-            self.due = ended + max(self.pause, 9 * (ended - began))  # a tenth of the time at most
+            self.due = ended + max(self.save_seconds, 9 * (ended - began))  # a tenth of the time at most
         if stopping:
             raise Stopped(step)
 
@@ -200,8 +202,8 @@ class Healing:
         if kept:
             rows = kept["curve"].tolist()
             self.curve = [
-                HealPoint(int(step), int(tokens), _number(mean), _number(loss), far)
-                for step, tokens, mean, loss, far in rows
+                HealPoint(int(step), int(tokens), _number(mean), _number(loss), distance)
+                for step, tokens, mean, loss, distance in rows
             ]
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)

@@ -1,9 +1,9 @@
-"""From a model folder to a reshaped one: read, change, measure, heal, measure again, write, verify."""
+"""From a model to a reshaped one: read, change, measure, heal, measure again, write, verify."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,62 +11,41 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.presets import check_seed
 from headwise.gpt.train import Stopped
 from headwise.gpt.verbs import WHOLE_LINES
-from headwise.models.ask import check_class
-from headwise.models.lineage import ancestors, digest
-from headwise.models.open import Folder, open_folder
+from headwise.models.ask import check_class, context_of, evaluating, vocabulary_of
+from headwise.models.lineage import ancestors, digest, digest_of
+from headwise.models.open import Folder, described, open_folder
 from headwise.models.weights import cast, family_of
-from headwise.reshape.damage import HeadPairs, cache_bytes, measure
+from headwise.reshape.change import Change, Changed, silence
+from headwise.reshape.damage import cache_bytes, measure
 from headwise.reshape.export import export
-from headwise.reshape.heal import Healed, heal
-from headwise.reshape.prune import Gone, zero
+from headwise.reshape.heal import heal
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.report import Damage, HealPoint, Reshaped
-from headwise.reshape.text import Calibration, read_calibration
+from headwise.reshape.report import Damage, HealPoint, Reshaped, Speed
+from headwise.reshape.text import Calibration, Ids, read_calibration
 from headwise.reshape.workplace import Workplace
 
+IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class Job:
-    """What is asked for, besides the change itself."""
+    """What is asked for, besides the change itself: arguments of `share` and `prune`, which explain them."""
 
-    source: Path
-    text: Path | None = None  # None: what a run of headwise was trained on
-    out: Path | None = None  # None: measure and write nothing
-    tokens: int | None = None  # of a document; None takes the model's context, within bounds
+    model: nn.Module | str | Path
+    text: Path | str | Ids | None = None
+    out: str | Path | None = None
+    tokens: int | None = None
     recipe: HealRecipe | None = None
     force: bool = False
     resume: bool = False
 
-
-@dataclass(frozen=True)
-class Changed:
-    """A child, and what is known about it."""
-
-    model: nn.Module
-    what: str
-    details: dict[str, object]
-    origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
-    notes: tuple[str, ...] = ()
-    silent: Gone = ()  # heads that are zero and must stay so while the child heals
-
-    @property
-    def pairs(self) -> HeadPairs:
-        """The heads that both models have and hear."""
-        silent = self.silent or ((),) * len(self.origins)
-        rows = zip(self.origins, silent, strict=True)
-        return [[(old, new) for new, old in enumerate(row) if new not in gone] for row, gone in rows]
-
-
-@dataclass(frozen=True)
-class Change:
-    """A way to reshape: `check` refuses before a text is read, `apply` makes the child."""
-
-    settings: dict[str, object]
-    check: Callable[[nn.Module], None]
-    apply: Callable[[Folder, Calibration], Changed]
+    def __post_init__(self) -> None:
+        if self.out is None and (self.force or self.resume):
+            raise HeadwiseError("--force and --resume are about the folder that is written; pass --out")
+        if self.resume and self.recipe is None:
+            raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
 
 
 @dataclass(frozen=True)
@@ -78,25 +57,41 @@ class Listener:
     damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
 
-def run_job(job: Job, change: Change, listener: Listener) -> Reshaped:
+def run_job(job: Job, change: Change, listener: Listener | None = None) -> Reshaped:
     """Do a job. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
-    if job.out is None and (job.recipe is not None or job.force or job.resume):
-        raise HeadwiseError("--heal, --force and --resume are about the folder that is written; pass --out")
-    if job.resume and job.recipe is None:
-        raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
-    if job.recipe is not None:
-        check_seed(job.recipe.seed)
-    with nullcontext() if job.out is None else Workplace(job.source, job.out, job.force) as workplace:
-        folder = open_folder(job.source)
-        _check_model(folder.model)
-        change.check(folder.model)
-        calibration = read_calibration(job.text, folder, job.tokens)
-        if workplace is not None and (workplace.has_state or job.recipe is not None):
-            workplace.claim(_settings(job, change, calibration), job.resume)
-            if job.resume and not workplace.has_state:
-                listener.say(f"nothing to resume in {workplace.path}; beginning")
-        listener.say("reading the text to calibrate")
-        return _reshaped(job, change, folder, calibration, workplace, listener)
+    listener = listener or Listener()
+    known = described(job.model) if isinstance(job.model, nn.Module) else None
+    path = known.path if known else IN_MEMORY if isinstance(job.model, nn.Module) else Path(job.model)
+    out = None if job.out is None else Path(job.out)
+    with nullcontext() if out is None else Workplace(path, out, job.force) as workplace:
+        source = open_folder(path) if not isinstance(job.model, nn.Module) else known or _in_memory(job.model)
+        with _left_alone(source.model):
+            _check_model(source.model)
+            if out is not None and source.tokens is None and source.family == "headwise":
+                raise HeadwiseError(
+                    "the model has no tokenizer, and a folder of headwise needs one; open the model with hw.open, or "
+                    "leave out= away"
+                )
+            change.check(source.model)
+            calibration = read_calibration(job.text, source, job.tokens)
+            return _Run(job, change, source, calibration, workplace, listener).reshaped()
+
+
+def _in_memory(model: nn.Module) -> Folder:
+    return Folder(IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model))
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode and without gradients, and afterwards as it was."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with evaluating(model):
+        model.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in learning:
+                parameter.requires_grad_(True)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -104,93 +99,108 @@ def _check_model(model: nn.Module) -> None:
     family_of(model)
     check_class(model)
     cache_bytes(model)
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
 
 
-def _settings(job: Job, change: Change, calibration: Calibration) -> dict[str, object]:
-    """What a healing that goes on must have in common with the one that was stopped."""
-    return {
-        **change.settings,
-        "source": digest(job.source),
-        "text": calibration.digest,
-        "tokens": calibration.length,
-        **({} if job.recipe is None else asdict(job.recipe)),
-    }
+@dataclass(frozen=True)
+class _Run:
+    """A job whose model and text are read."""
 
+    job: Job
+    change: Change
+    source: Folder
+    calibration: Calibration
+    workplace: Workplace | None
+    listener: Listener
 
-def _reshaped(
-    job: Job,
-    change: Change,
-    folder: Folder,
-    calibration: Calibration,
-    workplace: Workplace | None,
-    listener: Listener,
-) -> Reshaped:
-    folder.model.requires_grad_(False)
-    changed = change.apply(folder, calibration)
-    lineage = ancestors(job.source, changed.origins, job.out)
-    damage = _damage(folder, changed.model, changed, calibration, listener)
-    notes = changed.notes if calibration.path is not None or damage.loss is None else (*changed.notes, WHOLE_LINES)
-    listener.damage(changed.what, notes, damage)
-    model, healed, after = changed.model, None, None
-    if job.recipe is not None and workplace is not None:
-        workplace.claim({"origins": changed.origins, "silent": changed.silent}, job.resume)
-        listener.say(f"healing for {job.recipe.steps} steps; the state goes to {workplace.path}")
-        healed = _heal(job.recipe, folder, changed, calibration, workplace.path, listener)
-        model = healed.model
-        after = _damage(folder, model, changed, calibration, listener)
-    report = Reshaped(
-        source=str(job.source),
-        out=None if job.out is None else str(job.out),
-        what=changed.what,
-        notes=notes,
-        details={**change.settings, **changed.details, **_healing(job.recipe, healed)},
-        ancestors=lineage,
-        damage=damage,
-        curve=() if healed is None else healed.curve,
-        healed=after,
-        verified=None,
-    )
-    if workplace is None:
-        return report
-    return replace(report, verified=_exported(model, folder, workplace, report, healed, listener))
+    def reshaped(self) -> Reshaped:
+        folder, out = self._weights_folder(), None if self.job.out is None else Path(self.job.out)
+        self._claim({**self.change.settings, **self._settings(folder)})
+        self.listener.say("reading the text to calibrate")
+        changed = self.change.apply(self.source, self.calibration)
+        damage = self._damage(changed.model, changed)
+        whole_lines = (WHOLE_LINES,) if self.calibration.built_in and damage.loss is not None else ()
+        report = Reshaped(
+            model=changed.model,
+            source=str(self.source.path),
+            out=None if out is None else str(out),
+            what=changed.what,
+            notes=(*changed.notes, *whole_lines),
+            details={**self.change.settings, **changed.details},
+            ancestors=() if folder is None else ancestors(folder, changed.origins, out),
+            damage=damage,
+        )
+        self.listener.damage(report.what, report.notes, damage)
+        if self.job.recipe is not None:
+            report = self._healed(self.job.recipe, changed, report)
+        report.model.requires_grad_(True)
+        return report if self.workplace is None else self._exported(self.workplace, report)
 
+    def _weights_folder(self) -> Path | None:
+        """The folder that holds these weights; None where the model was made, or changed, in memory."""
+        if not isinstance(self.job.model, nn.Module):
+            return self.source.path
+        if self.source.path == IN_MEMORY:
+            return None
+        saved, weights = open_folder(self.source.path).model.state_dict(), self.source.model.state_dict()
+        same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
+        return self.source.path if same else None
 
-def _exported(
-    model: nn.Module, folder: Folder, workplace: Workplace, report: Reshaped, healed: Healed | None, listener: Listener
-) -> str:
-    """Write and verify; Ctrl-C says where a healing stands, for its state waits."""
-    try:
-        return export(model, folder, workplace, asdict(report), listener.say)
-    except KeyboardInterrupt:
-        if healed is None:
-            raise
-        raise Stopped(healed.steps) from None
+    def _settings(self, folder: Path | None) -> dict[str, object]:
+        """What a healing that goes on must have in common with the one that was stopped, besides the change."""
+        return {
+            "source": digest_of(self.source.model) if folder is None else digest(folder),
+            "text": self.calibration.digest,
+            "tokens": self.calibration.length,
+            **({} if self.job.recipe is None else asdict(self.job.recipe)),
+        }
 
+    def _claim(self, settings: Mapping[str, object]) -> None:
+        """Refuse a workplace where the state of another healing waits."""
+        workplace = self.workplace
+        if workplace is not None and (workplace.has_state or self.job.recipe is not None):
+            if self.job.resume and not workplace.has_state:
+                self.listener.say(f"nothing to resume in {workplace.path}; beginning")
+            workplace.claim(settings, self.job.resume)
 
-def _damage(folder: Folder, child: nn.Module, changed: Changed, calibration: Calibration, listener: Listener) -> Damage:
-    return measure(folder.model, child, calibration.evaluation, changed.pairs, folder.context, listener.say)
+    def _damage(self, child: nn.Module, changed: Changed, speed: Speed | None = None) -> Damage:
+        source = self.source
+        held_out = self.calibration.evaluation
+        return measure(source.model, child, held_out, changed.pairs, source.context, self.listener.say, speed)
 
+    def _healed(self, recipe: HealRecipe, changed: Changed, report: Reshaped) -> Reshaped:
+        """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
+        path = None if self.workplace is None else self.workplace.path
+        self._claim({"origins": changed.origins, "silent": changed.silent})
+        self.listener.say(f"healing for {recipe.steps} steps" + (f"; the state goes to {path}" if path else ""))
+        dtype = next(changed.model.parameters()).dtype
+        healed = heal(
+            self.source.model,
+            cast(changed.model, torch.float32),
+            self.calibration.train,
+            self.calibration.glance,
+            recipe,
+            path,
+            self.listener.point,
+            lambda model: silence(model, changed.silent) if changed.silent else None,
+        )
+        child = cast(healed.model.requires_grad_(False), dtype)
+        healing = {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}
+        return replace(
+            report,
+            details={**report.details, "healing": healing},
+            curve=healed.curve,
+            healed=self._damage(child, changed, report.damage.tokens_per_second),
+        )
 
-def _heal(
-    recipe: HealRecipe, folder: Folder, changed: Changed, calibration: Calibration, path: Path, listener: Listener
-) -> Healed:
-    """In float32, whatever the number format of the weights; back in it afterwards."""
-    dtype = next(changed.model.parameters()).dtype
-    healed = heal(
-        folder.model,
-        cast(changed.model, torch.float32),
-        calibration.train,
-        calibration.glance,
-        recipe,
-        path,
-        listener.point,
-        lambda model: zero(model, changed.silent) if changed.silent else None,
-    )
-    cast(healed.model.requires_grad_(False), dtype)
-    return healed
-
-
-def _healing(recipe: HealRecipe | None, healed: Healed | None) -> dict[str, object]:
-    if recipe is None or healed is None:
-        return {}
-    return {"healing": {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}}
+    def _exported(self, workplace: Workplace, report: Reshaped) -> Reshaped:
+        """Write and verify; Ctrl-C says where a healing stands, for its state waits."""
+        try:
+            verified = export(report.model, self.source, workplace, report.document(), self.listener.say)
+        except KeyboardInterrupt:
+            if not report.curve:
+                raise
+            raise Stopped(report.curve[-1].step) from None
+        return replace(report, verified=verified)

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.models.weights import AttentionWeights, grouped
-from headwise.reshape.align import as_complex, fold, key_maps, key_rule, medoid, orthogonal_maps, write_planes
+from headwise.reshape.align import as_complex, fold, key_maps, key_rule, mapped, medoid, orthogonal_maps, write_planes
 from headwise.reshape.group import Pool
 from headwise.reshape.moments import activations, keys, mean_norm, queries
 
@@ -32,11 +32,15 @@ RANK = 1e-12  # a component this much smaller than the first is rounding
 
 def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """The same function, the key/value heads of each group (neighbours) turned onto their mean."""
-    k_gdx, v_gex = keys(weights, root), activations(weights.wv, weights.bv, root)
     rule = key_rule(weights)
-    k_maps = [key_maps(k, rule) for k in k_gdx.chunk(n_groups)]
-    v_maps = [orthogonal_maps(v) for v in v_gex.chunk(n_groups)]
+    k_maps = [key_maps(group, rule) for group in keys(weights, root).chunk(n_groups)]
+    v_maps = [orthogonal_maps(group) for group in _values(weights, root).chunk(n_groups)]
     return fold(weights, torch.cat(k_maps), torch.cat(v_maps))
+
+
+def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
+    """Value activations (G,E,C+1)."""
+    return activations(weights.wv, weights.bv, root)
 
 
 def _picked(weights: AttentionWeights, kv_heads: Sequence[int]) -> AttentionWeights:
@@ -49,14 +53,16 @@ def _first(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionW
 
 
 def _medoid(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    """Likeness is the sum of the cosines of keys and of values."""
+    similarity = _cosines(keys(weights, root)) + _cosines(_values(weights, root))
     size = weights.n_kv_heads // n_groups
-    both = keys(weights, root), activations(weights.wv, weights.bv, root)
-    flat = [heads.flatten(1) / mean_norm(heads)[:, None] for heads in both]
-    like = sum(heads @ heads.T / (heads.shape[1] // root.shape[0]) for heads in flat)
-    assert isinstance(like, Tensor)
-    places = [n * size + medoid(like[n * size :, n * size :][:size, :size]) for n in range(n_groups)]
-    return _picked(weights, places)
+    starts = range(0, weights.n_kv_heads, size)
+    return _picked(weights, [n + medoid(similarity[n : n + size, n : n + size]) for n in starts])
+
+
+def _cosines(heads: Tensor) -> Tensor:
+    """(n,n): cosines between the activations (n,D,X) of heads."""
+    unit = F.normalize(heads.flatten(1), dim=1)
+    return unit @ unit.T
 
 
 def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
@@ -65,13 +71,8 @@ def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWe
 
 def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> AttentionWeights:
     """The mean over each group; keys count by k_weights (G,), whose mean is 1 in each group."""
-    return dataclasses.replace(
-        weights,
-        wk=grouped(weights.wk * k_weights[:, None, None], n_groups).mean(1),
-        bk=None if weights.bk is None else grouped(weights.bk * k_weights[:, None], n_groups).mean(1),
-        wv=grouped(weights.wv, n_groups).mean(1),
-        bv=None if weights.bv is None else grouped(weights.bv, n_groups).mean(1),
-    )
+    weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights[:, None, None], n_groups).mean(1))
+    return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
 def _turned_and_pooled(
@@ -82,68 +83,57 @@ def _turned_and_pooled(
     return turned, _pooled(turned, n_groups, _key_weights(turned, root, n_groups))
 
 
-def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _turned_and_pooled(weights, root, n_groups)[1]
-
-
 def _key_weights(weights: AttentionWeights, root: Tensor, n_groups: int) -> Tensor:
     """A qk-norm makes the size of a key's rows meaningless: there each head counts alike whatever its size."""
     if weights.k_gain is None:
         return torch.ones(weights.n_kv_heads, dtype=root.dtype)
     inverse = 1 / mean_norm(activations(weights.wk, weights.bk, root))
-    means = grouped(inverse, n_groups).mean(1)
-    weight: Tensor = inverse / means.repeat_interleave(weights.n_kv_heads // n_groups)
-    return weight
+    in_groups = grouped(inverse, n_groups)
+    return (in_groups / in_groups.mean(1, keepdim=True)).flatten()
+
+
+def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    return _turned_and_pooled(weights, root, n_groups)[1]
 
 
 def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     turned, pooled = _turned_and_pooled(weights, root, n_groups)
-    all_values = (tuple(range(weights.wv.shape[1])),)
-    before, after = (activations(x.wv, x.bv, root) for x in (turned, pooled))
-    o_scale = _shrunk(before, after, all_values).repeat_interleave(weights.group_size, 0)
+    r, all_values = weights.group_size, tuple(range(weights.wv.shape[1]))
+    o_scale = _shrinkage(_values(turned, root), _values(pooled, root), [all_values]).repeat_interleave(r, 0)
     pooled = dataclasses.replace(pooled, wo=pooled.wo * o_scale)
     if weights.k_gain is not None:
         return pooled
     rule = key_rule(weights)
-    sets = (*rule.planes, rule.free) if rule.free else rule.planes
-    before, after = (activations(x.wk, x.bk, root) for x in (turned, pooled))
-    q_scale = _shrunk(before, after, sets).repeat_interleave(weights.group_size, 0)
-    bq = None if pooled.bq is None else pooled.bq * q_scale
-    return dataclasses.replace(pooled, wq=pooled.wq * q_scale[..., None], bq=bq)
+    parts = [*rule.planes, rule.free] if rule.free else [*rule.planes]
+    q_scale = _shrinkage(keys(turned, root), keys(pooled, root), parts).repeat_interleave(r, 0)
+    return mapped(pooled, "q", lambda rows: rows * q_scale[..., None])
 
 
-def _shrunk(before: Tensor, after: Tensor, sets: Sequence[tuple[int, ...]]) -> Tensor:
-    """(G,D): how many times the norm of heads (G,D,X) is that of their pool (n,D,X), in each set of features."""
-    own, pool = before.square().sum(-1), after.square().sum(-1).repeat_interleave(len(before) // len(after), 0)
-    factor = torch.ones_like(own)
-    for features in map(list, sets):
-        ours, theirs = own[:, features].sum(1, keepdim=True), pool[:, features].sum(1, keepdim=True)
-        factor[:, features] = torch.where(theirs > 0, (ours / theirs).sqrt(), torch.ones_like(ours))
+def _shrinkage(heads: Tensor, pools: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
+    """(G,D): how many times the norm of heads (G,D,X) is that of their pools (n,D,X), in each part of the features."""
+    before = heads.square().sum(-1)
+    after = pools.square().sum(-1).repeat_interleave(len(heads) // len(pools), 0)
+    factor = torch.ones_like(before)
+    for part in map(list, parts):
+        size, pooled_size = before[:, part].sum(1, keepdim=True), after[:, part].sum(1, keepdim=True)
+        factor[:, part] = torch.where(pooled_size > 0, (size / pooled_size).sqrt(), torch.ones_like(size))
     return factor
 
 
 def _principal(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    r = weights.group_size
     readers = grouped(weights.wo.transpose(0, 1), weights.n_kv_heads).flatten(1, 2)
-    v_in, v_out = _by_group(activations(weights.wv, weights.bv, root), readers, n_groups)
-    o_maps = v_out.repeat_interleave(weights.group_size, 0)
-    values = dataclasses.replace(
-        weights,
-        wv=_gathered(v_in, weights.wv, n_groups),
-        bv=None if weights.bv is None else _gathered(v_in, weights.bv[..., None], n_groups)[..., 0],
-        wo=torch.einsum("che,hef->chf", weights.wo, o_maps),
-    )
+    v_in, v_out = _components_by_group(_values(weights, root), readers, n_groups)
+    wo = torch.einsum("che,hef->chf", weights.wo, v_out.repeat_interleave(r, 0))
     if weights.k_gain is not None:
-        k = _aligned_mean(weights, root, n_groups)
-        return dataclasses.replace(values, wq=k.wq, wk=k.wk, bq=k.bq, bk=k.bk)
-    k_in, k_out = _key_components(weights, root, n_groups)
-    q_maps = k_out.mT.repeat_interleave(weights.group_size, 0)
-    return dataclasses.replace(
-        values,
-        wk=_gathered(k_in, weights.wk, n_groups),
-        bk=None if weights.bk is None else _gathered(k_in, weights.bk[..., None], n_groups)[..., 0],
-        wq=q_maps @ weights.wq,
-        bq=None if weights.bq is None else (q_maps @ weights.bq[..., None])[..., 0],
-    )
+        pooled = _aligned_mean(weights, root, n_groups)
+        weights = dataclasses.replace(weights, wq=pooled.wq, bq=pooled.bq, wk=pooled.wk, bk=pooled.bk)
+    else:
+        k_in, k_out = _key_components(weights, root, n_groups)
+        q_maps = k_out.mT.repeat_interleave(r, 0)
+        weights = mapped(weights, "q", lambda rows: q_maps @ rows)
+        weights = mapped(weights, "k", lambda rows: grouped(k_in @ rows, n_groups).sum(1))
+    return dataclasses.replace(mapped(weights, "v", lambda rows: grouped(v_in @ rows, n_groups).sum(1)), wo=wo)
 
 
 def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
@@ -153,17 +143,20 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
     inward, outward = torch.zeros(2, *heads.shape[:2], heads.shape[1], dtype=heads.dtype)
     if rule.planes:
         numbers = as_complex(heads, rule.planes)[..., None, :]
-        sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None]
-        for maps, found in zip((inward, outward), _by_group(numbers, sizes.to(numbers.dtype), n_groups), strict=True):
-            write_planes(maps, found[..., 0, 0], rule.planes)
+        sizes = as_complex(readers.mT, rule.planes).norm(dim=-1)[..., None, None].to(numbers.dtype)
+        plane_in, plane_out = _components_by_group(numbers, sizes, n_groups)
+        write_planes(inward, plane_in[..., 0, 0], rule.planes)
+        write_planes(outward, plane_out[..., 0, 0], rule.planes)
     if rule.free:
         free = list(rule.free)
-        for maps, found in zip((inward, outward), _by_group(heads[:, free], readers[..., free], n_groups), strict=True):
-            maps[:, torch.tensor(free)[:, None], free] = found
+        rows = torch.tensor(free)[:, None]
+        inward[:, rows, free], outward[:, rows, free] = _components_by_group(
+            heads[:, free], readers[..., free], n_groups
+        )
     return inward, outward
 
 
-def _by_group(heads: Tensor, readers: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+def _components_by_group(heads: Tensor, readers: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """`_components` of each group of heads (G,...,E,X) and their readers (G,...,F,E): two maps (G,...,E,E)."""
     pairs = zip(heads.chunk(n_groups), readers.chunk(n_groups), strict=True)
     inward, outward = zip(*(_components(*pair) for pair in pairs), strict=True)
@@ -188,11 +181,6 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     inverse = torch.where(sizes > RANK * sizes[..., :1], norm / sizes, torch.zeros_like(sizes))
     back = left.reshape(*left.shape[:-2], *seen.shape[-3:-1], E).movedim(-3, 0).mH  # (n,...,E,F)
     return inverse[..., None] * (back @ factors), heads @ right.mH / norm[..., None]
-
-
-def _gathered(maps: Tensor, rows: Tensor, n_groups: int) -> Tensor:
-    """The sum of A rows over each group: maps (G,D,D), rows (G,D,C) -> (n,D,C)."""
-    return grouped(maps @ rows, n_groups).sum(1)
 
 
 POOLS: dict[str, Pool] = {

@@ -1,51 +1,158 @@
-"""Remove query heads: what the format can carry without is taken out of the weights, the rest is silenced.
-
-All families here have one number of heads for every layer and one number of query heads for each key/value head.
-Heads go out of the weights where what remains is such a model: the same number from every layer, as whole groups or
-evenly from each group. Otherwise they are zeroed: their rows of W_Q and columns of W_O become 0, which computes the
-same function as a gate of 0 but saves nothing. The cache holds keys and values, so that it shrinks only with whole
-groups.
-"""
+"""Prune query heads: those that are named, or those that matter least by a score. `remove` takes them out."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 
-import torch
 from torch import nn
 
-from headwise.errors import HeadwiseError
-from headwise.models.weights import attentions, cannot_carry, family_of, head_counts, read_layers, with_layers
+from headwise.errors import HeadwiseError, unknown
+from headwise.heads.effect import ablation, importance
+from headwise.heads.survey import Text, survey
+from headwise.models.ask import predicts
+from headwise.models.open import Folder
+from headwise.models.weights import attentions, head_counts, read_layers
+from headwise.records import head_name, parse_head
+from headwise.reshape.change import Change, Changed, Gone
+from headwise.reshape.job import Job, Listener, run_job
+from headwise.reshape.recipe import HealRecipe
+from headwise.reshape.remove import Pruned, cache_note, obstacle, prune_heads, uniform_shares
+from headwise.reshape.report import Reshaped
+from headwise.reshape.text import Calibration, Ids
 
-Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
-
-
-@dataclass(frozen=True)
-class Pruned:
-    """A model without some heads."""
-
-    model: nn.Module
-    heads: Gone  # that are gone, for each layer
-    reason: str | None  # why they are zeroed; None where they are out of the weights
-
-    @property
-    def names(self) -> list[str]:
-        return [f"L{layer}.H{head}" for layer, heads in enumerate(self.heads) for head in heads]
+SCORES = ("importance", "ablation", "role")
 
 
-def named_heads(model: nn.Module, names: str) -> Gone:
-    """`L0.H1,L3.H5` as numbers. Raises HeadwiseError for what is no head of the model, and for a layer left without."""
+def prune(
+    model: nn.Module | str | Path,
+    heads: str | Sequence[str] | None = None,
+    *,
+    keep: float | None = None,
+    by: str | None = None,
+    uniform: bool = False,
+    text: Path | str | Ids | None = None,
+    out: str | Path | None = None,
+    tokens: int | None = None,
+    heal: int | None = None,
+    batch: int = HealRecipe.batch,
+    lr: float = HealRecipe.lr,
+    hidden: float = HealRecipe.hidden,
+    refit: int = HealRecipe.refit,
+    seed: int = HealRecipe.seed,
+    force: bool = False,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Reshaped:
+    """Remove query heads from a model, which is left alone.
+
+        child = hw.prune(model, ["L0.H1", "L3.H5"], text="book.txt")
+        child = hw.prune(model, keep=0.75, by="ablation", heal=200)
+
+    heads    those that go, by name
+    keep     or the share of all heads that stays, above 0 and below 1; those with the lowest scores go
+    by       the score: importance (by gradients, the default), ablation (loss without the head), or role (heads without
+             one first); see `head_scores`
+    uniform  as many heads from each layer, so that they leave the weights
+
+    Heads leave the weights where the format can carry what remains, and are zeroed otherwise; `notes` says why. The
+    other arguments are those of `share`, and so are the errors.
+    """
+    recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
+    return run_job(Job(model, text, out, tokens, recipe, force, resume), pruning(heads, keep, by, uniform), listener)
+
+
+def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None, uniform: bool) -> Change:
+    """Pruning as a change."""
+    if (heads is None) == (keep is None):
+        raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
+    if heads is not None and by is not None:
+        raise HeadwiseError(f"by={by!r} chooses heads where --keep says how many stay; --heads names them")
+    by = by or SCORES[0]
+    if by not in SCORES:
+        raise unknown(f"by={by!r} is not known", by, SCORES)
+
+    def check(model: nn.Module) -> None:
+        if heads is not None:
+            obstacle(model, named_heads(model, heads), uniform)
+        if keep is not None:
+            if by != "role" and predicts(model) != "next":
+                raise HeadwiseError(
+                    f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; "
+                    f"pass --by role, or --heads"
+                )
+            n_heads = head_counts(model)[0]
+            ties = {head_name(n, h): 0.0 for n in range(len(attentions(model))) for h in range(n_heads)}
+            obstacle(model, weakest(model, ties, keep, uniform), uniform)
+
+    def apply(source: Folder, calibration: Calibration) -> Changed:
+        model = source.model
+        if heads is not None:
+            return _changed(model, prune_heads(model, named_heads(model, heads), uniform), {})
+        assert keep is not None
+        scores = head_scores(by, source, calibration)
+        return _changed(model, prune_heads(model, weakest(model, scores, keep, uniform), uniform), scores)
+
+    settings: dict[str, object] = {
+        "heads": heads,
+        "keep": keep,
+        "by": by if keep is not None else None,
+        "uniform": uniform,
+    }
+    return Change(settings, check, apply)
+
+
+def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
+    """A score for each head, larger for those to keep.
+
+    importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
+    ablation     the change in loss when the head alone is silenced
+    role         heads that earn a role before those that do not; by importance among equals
+    """
+    batches = calibration.statistics
+    if by == "ablation":
+        return {name: change.mean for name, change in ablation(source.model, batches).items()}
+    if by == "importance":
+        return importance(source.model, batches)
+    if source.tokens is None:
+        raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass --by importance")
+    documents = [ids.tolist() for batch in batches for ids in batch]
+    text = Text(documents, source.tokens.shown, source.tokens.specials, source.tokens.frame)
+    profiles = survey(source.model, text, source.name, source.family, context=source.context, ablate=None).profiles
+    return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
+
+
+def _changed(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> Changed:
+    layers, (n_heads, _, _) = read_layers(parent), head_counts(parent)
+    if all((weights.wo[:, list(gone)] == 0).all() for weights, gone in zip(layers, pruned.heads, strict=True)):
+        raise HeadwiseError(
+            f"{', '.join(pruned.names)}: these heads give nothing already, so nothing changes and nothing is written; "
+            f"name others with --heads"
+        )
+    total = n_heads * len(layers)
+    details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
+    if scores:
+        details["scores"] = dict(scores)
+    notes = [f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned)]
+    if pruned.reason is None:
+        origins = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
+        what = f"heads out of the weights: {len(pruned.names)} of {total}"
+        return Changed(pruned.model, what, details, origins, tuple(notes))
+    origins = [list(range(n_heads)) for _ in pruned.heads]
+    what = f"heads zeroed: {len(pruned.names)} of {total}"
+    notes = [f"zeroed, not removed: {pruned.reason}", *notes]
+    return Changed(pruned.model, what, details, origins, tuple(notes), silent=pruned.heads)
+
+
+def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:
+    """Names, or `L0.H1,L3.H5`, as numbers. Raises HeadwiseError for what is no head, and for a layer left without."""
     n_layers, (n_heads, _, _) = len(attentions(model)), head_counts(model)
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
-    for name in filter(None, (part.strip() for part in names.split(","))):
-        match = re.fullmatch(r"L(\d+)\.H(\d+)", name)
-        if match is None:
-            raise HeadwiseError(f"{name!r} is no head; write L3.H5 for layer 3, head 5, both counted from 0")
-        layer, head = map(int, match.groups())
-        if layer >= n_layers or head >= n_heads:
+    listed = names.split(",") if isinstance(names, str) else names
+    for name in filter(None, map(str.strip, listed)):
+        part, layer, head = parse_head(name)
+        if part or layer >= n_layers or head >= n_heads:
             raise HeadwiseError(
                 f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to "
                 f"L{n_layers - 1}.H{n_heads - 1}"
@@ -63,11 +170,15 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
              one key/value head, by their mean score; where that is more than is to go, evenly from each group
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
+    if keep == 1:
+        raise HeadwiseError(
+            f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
+        )
     if not 0 < keep < 1:
         raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
-    table = [[scores[f"L{layer}.H{head}"] for head in range(n_heads)] for layer in range(n_layers)]
+    table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
-        shares = _uniform_shares(model)
+        shares = uniform_shares(model)
         gone = [_weakest_evenly(row, n_kv_heads, keep) for row in table]
         if all(gone):
             return tuple(gone)
@@ -107,97 +218,3 @@ def _checked(chosen: Sequence[Iterable[int]], n_heads: int) -> Gone:
         if len(set(heads)) == n_heads:
             raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
     return tuple(tuple(sorted(heads)) for heads in chosen)
-
-
-def prune(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
-    """The model without those heads; it computes what the parent computes with a gate of 0 on them.
-
-    With `uniform` the heads must go out of the weights, and HeadwiseError says why where they cannot.
-    """
-    reason = obstacle(model, heads, uniform)
-    layers = read_layers(model)
-    if reason is not None:
-        child = with_layers(model, layers)
-        zero(child, heads)
-        return Pruned(child, heads, reason)
-    kept, kv_kept = _remaining(model, heads)
-    chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
-    return Pruned(with_layers(model, chosen, len(kept[0]), len(kv_kept[0])), heads, None)
-
-
-def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
-    """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
-    kept, kv_kept = _remaining(model, heads)
-    n_heads, n_kv_heads, _ = head_counts(model)
-    reason = _uneven(heads, kept, n_heads // n_kv_heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
-    if reason is None:
-        return None
-    if uniform:
-        raise HeadwiseError(f"{reason}; leave out --uniform to have the heads zeroed instead")
-    shares = _uniform_shares(model)
-    return f"{reason}; --uniform --keep {shares[0]:.3g} would take as many from each layer" if shares else reason
-
-
-def _uniform_shares(model: nn.Module) -> list[float]:
-    """The shares of the heads that may stay where as many leave the weights of each layer, the largest first."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    r = n_heads // n_kv_heads
-    sizes = {((n_kv_heads - n) * r, n_kv_heads - n) for n in range(1, n_kv_heads)}
-    sizes |= {(n_kv_heads * (r - n), n_kv_heads) for n in range(1, r)}
-    return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
-
-
-def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
-    """For each layer the query heads, and the key/value heads, that are still read."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]
-    return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
-
-
-def _uneven(heads: Gone, kept: Sequence[Sequence[int]], r: int) -> str | None:
-    """Why what remains is not a model of the format; None where it is."""
-    counts = [len(gone) for gone in heads]
-    if len(set(counts)) > 1:
-        return (
-            f"the layers would lose {min(counts)} to {max(counts)} heads and the config has one number of heads for all"
-        )
-    for layer, remaining in enumerate(kept):
-        sizes: dict[int, int] = {}
-        for h in remaining:
-            sizes[h // r] = sizes.get(h // r, 0) + 1
-        if len(set(sizes.values())) > 1:
-            return (
-                f"in layer {layer} some key/value heads would be read by {min(sizes.values())} query heads and some by "
-                f"{max(sizes.values())}; the config has one number, so whole groups of {r} go, or as many from each"
-            )
-    groups = {len({h // r for h in remaining}) for remaining in kept}
-    if len(groups) > 1:
-        return (
-            f"the layers would have {min(groups)} to {max(groups)} key/value heads; the config has one number for all"
-        )
-    return None
-
-
-@torch.no_grad()
-def zero(model: nn.Module, heads: Gone) -> None:
-    """Silence heads in place: their rows of W_Q, with the bias, and their columns of W_O become 0."""
-    for weights, gone in zip(read_layers(model), heads, strict=True):
-        for tensor in (weights.wq, weights.bq, weights.wo.transpose(0, 1)):
-            if tensor is not None and gone:
-                tensor[list(gone)] = 0
-
-
-def cache_note(model: nn.Module, pruned: Pruned) -> str:
-    """What became of the cache, and what would shrink it."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    now, r = head_counts(pruned.model)[1], n_heads // n_kv_heads
-    if now < n_kv_heads:
-        return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
-    if family_of(model).name == "bert":
-        return "the model keeps no cache"
-    shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
-    if pruned.reason is not None:
-        why = "the cache does not shrink: zeroed heads keep their keys and values"
-        return f"{why}; `headwise share` lets heads share theirs" if shareable else why
-    why = f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go"
-    return f"{why}; prune whole groups, or lower --kv-heads with `headwise share`" if shareable else why

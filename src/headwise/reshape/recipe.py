@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.presets import warm_cosine
+from headwise.gpt.presets import check_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,4 @@ class HealRecipe:
                 raise HeadwiseError(f"heal {name}={getattr(self, name)} must be a positive number")
         if not 0 <= self.hidden < math.inf:
             raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
-
-
-def schedule(recipe: HealRecipe, step: int) -> float:
-    """The share of the peak learning rate at a step."""
-    return warm_cosine(step, recipe.steps, max(1, round(recipe.warmup * recipe.steps)), 0.0)
+        check_seed(self.seed)

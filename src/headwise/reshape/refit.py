@@ -39,21 +39,24 @@ def refit(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> Non
 
 def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """The child's joined heads (N,H*E) in a layer, and what W_O should make of them (N,C)."""
-    found: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
 
-    def keep(name: str, output: bool) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], *outputs: Tensor) -> None:
-            found[name] = (outputs[0] if output else inputs[0]).flatten(0, 1).double()
+    def keep_input(name: str) -> Callable[..., None]:
+        return lambda module, inputs: seen.update({name: inputs[0].flatten(0, 1).double()})
 
-        return hook
+    def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["parent added"] = output.flatten(0, 1).double()
 
-    sides = (("parent", parent), ("child", child))
-    hooks = [blocks(model)[layer].register_forward_pre_hook(keep(f"{name} x", False)) for name, model in sides]
-    hooks.append(output_projection(parent, layer).register_forward_hook(keep("added", True)))
-    hooks.append(output_projection(child, layer).register_forward_pre_hook(keep("heads", False)))
+    projection = output_projection(child, layer)
+    hooks = [
+        blocks(parent)[layer].register_forward_pre_hook(keep_input("parent x")),
+        blocks(child)[layer].register_forward_pre_hook(keep_input("child x")),
+        output_projection(parent, layer).register_forward_hook(keep_output),
+        projection.register_forward_pre_hook(keep_input("child heads")),
+    ]
     with hooked(hooks):
-        for _, model in sides:
-            run_body(model, ids)
-    bias: Any = getattr(output_projection(child, layer), "bias", None)
-    wanted = found["parent x"] + found["added"] - found["child x"]
-    return found["heads"], wanted if bias is None else wanted - bias.double()
+        run_body(parent, ids)
+        run_body(child, ids)
+    bias: Any = getattr(projection, "bias", None)
+    wanted = seen["parent x"] + seen["parent added"] - seen["child x"]
+    return seen["child heads"], wanted if bias is None else wanted - bias.double()

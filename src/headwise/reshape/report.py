@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from headwise.records import Ancestor
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,16 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Speed(Pair):
+    """Tokens a second: medians of `runs` runs of each model, in turn."""
+
+    before_range: tuple[float, float]  # between these the true median lies, with a probability of 0.96
+    after_range: tuple[float, float]
+    runs: int
+    told_apart: bool  # do the two ranges not overlap?
+
+
+@dataclass(frozen=True)
 class Damage:
     """What a reshaped model has lost and won against its parent, on held-out text."""
 
@@ -36,14 +51,15 @@ class Damage:
     entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have
     cache_bytes: Pair  # a token, all layers, in the model's own number format
     parameters: Pair
-    tokens_per_second: Pair | None  # of one text being generated; None for a model that generates none
+    tokens_per_second: Speed | None  # of one text being generated; None for a model that generates none
     decode_context: int  # tokens in the cache while that was measured
 
 
 @dataclass(frozen=True)
 class Reshaped:
-    """A model that was shared or pruned, from beginning to end."""
+    """A model that was shared or pruned, and what that cost."""
 
+    model: nn.Module = field(repr=False, compare=False)  # the child, in eval mode
     source: str
     out: str | None  # None where nothing was written
     what: str  # one line: what was done
@@ -51,6 +67,12 @@ class Reshaped:
     details: dict[str, object]  # groups or heads, and the settings that determine the result
     ancestors: tuple[Ancestor, ...]  # the source, then those that it comes from itself
     damage: Damage  # before any training
-    curve: tuple[HealPoint, ...]  # of healing; empty without
-    healed: Damage | None
-    verified: str | None  # how the folder was read back; None where nothing was written
+    curve: tuple[HealPoint, ...] = ()  # of healing; empty without
+    healed: Damage | None = None
+    verified: str | None = None  # how the folder was read back; None where nothing was written
+
+    def document(self) -> dict[str, Any]:
+        """All but the model, as JSON has it."""
+        fields = {name: value for name, value in vars(self).items() if name != "model"}
+        document: dict[str, Any] = json.loads(json.dumps(fields, default=vars))
+        return document

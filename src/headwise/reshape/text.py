@@ -33,6 +33,9 @@ STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
 
+Ids = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]  # one stream (N,), or documents
+Parts = tuple[Sequence[Tensor], Sequence[Tensor]]  # documents to calibrate on, documents held out
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -40,10 +43,14 @@ class Calibration:
 
     train: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
-    path: Path | None  # the text; None for the built-in verb corpus
-    digest: str | None  # SHA-256 of it
     length: int  # tokens of a document, at most
     vocab_size: int
+    built_in: bool = False  # is it the verb corpus, and no text of the user's?
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all ids."""
+        return hashlib.sha256(torch.cat([*self.train, *self.held_out]).numpy().tobytes()).hexdigest()
 
     @property
     def statistics(self) -> list[Tensor]:
@@ -64,38 +71,47 @@ class Calibration:
         return batches(documents, at_once=min(AT_ONCE, LOGITS // self.vocab_size))
 
 
-def read_calibration(path: Path | None, folder: Folder, tokens: int | None = None) -> Calibration:
-    """The documents of a text file, or, without one, of what a run of headwise was trained on.
+def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int | None = None) -> Calibration:
+    """The documents of a text file, a text or its ids; None takes what a run of headwise was trained on.
 
-    Raises HeadwiseError for a text that is empty or too short for its parts.
+    A `str` is a text where it holds a space and there is no file of that name. Raises HeadwiseError for a text that is
+    empty or too short for its parts, and for ids that the model does not know.
     """
-    path = _text_of_run(folder.path) if path is None else text_path(path)
-    text = None if path is None else read_text(path)
-    if folder.tokens is None:
-        raise HeadwiseError(f"{folder.path} has no tokenizer to read {path} with; put tokenizer.json beside the model")
     length = _document_length(folder, tokens)
-    if text is None:
-        corpus = verbs.corpus(_settings(folder.path).seed)
-        parts = [_lines(lines, folder.tokens, length) for lines in (corpus.train_lines, corpus.held_out_lines)]
-    elif folder.family == "headwise" and folder.tokens.frame[0]:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        cut = int(len(lines) * (1 - HELD_OUT_SHARE))
-        parts = [_lines(some, folder.tokens, length) for some in (lines[:cut], lines[cut:])]
+    settings = _settings(folder) if text is None else None
+    if settings is not None and settings.text is not None:
+        text = Path(settings.text)
+    if isinstance(text, Path) or (isinstance(text, str) and _names_a_file(text)):
+        text = text_path(text)
+    name = str(text) if isinstance(text, Path) else "the text"
+    if isinstance(text, Path | str):
+        parts = _text_parts(read_text(text) if isinstance(text, Path) else text, name, folder, length)
+    elif text is None:
+        assert settings is not None
+        corpus = verbs.corpus(settings.seed)
+        parts = _lines(corpus.train_lines, folder, length), _lines(corpus.held_out_lines, folder, length)
     else:
-        parts = _stream(text, folder.tokens, length)
-    train, held_out = (tuple(x for x in part if len(x) > 1) for part in parts)
+        parts = _id_parts(text, length)
+    train, held_out = (tuple(ids for ids in part if len(ids) > 1) for part in parts)
     if not train or not held_out:
         raise HeadwiseError(
-            f"{path} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
+            f"{name} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
             f"{len(held_out)} to measure on; each part needs one"
         )
-    largest, vocab_size = max(int(x.max()) for x in (*train, *held_out)), folder.vocab_size
+    largest, vocab_size = max(int(ids.max()) for ids in (*train, *held_out)), folder.vocab_size
     if vocab_size is not None and largest >= vocab_size:
         raise HeadwiseError(
-            f"the tokenizer gives id {largest} and the model knows {vocab_size} tokens: they do not belong together"
+            f"{name} has the token id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
-    digest = None if text is None else hashlib.sha256(text.encode()).hexdigest()
-    return Calibration(train, held_out, path, digest, length, vocab_size or largest + 1)
+    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in=text is None)
+
+
+def _names_a_file(text: str) -> bool:
+    """Is a `str` the name of a file, or a text itself?"""
+    try:
+        return not any(map(str.isspace, text)) or Path(text).exists()
+    except OSError:  # longer than any name
+        return False
 
 
 def _document_length(folder: Folder, tokens: int | None) -> int:
@@ -107,38 +123,62 @@ def _document_length(folder: Folder, tokens: int | None) -> int:
     return tokens or min(folder.context or LONGEST, LONGEST)
 
 
-def _text_of_run(folder: Path) -> Path | None:
-    """The text that a run, or the run that a model comes from, was trained on; None for the built-in verb corpus."""
-    text = _settings(folder).text
-    return None if text is None else Path(text)
+def _settings(folder: Folder) -> Settings:
+    """Of the run that the model is, or that it comes from."""
+    path = run_of(folder.path)
+    run = None if path is None else read_run(path)
+    if run is None:
+        raise HeadwiseError(f"{folder.path} does not say what it was trained on; pass a text with --text")
+    return Settings(**run["settings"])
 
 
-def _settings(folder: Path) -> Settings:
-    run = run_of(folder)
-    found = None if run is None else read_run(run)
-    if found is None:
-        raise HeadwiseError(f"{folder} does not say what it was trained on; pass a text with --text")
-    return Settings(**found["settings"])
+def _text_parts(text: str, name: str, folder: Folder, length: int) -> Parts:
+    """The documents of a text, the last tenth of its lines or tokens apart."""
+    tokens = _tokenizer(folder, name)
+    opening, closing = tokens.frame
+    if folder.family == "headwise" and opening:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        cut = int(len(lines) * (1 - HELD_OUT_SHARE))
+        return _lines(lines[:cut], folder, length), _lines(lines[cut:], folder, length)
+    body = length - len(opening) - len(closing)
+    if body < 1:
+        raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
+    before, after = torch.tensor(opening, dtype=torch.long), torch.tensor(closing, dtype=torch.long)
+    train, held_out = _cut(torch.tensor(tokens.encode(text), dtype=torch.long), body)
+    return [torch.cat([before, ids, after]) for ids in train], [torch.cat([before, ids, after]) for ids in held_out]
 
 
-def _lines(lines: Sequence[str], tokens: TextTokens, length: int) -> list[Tensor]:
+def _id_parts(ids: Ids, length: int) -> Parts:
+    """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
+    if len(ids) and all(isinstance(value, int) or (isinstance(value, Tensor) and not value.ndim) for value in ids):
+        return _cut(torch.as_tensor(ids).long().cpu(), length)
+    documents = [torch.as_tensor(document).long().cpu() for document in ids]
+    longest = max(map(len, documents), default=0)
+    if longest > length:
+        raise HeadwiseError(f"a document of {longest} ids exceeds the {length} that the model is to read at a time")
+    cut = int(len(documents) * (1 - HELD_OUT_SHARE))
+    return documents[:cut], documents[cut:]
+
+
+def _cut(ids: Tensor, length: int) -> Parts:
+    """A stream (N,) as documents side by side, the last tenth apart."""
+    cut = int(len(ids) * (1 - HELD_OUT_SHARE))
+    return torch.split(ids[:cut], length), torch.split(ids[cut:], length)
+
+
+def _lines(lines: Sequence[str], folder: Folder, length: int) -> list[Tensor]:
     """A document a line, between boundaries."""
+    tokens = _tokenizer(folder, "its text")
     boundary = tokens.frame[0]
     return [torch.tensor([*boundary, *tokens.encode(line), *boundary])[:length] for line in lines]
 
 
-def _stream(text: str, tokens: TextTokens, length: int) -> list[list[Tensor]]:
-    """Documents side by side, the last tenth of the text apart."""
-    opening, closing = tokens.frame
-    ids = torch.tensor(tokens.encode(text))
-    cut, body = int(len(ids) * (1 - HELD_OUT_SHARE)), length - len(opening) - len(closing)
-    if body < 1:
-        raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
-    return [[_framed(x, opening, closing) for x in torch.split(some, body)] for some in (ids[:cut], ids[cut:])]
-
-
-def _framed(ids: Tensor, opening: list[int], closing: list[int]) -> Tensor:
-    return torch.cat([torch.tensor(opening, dtype=ids.dtype), ids, torch.tensor(closing, dtype=ids.dtype)])
+def _tokenizer(folder: Folder, name: str) -> TextTokens:
+    if folder.tokens is None:
+        raise HeadwiseError(
+            f"{folder.path} has no tokenizer to read {name} with; put tokenizer.json beside the model, or pass ids"
+        )
+    return folder.tokens
 
 
 def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
@@ -155,8 +195,8 @@ def batches(documents: Sequence[Tensor], size: int | None = None, at_once: int =
     by_length: dict[int, list[Tensor]] = {}
     for document in documents:
         by_length.setdefault(len(document), []).append(document)
-    found = []
+    stacked = []
     for length, same in sorted(by_length.items(), reverse=True):
         n = size or max(1, at_once // length)
-        found += [torch.stack(same[start : start + n]) for start in range(0, len(same), n)]
-    return found
+        stacked += [torch.stack(same[start : start + n]) for start in range(0, len(same), n)]
+    return stacked

@@ -21,10 +21,9 @@ from headwise.models.weights import cast
 def main(folder: Path, probe: Path, how: str) -> None:
     tensors = read_tensors(probe)
     model, by = _load(folder, how)
-    cast(model, torch.float32)
     with torch.no_grad():
-        found = answers(model, tensors["ids"])
-    difference = (found.double() - tensors["answers"].double()).abs().max().item()
+        here = answers(cast(model, torch.float32), tensors["ids"])
+    difference = (here.double() - tensors["answers"].double()).abs().max().item()
     print(json.dumps({"difference": difference, "by": by}))
 
 

@@ -1,7 +1,9 @@
 """OUT.partial, where a job works: beside OUT and on the same disk, so that what is finished gets its name in one move.
 
 One job at a time has it. Whatever stops a job, OUT is whole or not there: a model that stood there before is set aside
-for the moment of the move alone, and whoever finds it aside puts it back. The source is only read.
+for the moment of the move alone, and whoever finds it aside puts it back. The source is only read. What a killed job
+left is cleared away by the next one for the same OUT, even where that is refused because OUT is there; a healing that
+was stopped waits.
 """
 
 from __future__ import annotations
@@ -14,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, sync_folder, take_lock, write_whole
+from headwise.files import is_unfinished, remove_unfinished, sync_folder, take_lock, write_whole
 from headwise.models.lineage import RECORD
 
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
 STATE = "heal.safetensors"
+SPENT = "spent.safetensors"  # that state, while the folder that came of it gets its name
 LOCK, EXPORT, REPLACED, PROBE = "lock", "export", "replaced", "probe.safetensors"
-OURS = (SETTINGS, STATE, LOCK, EXPORT, REPLACED, PROBE)
+OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 
 
-def check_out(source: Path, out: Path, force: bool) -> None:
-    """Raise HeadwiseError where `out` must not be written."""
+def check_place(source: Path, out: Path) -> None:
+    """Raise HeadwiseError where no model may be written, whatever lies there now."""
     here, there = source.resolve(), out.resolve()
     if here == there:
         raise HeadwiseError(f"--out {out} is the source itself, which is never changed; pass another folder")
@@ -40,16 +43,18 @@ def check_out(source: Path, out: Path, force: bool) -> None:
         raise HeadwiseError(f"--out {out} is a link; pass the folder itself")
     if not there.parent.is_dir():
         raise HeadwiseError(f"--out {out}: the folder {out.parent} does not exist")
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise HeadwiseError(f"--out {out} is a file; pass a folder")
-    if not (out / RECORD).exists():
+    if out.exists() and any(out.iterdir()) and not (out / RECORD).exists():
         raise HeadwiseError(
             f"--out {out} exists already and has no {RECORD}: share or prune did not write it and will not replace it; "
             f"pass another folder"
         )
-    if not force:
+
+
+def check_free(out: Path, force: bool) -> None:
+    """Raise HeadwiseError where a model of ours lies that must not be replaced."""
+    if out.exists() and any(out.iterdir()) and not force:
         raise HeadwiseError(f"--out {out} exists already; pass --force to replace it, or another folder")
 
 
@@ -57,10 +62,9 @@ class Workplace:
     """OUT.partial: held from entry to exit, and cleared away then unless a healing's state waits in it."""
 
     def __init__(self, source: Path, out: Path, force: bool) -> None:
-        self.source, self.given, self.out, self.force = source, out, out.absolute(), force
+        self.source, self.shown, self.out, self.force = source, out, out.absolute(), force
         self.path = self.out.parent / f"{self.out.name}.partial"
         self.fresh, self.probe = self.path / EXPORT, self.path / PROBE
-        self.done = False
         self.settings: dict[str, Any] = {}
 
     @property
@@ -68,25 +72,25 @@ class Workplace:
         return (self.path / STATE).exists()
 
     def __enter__(self) -> Workplace:
-        check_out(self.source, self.given, self.force)
+        check_place(self.source, self.shown)
         self._check_foreign()
         self.path.mkdir(exist_ok=True)
         self.held = take_lock(
             self.path / LOCK, f"another share or prune is at work in {self.path}; wait for it, or take another --out"
         )
         try:
-            self._bring_back()
-            check_out(self.source, self.given, self.force)  # again, for what came back
+            self._settle()
+            check_free(self.shown, self.force)
         except BaseException:
             self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bring_back()
+        self._settle()
         shutil.rmtree(self.fresh, ignore_errors=True)
         (self.path / LOCK).unlink(missing_ok=True)
-        if self.done or not self.has_state:
+        if not self.has_state:
             shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.held)
 
@@ -122,26 +126,35 @@ class Workplace:
 
     def finish(self) -> None:
         """Give the finished folder its name."""
-        check_out(self.source, self.given, self.force)  # hours may have passed
+        check_place(self.source, self.shown)  # hours may have passed
+        check_free(self.shown, self.force)
         for path in self.fresh.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        aside = self.path / REPLACED
+        if self.has_state:
+            (self.path / STATE).rename(self.path / SPENT)
         if self.out.exists():
-            self.out.rename(aside)
+            self.out.rename(self.path / REPLACED)
         self.fresh.rename(self.out)
         sync_folder(self.out.parent)
-        self.done = True
 
-    def _bring_back(self) -> None:
-        """What was set aside returns where nothing took its place, and goes where something did."""
-        aside = self.path / REPLACED
+    def _settle(self) -> None:
+        """Finish, or take back, the moves of `finish` where it was cut short, and clear away what has served its turn.
+
+        What was set aside returns where nothing took its place, and goes where something did. A state is spent once the
+        folder that came of it has its name.
+        """
+        aside, spent = self.path / REPLACED, self.path / SPENT
+        if spent.exists() and self.fresh.exists():
+            spent.rename(self.path / STATE)
+        spent.unlink(missing_ok=True)
         if aside.exists() and not self.out.exists():
             aside.rename(self.out)
         shutil.rmtree(aside, ignore_errors=True)
+        remove_unfinished(self.path, OURS)
 
 
 def _contrast(name: str, there: object, here: object) -> str:
     """A setting that differs, with both values where they are short."""
-    said = f"{name}: {there} there, {here} here"
-    return said if len(said) < 60 else name
+    contrast = f"{name}: {there} there, {here} here"
+    return contrast if len(contrast) < 60 else name

@@ -20,38 +20,38 @@ def print_changed(console: Console, what: str, notes: tuple[str, ...]) -> None:
 
 
 def print_damage(console: Console, title: str, damage: Damage) -> None:
-    """One row a number, before and after."""
+    """One row a number, before and after; on a narrow terminal names are broken, and numbers never are."""
     table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", padding=(0, 1))
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for heading in ("before", "after", "change"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, before, after, change in rows_of(damage):
-        table.add_row(name, before, after, change)
-    console.print(table)
+    for row in rows_of(damage):
+        table.add_row(*row)
+    console.print(table, soft_wrap=False)
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     """Name, before, after and change of each number, as text."""
     rows = []
     if damage.loss is not None:
-        rows.append(
-            ("loss, nats a token", f"{damage.loss.before:.4f}", f"{damage.loss.after:.4f}", _difference(damage.loss))
-        )
+        rows.append(("loss, nats a token", *_numbers(damage.loss, 4)))
     if damage.kl is not None:
         rows.append(("KL to the parent, nats a token", "", f"{damage.kl:.4f}", ""))
     if damage.error is not None:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
-        name = f"entropy of layer {layer}, nats, heads of both"
-        rows.append((name, f"{pair.before:.3f}", f"{pair.after:.3f}", _difference(pair, 3)))
+        rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
         rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (--json has all)", "", "", ""))
-    for name, counts in (("cache, bytes a token", damage.cache_bytes), ("parameters", damage.parameters)):
-        rows.append((name, f"{counts.before:,.0f}", f"{counts.after:,.0f}", _share(counts)))
-    if damage.tokens_per_second is not None:
-        speed = damage.tokens_per_second
+    rows.append(("cache, bytes a token", *_counts(damage.cache_bytes)))
+    rows.append(("parameters", *_counts(damage.parameters)))
+    speed = damage.tokens_per_second
+    if speed is not None:
+        before, after, factor = _counts(speed)
         name = f"decoding, tokens/s at {damage.decode_context:,} cached"
-        rows.append((name, f"{speed.before:,.0f}", f"{speed.after:,.0f}", _share(speed)))
+        rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
+        low, high = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
+        rows.append((f"  its range, {speed.runs} runs in turn", low, high, ""))
     return rows
 
 
@@ -75,25 +75,36 @@ def print_curve(console: Console, curve: tuple[HealPoint, ...]) -> None:
     console.print(table)
 
 
-def print_reshaped(console: Console, report: Reshaped) -> None:
+def print_reshaped(console: Console, reshaped: Reshaped) -> None:
     """What comes after the first damage: healing, and the folder."""
-    if report.curve:
-        print_curve(console, report.curve)
-    if report.healed is not None:
-        print_damage(console, "After healing", report.healed)
-    if report.out is None:
+    if reshaped.curve:
+        print_curve(console, reshaped.curve)
+    if reshaped.healed is not None:
+        print_damage(console, f"After healing{_kept(reshaped.curve)}", reshaped.healed)
+    if reshaped.out is None:
         _say(console, "nothing was written; pass --out for a model folder")
     else:
-        _say(console, f"verified: {report.verified}")
-        _say(console, f"model: {report.out}")
+        _say(console, f"verified: {reshaped.verified}")
+        _say(console, f"model: {reshaped.out}")
 
 
-def _difference(pair: Pair, digits: int = 4) -> str:
-    return f"{pair.after - pair.before:+.{digits}f}"
+def _kept(curve: tuple[HealPoint, ...]) -> str:
+    """Which weights of the curve were kept, where they are not those of its end."""
+    best = min(curve, key=lambda point: point.distance)
+    if best is curve[0]:
+        return ": no better; the unhealed weights were the best, and are kept"
+    return "" if best is curve[-1] else f": the weights of step {best.step:,} were the best, and are kept"
 
 
-def _share(pair: Pair) -> str:
-    return "" if not pair.before else "same" if pair.after == pair.before else f"x {pair.after / pair.before:.2f}"
+def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
+    """Before, after and difference."""
+    return f"{pair.before:.{digits}f}", f"{pair.after:.{digits}f}", f"{pair.after - pair.before:+.{digits}f}"
+
+
+def _counts(pair: Pair) -> tuple[str, str, str]:
+    """Before, after and factor."""
+    factor = "" if not pair.before else "same" if pair.after == pair.before else f"x {pair.after / pair.before:.2f}"
+    return f"{pair.before:,.0f}", f"{pair.after:,.0f}", factor
 
 
 def _say(console: Console, line: str) -> None:

@@ -1,0 +1,130 @@
+"""`share` and `prune` as functions: what they take, what they hand back, and that they leave the model alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from reshape_models import build
+from torch import nn
+
+from headwise import HeadwiseError
+from headwise.gpt.run import Settings, run_training
+from headwise.models.open import open_folder
+from headwise.models.weights import head_counts
+from headwise.reshape.job import Listener
+from headwise.reshape.prune import prune
+from headwise.reshape.share import share
+
+IDS = torch.randint(31, (20, 13), generator=torch.Generator().manual_seed(4))
+LETTERS = "the cat sat on the mat, and the dog ran to the barn.\n" * 29
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("functions")
+    (folder / "a book.txt").write_text(LETTERS)
+    shape = {"n_layers": 2, "n_heads": 6, "n_kv_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
+    settings = Settings("llama", str(folder / "a book.txt"), steps=30, shape=shape)
+    run_training(folder / "run", settings, lambda progress: None, resume=False, n_samples=0)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("name", ["rope", "llama"])
+def test_a_model_in_memory_is_shared_and_left_as_it_was(name: str) -> None:
+    model = build(name, dtype=torch.float32).train()
+    next(model.parameters()).requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    child = share(model, 3, text=IDS, heal=2, batch=2)
+    assert head_counts(child.model)[1] == 3 and not child.model.training
+    assert all(parameter.requires_grad for parameter in child.model.parameters())
+    assert child.healed is not None and child.damage.kl is not None and child.damage.kl > 0
+    assert (child.out, child.verified, child.ancestors) == (None, None, ())
+    assert child.details["healing"]["steps_made"] == 2  # type: ignore[index]
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert [parameter.requires_grad for parameter in model.parameters()].count(False) == 1
+
+
+def test_prune_takes_names_or_a_share_that_stays() -> None:
+    model = build("rope", dtype=torch.float32)
+    assert prune(model, ["L0.H1", "L1.H3"], text=IDS).details["heads"] == ["L0.H1", "L1.H3"]
+    child = prune(model, keep=0.75, by="ablation", text=IDS)
+    assert len(child.details["heads"]) == 3 and len(child.details["scores"]) == 12  # type: ignore[arg-type]
+    with pytest.raises(HeadwiseError, match="needs the model's tokenizer"):
+        prune(model, keep=0.75, by="role", text=IDS)
+
+
+def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
+    source = open_folder(run)
+    assert source.tokens is not None
+    ids = source.tokens.encode(LETTERS)
+    texts = (None, run.parent / "a book.txt", str(run.parent / "a book.txt"), LETTERS, ids, torch.tensor(ids))
+    damages = [share(source.model, 2, text=text).damage for text in texts]
+    assert len({(damage.loss, damage.kl) for damage in damages}) == 1
+    with pytest.raises(HeadwiseError, match=r"nowhere\.txt does not exist"):
+        share(source.model, 2, text="nowhere.txt")
+    with pytest.raises(HeadwiseError, match="the text is too short"):
+        share(source.model, 2, text="the cat")
+
+
+def test_ids_that_do_not_fit_are_refused() -> None:
+    model = build("rope", dtype=torch.float32)
+    with pytest.raises(HeadwiseError, match="the text has the token id 31 and the model knows 31 tokens"):
+        share(model, 3, text=IDS + 1)
+    with pytest.raises(HeadwiseError, match="a document of 13 ids exceeds the 7 that the model is to read at a time"):
+        share(model, 3, text=IDS, tokens=7)
+    with pytest.raises(HeadwiseError, match="does not say what it was trained on; pass a text"):
+        share(model, 3)
+    with pytest.raises(HeadwiseError, match="has no tokenizer to read the text with"):
+        share(model, 3, text=LETTERS)
+
+
+def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(run: Path, tmp_path: Path) -> None:
+    opened = open_folder(run).model
+    lines: list[str] = []
+    child = share(opened, 2, out=tmp_path / "child", listener=Listener(say=lines.append))
+    assert child.verified is not None and "stock transformers" in child.verified
+    assert lines[0] == "reading the text to calibrate" and lines[-1] == "verifying in a fresh process"
+    assert json.loads((tmp_path / "child" / "headwise.json").read_text()) == child.document()
+    assert [(tmp_path / "child" / older.folder).resolve() for older in child.ancestors] == [run]
+    assert child.document()["damage"] == share(run, 2).document()["damage"] | {
+        "tokens_per_second": child.document()["damage"]["tokens_per_second"]
+    }
+    with torch.no_grad():
+        next(opened.parameters()).mul_(2)
+    assert share(opened, 2, method="first").ancestors == ()
+
+
+def test_a_model_without_a_tokenizer_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(HeadwiseError, match="the model has no tokenizer, and a folder of headwise needs one"):
+        share(build("rope", dtype=torch.float32), 3, text=IDS, out=tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_request_that_changes_nothing_says_so() -> None:
+    model = build("gpt2", dtype=torch.float32)
+    with pytest.raises(HeadwiseError, match="the model has 3 key/value heads already, so nothing changes"):
+        share(model, 3, text=IDS)
+    with pytest.raises(HeadwiseError, match=r"keep=1\.0 keeps every head: nothing changes"):
+        prune(model, keep=1.0, text=IDS)
+    silent = prune(model, ["L0.H1"], text=IDS).model
+    with pytest.raises(HeadwiseError, match=r"L0\.H1: these heads give nothing already, so nothing changes"):
+        prune(silent, ["L0.H1"], text=IDS)
+    assert prune(silent, ["L0.H1", "L1.H2"], text=IDS).details["heads"] == ["L0.H1", "L1.H2"]
+
+
+def test_a_model_elsewhere_than_on_the_processor_is_refused() -> None:
+    with pytest.raises(HeadwiseError, match="the model is on meta, and heads are shared and pruned on the processor"):
+        share(build("llama").to("meta"), 3, text=IDS)
+
+
+def test_settings_of_healing_need_a_healing(tmp_path: Path) -> None:
+    model: nn.Module = build("rope")
+    with pytest.raises(HeadwiseError, match="--force and --resume are about the folder that is written; pass --out"):
+        share(model, 3, force=True)
+    with pytest.raises(HeadwiseError, match="--resume goes on with a healing; pass --heal"):
+        share(model, 3, out=tmp_path / "out", resume=True)
