@@ -14,8 +14,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
@@ -33,7 +35,8 @@ STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
 
-Ids = Tensor | Sequence[Tensor] | Sequence[Sequence[int]] | Sequence[int]  # one stream (N,), or documents
+# One stream (N,), documents (B,T), or documents one by one.
+Ids = Tensor | NDArray[Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 Parts = tuple[Sequence[Tensor], Sequence[Tensor]]  # documents to calibrate on, documents held out
 
 
@@ -150,8 +153,10 @@ def _text_parts(text: str, name: str, folder: Folder, length: int) -> Parts:
 
 def _id_parts(ids: Ids, length: int) -> Parts:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
-    if len(ids) and all(isinstance(value, int) or (isinstance(value, Tensor) and not value.ndim) for value in ids):
-        return _cut(torch.as_tensor(ids).long().cpu(), length)
+    if not isinstance(ids, Sequence) or (ids and isinstance(ids[0], int)):
+        ids = torch.as_tensor(ids).long().cpu()
+        if ids.ndim == 1:
+            return _cut(ids, length)
     documents = [torch.as_tensor(document).long().cpu() for document in ids]
     longest = max(map(len, documents), default=0)
     if longest > length:
