@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from headwise.layer.importing.importers import import_attention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.open import open_model as open
+    from headwise.reshape.prune import prune
+    from headwise.reshape.report import Damage, Reshaped
+    from headwise.reshape.share import share
     from headwise.rungs.cache import KVCache
 
 __version__ = "0.1.0"
@@ -49,6 +52,7 @@ __all__ = [
     "AttentionSpec",
     "Bias",
     "Causal",
+    "Damage",
     "Explanation",
     "GPTConfig",
     "Head",
@@ -63,6 +67,7 @@ __all__ = [
     "MultiHeadAttention",
     "Price",
     "RelativeBias",
+    "Reshaped",
     "RoPE",
     "Seen",
     "SeenHead",
@@ -76,6 +81,8 @@ __all__ = [
     "import_attention",
     "open",
     "price",
+    "prune",
+    "share",
     "survey",
     "trace",
     "watch",
@@ -83,6 +90,7 @@ __all__ = [
 
 # Where the names are that load when they are first used: module, and what they are called there.
 _LAZY = {
+    "Damage": ("headwise.reshape.report", "Damage"),
     "Explanation": ("headwise.layer.explain", "Explanation"),
     "GPT": ("headwise.gpt.gpt", "GPT"),
     "GPTConfig": ("headwise.gpt.gpt", "GPTConfig"),
@@ -93,6 +101,7 @@ _LAZY = {
     "KVCache": ("headwise.rungs.cache", "KVCache"),
     "MultiHeadAttention": ("headwise.layer.layer", "MultiHeadAttention"),
     "Price": ("headwise.cost.pricing", "Price"),
+    "Reshaped": ("headwise.reshape.report", "Reshaped"),
     "Seen": ("headwise.heads.seen", "Seen"),
     "SeenHead": ("headwise.heads.seen", "SeenHead"),
     "Survey": ("headwise.heads.profiles", "Survey"),
@@ -101,6 +110,8 @@ _LAZY = {
     "import_attention": ("headwise.layer.importing.importers", "import_attention"),
     "open": ("headwise.models.open", "open_model"),
     "price": ("headwise.cost.read", "price"),
+    "prune": ("headwise.reshape.prune", "prune"),
+    "share": ("headwise.reshape.share", "share"),
     "survey": ("headwise.heads.survey", "survey"),
     "watch": ("headwise.heads.watch", "watch"),
 }

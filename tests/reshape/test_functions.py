@@ -63,7 +63,15 @@ def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
     source = open_folder(run)
     assert source.tokens is not None
     ids = source.tokens.encode(LETTERS)
-    texts = (None, run.parent / "a book.txt", str(run.parent / "a book.txt"), LETTERS, ids, torch.tensor(ids), np.array(ids))
+    texts = (
+        None,
+        run.parent / "a book.txt",
+        str(run.parent / "a book.txt"),
+        LETTERS,
+        ids,
+        torch.tensor(ids),
+        np.array(ids),
+    )
     damages = [share(source.model, 2, text=text).damage for text in texts]
     assert len({(damage.loss, damage.kl) for damage in damages}) == 1
     with pytest.raises(HeadwiseError, match=r"nowhere\.txt does not exist"):
