@@ -18,10 +18,10 @@ from rich.console import Console
 from headwise.errors import HeadwiseError
 from headwise.intervals import interval_of
 from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
+from headwise.view import compare_plot
 from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
 from headwise.view.compare_page import page_html, write_page
-from headwise.view.compare_plot import check_plotting, write_png
-from headwise.view.compare_svg import LEFT, RIGHT, WIDTH, round_ticks
+from headwise.view.compare_plot import LEFT, RIGHT, WIDTH, check_plotting, round_ticks, write_png
 
 HOSTILE = '<script>alert(1)</script> & "x" [bold]y[/bold] \ud800'
 
@@ -172,6 +172,14 @@ def test_a_picture_is_a_png_of_every_comparison(tmp_path: Path) -> None:
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
         heights.append(int.from_bytes(data[20:24], "big"))
     assert heights[1] > 2 * heights[0]
+
+
+def test_page_and_picture_draw_the_same_marks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr(compare_plot, "_draw", lambda axes, plot, caption: drawn.append(compare_plot.svg(plot)))
+    write_png(tmp_path / "plain.png", [plain()])
+    page = page_html(plain())
+    assert len(drawn) == page.count("<svg") == 2 and all(svg in page for svg in drawn)
 
 
 def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

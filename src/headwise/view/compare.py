@@ -60,10 +60,15 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
         )
         rows.append((name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}", *differs))
     return Table(
-        f"{metric.words}, {metric.unit}" if metric.unit else metric.words,
+        with_unit(metric),
         ("arm", "parameters", "mean", "±", "difference", "95 % interval"),
         tuple(rows),
     )
+
+
+def with_unit(metric: Metric) -> str:
+    """ "held-out loss, nats"; a share has no unit."""
+    return f"{metric.words}, {metric.unit}" if metric.unit else metric.words
 
 
 def shown(cell: Cell) -> str:

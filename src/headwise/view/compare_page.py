@@ -14,8 +14,9 @@ from pathlib import Path
 
 from headwise.files import write_whole
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
-from headwise.view.compare import metric_table, setting, shown, spent
-from headwise.view.compare_svg import difference_plot, escaped, value_plot
+from headwise.markup import escaped
+from headwise.view.compare import metric_table, setting, shown, spent, with_unit
+from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
 
 BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
 READING = (
@@ -24,25 +25,27 @@ READING = (
 )
 
 
-def write_page(path: str | Path, found: Comparison | Ledger) -> None:
+def write_page(path: str | Path, record: Comparison | Ledger) -> None:
     """Write the page of `page_html`, whole or not at all."""
-    write_whole(path, page_html(found))
+    write_whole(path, page_html(record))
 
 
-def page_html(found: Comparison | Ledger) -> str:
+def page_html(record: Comparison | Ledger) -> str:
     """One comparison, or the ledger with all of its comparisons."""
-    if isinstance(found, Comparison):
-        sections = _comparison_sections(found)
-        heading, lede = found.question, setting(found)
-    else:
-        sections = {"The claims": "".join(map(_claim, found.claims))}
-        sections |= {"Counted and timed": "".join(map(_table, found.tables))}
-        for one in found.comparisons:
-            name = f"<p><b>{escaped(one.name)}</b>: {escaped(setting(one))}</p>"
-            sections[one.question] = name + "".join(_comparison_sections(one).values())
-        sections |= {"The machine": _machine(found)}
-        heading, lede = "What is claimed, and what is so", spent(found)
-    return _page(heading, lede, sections)
+    if isinstance(record, Comparison):
+        return _page(record.question, setting(record), _comparison_sections(record))
+    sections = {
+        "The claims": "".join(map(_claim, record.claims)),
+        "Counted and timed": "".join(map(_table, record.tables)),
+    }
+    for comparison in record.comparisons:
+        name = f"<p><b>{escaped(comparison.name)}</b>: {escaped(setting(comparison))}</p>"
+        sections[comparison.question] = name + "".join(_comparison_sections(comparison).values())
+    seeds = f"{record.seeds[0]} to {record.seeds[-1]}"
+    facts = {"command": record.command, **record.machine, "seeds": seeds}
+    lines = "".join(f"<li>{escaped(f'{name}: {value}')}</li>" for name, value in facts.items())
+    sections["The machine"] = f"<ul>{lines}</ul>"
+    return _page("What is claimed, and what is so", spent(record), sections)
 
 
 def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
@@ -74,23 +77,21 @@ def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
 def _comparison_sections(comparison: Comparison) -> dict[str, str]:
     lines = "".join(f"<li>{escaped(line)}</li>" for line in comparison.verdicts)
     notes = "".join(f"<p>{escaped(line)}</p>" for line in comparison.notes)
-    found = {
+    sections = {
         "The verdict": f"<ul>{lines}</ul>{notes}",
         "The arms": "".join(_metric(comparison, metric) for metric in comparison.metrics),
     }
     if comparison.tables:
-        found["Measured besides"] = "".join(map(_table, comparison.tables))
-    return found
+        sections["Measured besides"] = "".join(map(_table, comparison.tables))
+    return sections
 
 
 def _metric(comparison: Comparison, metric: Metric) -> str:
-    named = f"{metric.words}, {metric.unit}" if metric.unit else metric.words
-    captions = escaped(named), "difference from the first arm"
-    drawings = value_plot(comparison, metric), difference_plot(comparison, metric)
+    plots = {with_unit(metric): value_plot(comparison, metric), DIFFERENCE: difference_plot(comparison, metric)}
     figures = "".join(
-        f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>"
-        for drawing, caption in zip(drawings, captions, strict=True)
-        if drawing
+        f"<figure>{svg(plot)}<figcaption>{escaped(caption)}</figcaption></figure>"
+        for caption, plot in plots.items()
+        if plot is not None
     )
     return f'{_table(metric_table(comparison, metric))}<div class="plots">{figures}</div>'
 
@@ -101,11 +102,6 @@ def _claim(claim: Claim) -> str:
         f"<h3>{escaped(claim.claim)}</h3><p>{escaped(claim.measured)}</p>"
         f'<p class="caption">{escaped(claim.rule)}</p></article>'
     )
-
-
-def _machine(ledger: Ledger) -> str:
-    facts = {"command": ledger.command, **ledger.machine, "seeds": f"{ledger.seeds[0]} to {ledger.seeds[-1]}"}
-    return f"<ul>{''.join(f'<li>{escaped(name)}: {escaped(str(value))}</li>' for name, value in facts.items())}</ul>"
 
 
 def _table(table: Table) -> str:

@@ -1,22 +1,161 @@
-"""The plot of a comparison as a PNG file. matplotlib is loaded only here, and only when a PNG is asked for."""
+"""The plots of a comparison, one line for each arm: drawn once, as marks; shown in the page as SVG, or in a PNG file.
+
+matplotlib is loaded only here, and only when a PNG is asked for.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.lab.compare.results import Comparison
-from headwise.view.compare import setting
+from headwise.lab.compare.results import Comparison, Metric
+from headwise.markup import escaped
+from headwise.view.compare import setting, with_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, SEEDS, LINE = "#2c4f8f", "#8c8794", "#5f5b69"
+WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 440, 176, 18, 6, 30, 26  # in the units of the view box
+LONGEST = 21  # characters of an arm's name that fit at its left
+DIFFERENCE = "difference from the first arm"
+# In a PNG; the page has its own colours, for light and dark.
+COLOURS = {"grid-line": "#e4e0d6", "zero": "#5f5b69", "tick": "#5f5b69", "arm": "#1d1b22", "seed": "#8c8794"}
+ACCENT = "#2c4f8f"
+
+
+class Line(NamedTuple):
+    kind: str
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+
+class Dot(NamedTuple):
+    kind: str
+    x: float
+    y: float
+    radius: float
+
+
+class Label(NamedTuple):
+    kind: str
+    x: float
+    y: float  # of the base line
+    text: str
+    anchor: str  # "middle" or "end": what of the text stands at x
+
+
+Mark = Line | Dot | Label
+
+
+class Plot(NamedTuple):
+    """Marks in a box of WIDTH times `height`, y downwards, and what they say in words."""
+
+    height: float
+    words: str
+    marks: list[Mark]
+
+
+def value_plot(comparison: Comparison, metric: Metric) -> Plot | None:
+    """Every seed as a dot, the mean as a stroke; None where no arm has a score."""
+    scores = {arm.name: arm.scores[metric.name] for arm in comparison.arms if metric.name in arm.scores}
+
+    def draw(name: str, x: Callable[[float], float], y: float) -> list[Mark]:
+        score = scores[name]
+        mean = x(score.mean.mean)
+        return [*(Dot("seed", x(value), y, 3.5) for value in score.values), Line("mean", mean, y - 9, mean, y + 9)]
+
+    words = "; ".join(f"{name} {score.mean.mean:.3f}" for name, score in scores.items())
+    values = [value for score in scores.values() for value in score.values]
+    return _plot(comparison, f"{metric.words}: {words}", values, list(scores), draw, zero=False)
+
+
+def difference_plot(comparison: Comparison, metric: Metric) -> Plot | None:
+    """The interval of the differences from the first arm as a bar; None where there is none."""
+    scores = {arm.name: arm.scores[metric.name] for arm in comparison.arms if metric.name in arm.scores}
+    differences = {name: score.difference for name, score in scores.items() if score.difference is not None}
+
+    def draw(name: str, x: Callable[[float], float], y: float) -> list[Mark]:
+        interval = differences[name]
+        return [Line("reach", x(interval.low), y, x(interval.high), y), Dot("middle", x(interval.mean), y, 5)]
+
+    words = ". ".join(score.verdict for score in scores.values() if score.verdict is not None)
+    ends = [end for interval in differences.values() for end in (interval.low, interval.high, 0.0)]
+    return _plot(comparison, words, ends, list(differences), draw, zero=True)
+
+
+def _plot(
+    comparison: Comparison,
+    words: str,
+    values: Sequence[float],
+    drawn: Sequence[str],
+    draw: Callable[[str, Callable[[float], float], float], list[Mark]],
+    zero: bool,
+) -> Plot | None:
+    if not values or not all(map(math.isfinite, values)):
+        return None
+    ticks = round_ticks(min(values), max(values))
+    bottom = TOP + ROW * len(comparison.arms)
+    span = ticks[-1] - ticks[0]
+
+    def x(value: float) -> float:
+        return LEFT + (value - ticks[0]) / span * (WIDTH - LEFT - RIGHT)
+
+    marks: list[Mark] = [
+        *(Line("zero" if zero and tick == 0 else "grid-line", x(tick), TOP, x(tick), bottom) for tick in ticks),
+        *(Label("tick", x(tick), bottom + 18, f"{tick:g}", "middle") for tick in _apart(ticks)),
+    ]
+    for place, arm in enumerate(comparison.arms):
+        y = TOP + ROW * (place + 0.5)
+        name = arm.name if len(arm.name) <= LONGEST else arm.name[: LONGEST - 1] + "…"
+        marks.append(Label("arm", LEFT - 12, y + 4.5, name, "end"))
+        if arm.name in drawn:
+            marks += draw(arm.name, x, y)
+    return Plot(bottom + BOTTOM, words, marks)
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """At most seven round numbers, evenly spaced, from at or below `low` to at or above `high`; at least two."""
+    span = (high - low) or max(abs(low), 1.0)
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(size for size in (power / 5, power / 2, power, 2 * power) if span <= 5 * size)
+    first = math.floor(low / step)
+    last = max(math.ceil(high / step), first + 1)
+    return [round(number * step, 12) for number in range(first, last + 1)]
+
+
+def _apart(ticks: Sequence[float]) -> Sequence[float]:
+    """Every tick, or every other one where their numbers would run into one another; 0 stays."""
+    if len(ticks) * max(len(f"{tick:g}") for tick in ticks) <= 28:
+        return ticks
+    first = ticks.index(0.0) % 2 if 0.0 in ticks else 0
+    return ticks[first::2]
+
+
+def svg(plot: Plot) -> str:
+    """The plot as an element of a page, whose style sheet knows the kinds of marks."""
+    parts = [
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{escaped(plot.words)}">',
+        *map(_element, plot.marks),
+    ]
+    return "".join(parts) + "</svg>"
+
+
+def _element(mark: Mark) -> str:
+    if isinstance(mark, Line):
+        x1, x2, y1, y2 = (f"{place:.1f}" for place in (mark.x1, mark.x2, mark.y1, mark.y2))
+        return f'<line class="{mark.kind}" x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}"/>'
+    if isinstance(mark, Dot):
+        return f'<circle class="{mark.kind}" cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{mark.radius:g}"/>'
+    place = f'class="{mark.kind}" x="{mark.x:.1f}" y="{mark.y:.1f}"'
+    return f'<text {place} text-anchor="{mark.anchor}">{escaped(mark.text)}</text>'
 
 
 def check_plotting() -> None:
@@ -33,47 +172,34 @@ def _figure_class() -> type[Figure]:
 
 
 def write_png(path: str | Path, comparisons: Sequence[Comparison]) -> None:
-    """Two panels for each comparison, of its first metric: every seed with the mean, and the differences from arm 1."""
-    heights = [1.2 + 0.42 * len(comparison.arms) for comparison in comparisons]
-    figure = _figure_class()(figsize=(10, sum(heights)), layout="constrained")
+    """Both plots of each comparison, of its first metric, side by side."""
+    heights = [(len(comparison.arms) + 2.5) * ROW for comparison in comparisons]
+    figure = _figure_class()(figsize=(2 * WIDTH / 80, sum(heights) / 80), layout="constrained")
     panels = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
     for comparison, (values, differences) in zip(comparisons, panels, strict=True):
-        _draw_values(values, comparison)
-        _draw_differences(differences, comparison)
+        metric = comparison.metrics[0]
+        _draw(values, value_plot(comparison, metric), with_unit(metric))
+        _draw(differences, difference_plot(comparison, metric), f"{DIFFERENCE}, with its 95 % interval")
+        values.set_title(f"{comparison.name}: {setting(comparison)}", fontsize=9, loc="left", parse_math=False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
     write_whole(path, picture.getvalue())
 
 
-def _draw_values(axes: Axes, comparison: Comparison) -> None:
-    metric = comparison.metrics[0]
-    for place, arm in enumerate(comparison.arms):
-        if (score := arm.scores.get(metric.name)) is not None:
-            axes.plot(score.values, [place] * len(score.values), "o", color=SEEDS, markersize=4, alpha=0.7)
-            axes.plot([score.mean.mean] * 2, [place - 0.3, place + 0.3], color=INK, linewidth=2.5)
-    _finish(axes, comparison)
-    axes.set_yticks(range(len(comparison.arms)), [arm.name for arm in comparison.arms])
-    axes.set_title(f"{comparison.name}: {setting(comparison)}", fontsize=9, loc="left")
-    axes.set_xlabel(f"{metric.words}, {metric.unit}" if metric.unit else metric.words, fontsize=9)
-
-
-def _draw_differences(axes: Axes, comparison: Comparison) -> None:
-    metric = comparison.metrics[0]
-    axes.axvline(0, color=LINE, linewidth=1)
-    for place, arm in enumerate(comparison.arms):
-        far = score.difference if (score := arm.scores.get(metric.name)) is not None else None
-        if far is not None:
-            axes.plot([far.low, far.high], [place, place], color=INK, linewidth=2)
-            axes.plot([far.mean], [place], "o", color=INK, markersize=6)
-    _finish(axes, comparison)
-    axes.set_yticks(range(len(comparison.arms)), [""] * len(comparison.arms))
-    axes.set_xlabel("difference from the first arm, with its 95 % interval", fontsize=9)
-
-
-def _finish(axes: Axes, comparison: Comparison) -> None:
-    axes.locator_params(axis="x", nbins=5)
-    axes.set_ylim(len(comparison.arms) - 0.5, -0.5)
-    axes.tick_params(labelsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#e4e0d6", linewidth=0.8)
-    axes.set_axisbelow(True)
+def _draw(axes: Axes, plot: Plot | None, caption: str) -> None:
+    axes.set_axis_off()
+    if plot is None:
+        return
+    axes.set(xlim=(0, WIDTH), ylim=(plot.height, 0))
+    axes.text((LEFT + WIDTH - RIGHT) / 2, plot.height + 12, caption, fontsize=9, ha="center", va="center", parse_math=False)
+    for mark in plot.marks:
+        colour = COLOURS.get(mark.kind, ACCENT)
+        if isinstance(mark, Line):
+            width = 2.5 if colour == ACCENT else 1
+            axes.plot([mark.x1, mark.x2], [mark.y1, mark.y2], color=colour, linewidth=width, zorder=width)
+        elif isinstance(mark, Dot):
+            alpha = 0.55 if mark.kind == "seed" else 1
+            axes.plot([mark.x], [mark.y], "o", color=colour, markersize=1.5 * mark.radius, alpha=alpha, zorder=2)
+        else:
+            side = {"middle": "center", "end": "right"}[mark.anchor]
+            axes.text(mark.x, mark.y, mark.text, color=colour, fontsize=9, ha=side, parse_math=False)
