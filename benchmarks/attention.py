@@ -1,7 +1,7 @@
 """The layer against its limit and its peers, and grouped decoding against the ways to repeat keys and values.
 
 Limit: the layer's own matrix products plus one fused attention call, nothing else. Peers: torch.nn.MultiheadAttention,
-transformers' Llama and GPT-2 attention on sdpa, x-transformers' Attention where it is installed, and course C's class.
+transformers' Llama and GPT-2 attention on sdpa, x-transformers' Attention where it is installed, and the course's class.
 All causal, eval mode or forward + backward, in turn within each round; the ratio to the limit is taken round by round.
 """
 
@@ -57,7 +57,7 @@ def sides(tokens: int, width: int, heads: int, dtype: torch.dtype) -> dict[str, 
         found["x-transformers"] = attention
     from headwise.lab.courses.stacked import MultiHeadAttn
 
-    found["course C's class"] = MultiHeadAttn(width, width, tokens, 0.0, heads).to(dtype)
+    found["the course's class"] = MultiHeadAttn(width, width, tokens, 0.0, heads).to(dtype)
     return found
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwise.intervals import interval_of
-from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, Table
+from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, Table, sentence
 from headwise.lab.compare.roles import ROLES, ROLES_OF_HEADS
-from headwise.lab.compare.verdict import sentence
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 ACCURACY = Metric("accuracy", "share of exact answers", "")
@@ -52,6 +51,7 @@ def all_comparisons(
     sharing: Sequence[float] = (0.5, 0.6, 0.7),
     masses: float = 0.8,
     cost: float = 0.5,
+    without: float = 0.5,
 ) -> tuple[Comparison, ...]:
     """What the ledger judges; the figures of the arms in their order, those of the roles alike for all roles."""
     untrained, trained = {}, {}
@@ -65,6 +65,7 @@ def all_comparisons(
             "two-lookups", {f"{h} heads": {"accuracy": v} for h, v in zip((1, 2, 4), lookups, strict=True)}, [ACCURACY]
         ),
         comparison("roles", {"untrained": untrained, "trained": trained}, ROLES_OF_HEADS.metrics),
+        comparison("output-projection", {"with W_O": {"loss": 0.5}, "without W_O": {"loss": without}}),
     )
 
 

@@ -13,9 +13,8 @@ import headwise as hw
 from headwise.lab.compare import arithmetic, claims, speed
 from headwise.lab.compare.arithmetic import counted_flops, flops_with_heads, parameters_with_heads, split_heads
 from headwise.lab.compare.claims import ELSEWHERE, judged, run_claims
-from headwise.lab.compare.machine import machine
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
-from headwise.lab.compare.timing import Times
+from headwise.lab.compare.timing import Times, machine
 from headwise.view.claims import claims_page, write_claims
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
@@ -98,6 +97,20 @@ def test_the_timed_forms_are_one_function(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(other, outputs[0])
 
 
+def test_the_printed_wrapper_is_weighed_and_timed_beside_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "in_turn", times_of(wrapper=7.0, vectorised=2.0))
+    claim, table = speed.printed_wrapper([speed.LayerSize(1, 5, 6, 3)], rounds=1)
+    weights, of_class = 3 * 3 * 6 * 6, 3 * 6 * 6 + 6 * 6 + 6
+    assert table.rows == (
+        ("(1,5,6), 3 heads, wrapper as printed", weights, 18, pytest.approx(7.0)),
+        ("(1,5,6), 3 heads, vectorised class", of_class, 6, pytest.approx(2.0)),
+    )
+    assert claim.verdict == FAILS
+    assert (
+        f"{weights} weights against {of_class}, an output 18 wide against 6, and 3.50 times the time" in claim.measured
+    )
+
+
 @pytest.mark.parametrize(
     ("repeated", "shared", "verdict"), [(0.5, 0.5, HOLDS), (2.0, 0.5, DEPENDS), (2.0, 0.95, FAILS)]
 )
@@ -139,7 +152,7 @@ def test_several_heads_must_win_everywhere(heads: tuple[float, ...], lookups: tu
 
 
 def test_an_arm_with_more_parameters_proves_nothing() -> None:
-    heads, lookups = all_comparisons(heads=(0.5, 0.3, 0.2))[::2]
+    heads, _, lookups, *_ = all_comparisons(heads=(0.5, 0.3, 0.2))
     four = lookups.arms[2]
     larger = ArmResult(four.name, "", four.parameters + 1, four.scores, None)
     told = claims.several_heads(heads, type(lookups)(**{**vars(lookups), "arms": (*lookups.arms[:2], larger)}))
@@ -153,6 +166,12 @@ def test_an_arm_with_more_parameters_proves_nothing() -> None:
 def test_each_step_of_sharing_must_cost(sharing: tuple[float, ...], verdict: str) -> None:
     found = judged(all_comparisons(sharing=sharing))
     assert verdict_of("Quality falls", found) == verdict
+
+
+@pytest.mark.parametrize(("without", "verdict"), [(0.7, HOLDS), (0.5, FAILS), (0.3, FAILS)])
+def test_w_o_is_indispensable_where_its_absence_costs(without: float, verdict: str) -> None:
+    claim = claims.indispensable_output(all_comparisons(without=without)[4])
+    assert claim.verdict == verdict and f"without W_O {without - 0.5:+.3f} ± " in claim.measured
 
 
 def test_the_steps_of_sharing_are_told_with_their_intervals() -> None:
@@ -189,7 +208,14 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_the_ledger_has_what_was_counted_judged_and_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = made(tmp_path, monkeypatch)
-    assert [claim.verdict for claim in found.claims] == [FAILS, DEPENDS, HOLDS, HOLDS, *[NOT_RUN] * len(ELSEWHERE)]
+    assert [claim.verdict for claim in found.claims] == [
+        FAILS,
+        DEPENDS,
+        HOLDS,
+        FAILS,
+        HOLDS,
+        *[NOT_RUN] * len(ELSEWHERE),
+    ]
     assert found.machine == machine() and found.machine["torch"] == torch.__version__
     assert found.seeds == (0, 1, 2, 3, 4) and found.wall_seconds >= 0
 
@@ -210,12 +236,16 @@ def test_the_committed_page_is_the_output_of_its_command() -> None:
     assert page.startswith("# What is claimed, and what is so\n\nWritten by `headwise compare claims`;")
     assert "Seeds 0 to 4." in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
-    verdicts = {row[0][2:]: row[1] for row in rows if len(row) == 3 and row[1] in (HOLDS, FAILS, DEPENDS, NOT_RUN)}
+    verdicts = {
+        row[0][2:].replace("\\_", "_"): row[1]
+        for row in rows
+        if len(row) == 3 and row[1] in (HOLDS, FAILS, DEPENDS, NOT_RUN)
+    }
     counted = [split_heads()[0], parameters_with_heads()[0]]
     ours = [*counted, *judged(all_comparisons()), *ELSEWHERE]
     for claim in ours:
         assert claim.claim in verdicts, claim.claim
-    assert len(verdicts) == len(ours) + 3  # FLOPs, the forms of the course, decoding
+    assert len(verdicts) == len(ours) + 4  # FLOPs, the forms of the course, its wrapper as printed, decoding
     for claim in (*counted, *ELSEWHERE):  # these do not depend on the machine
         assert verdicts[claim.claim] == claim.verdict
         assert claims_page(ledger((claim,), ())).split("| --- | --- | --- |\n")[1].splitlines()[0] in page

@@ -22,18 +22,15 @@ from headwise.gpt.data import IGNORED, Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare import sharing, units
-from headwise.lab.compare.base import SHAPE, VERBS_OR_TEXT
-from headwise.lab.compare.experiment import Arm, Experiment, Scored, count_parameters, run_unit
-from headwise.lab.compare.output_projection import without_output
+from headwise.lab.compare.experiment import Arm, Experiment, Scored, count_parameters, run_unit, with_attention
+from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, by_model_width, unscaled, without_output
 from headwise.lab.compare.registry import EXPERIMENTS, find_experiment
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison
-from headwise.lab.compare.roles import person, previous_token, role_scores, same_token, silenced, translation
+from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
+from headwise.lab.compare.roles import person, previous_token, role_scores, same_token, translation
 from headwise.lab.compare.run import compare, compare_all
-from headwise.lab.compare.scale import by_model_width, scaled, unscaled
 from headwise.lab.compare.timing import in_turn, median_ratio
 from headwise.lab.compare.two_lookups import NAMES, NUMBERS, TWO_LOOKUPS, lines, lookups
 from headwise.lab.compare.units import Unit, units_of
-from headwise.lab.compare.verdict import effect, of_all, sentence
 from headwise.models.sites import attention_layers, observe
 from headwise.records import Call
 
@@ -87,7 +84,8 @@ def test_the_layers_differ_only_in_what_the_arms_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "scale"), [(by_model_width, 24**-0.5), (unscaled, 1.0), (lambda c: scaled(c, 8**-0.5), None)]
+    ("build", "scale"),
+    [(by_model_width, 24**-0.5), (unscaled, 1.0), (lambda c: with_attention(c, scale=8**-0.5), None)],
 )
 def test_another_scale_is_that_of_the_scores_alone(build: Callable[[GPTConfig], GPT], scale: float | None) -> None:
     torch.manual_seed(3)
@@ -160,19 +158,6 @@ def test_where_a_role_looks() -> None:
     assert person(row) == translation(row) == []
     assert same_token(row) == [(5, [2]), (6, [3])]
     assert previous_token(row) == [(i, [i - 1]) for i in range(1, 7)]
-
-
-def test_a_silenced_head_is_as_good_as_none() -> None:
-    torch.manual_seed(0)
-    model = GPT(CONFIG).eval()
-    ids = torch.arange(13)[None]
-    before = model(ids)
-    (layer,) = attention_layers(model)
-    with silenced(layer, 1):
-        inside = model(ids)
-    assert torch.equal(model(ids), before) and not torch.allclose(inside, before)
-    model.blocks[0].attention = layer.without([1])
-    torch.testing.assert_close(model(ids), inside)
 
 
 def test_the_scores_of_roles_come_from_the_maps() -> None:

@@ -191,7 +191,9 @@ def _draw(axes: Axes, plot: Plot | None, caption: str) -> None:
     if plot is None:
         return
     axes.set(xlim=(0, WIDTH), ylim=(plot.height, 0))
-    axes.text((LEFT + WIDTH - RIGHT) / 2, plot.height + 12, caption, fontsize=9, ha="center", va="center", parse_math=False)
+    axes.text(
+        (LEFT + WIDTH - RIGHT) / 2, plot.height + 12, caption, fontsize=9, ha="center", va="center", parse_math=False
+    )
     for mark in plot.marks:
         colour = COLOURS.get(mark.kind, ACCENT)
         if isinstance(mark, Line):

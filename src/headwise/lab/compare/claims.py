@@ -14,13 +14,24 @@ from pathlib import Path
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare.arithmetic import flops_with_heads, parameters_with_heads, split_heads
 from headwise.lab.compare.experiment import Report
-from headwise.lab.compare.machine import machine
 from headwise.lab.compare.registry import EXPERIMENTS
-from headwise.lab.compare.results import FAILS, NOT_RUN, ArmResult, Claim, Comparison, Ledger, Metric, Table
+from headwise.lab.compare.results import (
+    FAILS,
+    HOLDS,
+    NOT_RUN,
+    ArmResult,
+    Claim,
+    Comparison,
+    Ledger,
+    Metric,
+    Table,
+    effect,
+    of_all,
+)
 from headwise.lab.compare.roles import ROLES
 from headwise.lab.compare.run import SEEDS, compare_all, silent
-from headwise.lab.compare.speed import course_forms, decoding
-from headwise.lab.compare.verdict import effect, of_all
+from headwise.lab.compare.speed import course_forms, decoding, printed_wrapper
+from headwise.lab.compare.timing import machine
 
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 
@@ -53,6 +64,7 @@ COUNTED: dict[str, Counted] = {
     "parameters": parameters_with_heads,
     "FLOPs": flops_with_heads,
     "course forms": course_forms,
+    "wrapper as printed": printed_wrapper,
     "decoding": decoding,
 }
 
@@ -102,21 +114,23 @@ def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
     return (
         several_heads(named["heads"], named["two-lookups"]),
         ordered_quality(named["sharing"]),
+        indispensable_output(named["output-projection"]),
         roles_of_heads(named["roles"]),
     )
 
 
 def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
     """Several heads against one, at equal parameters, on both data."""
-    shown, told = [], []
+    shown, differences = [], []
     for comparison in (heads, lookups):
         metric, first = comparison.metrics[0], comparison.arms[0]
         equal = [arm for arm in comparison.arms[1:] if arm.parameters == first.parameters]
         shown += [_effect(arm, metric) == 1 for arm in equal]
-        told.append(f"{comparison.name}, {metric.words}: " + ", ".join(_difference(arm, metric) for arm in equal))
+        each = ", ".join(_difference(arm, metric) for arm in equal)
+        differences.append(f"{comparison.name}, {metric.words}: {each}")
     return Claim(
         "Several heads beat one wide head with as many parameters, on every benchmark.",
-        f"Differences from one head, with 95 % intervals. {_capital('. '.join(told))}.",
+        f"Differences from one head, with 95 % intervals. {_capital('. '.join(differences))}.",
         of_all(shown),
         "Holds if every number of heads is detectably better than one head on both data, depends if some are; does not "
         "hold if none is on either.",
@@ -128,12 +142,24 @@ def ordered_quality(sharing: Comparison) -> Claim:
     metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
     steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
     effects = [0 if step is None else effect(step, metric) for step in steps]
-    told = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
+    differences = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
     return Claim(
         "Quality falls from MHA to GQA and from GQA to MQA.",
-        f"Held-out loss at equal parameters, differences with 95 % intervals: {', '.join(told)}.",
-        FAILS if 1 in effects else of_all([one == -1 for one in effects]),
+        f"Held-out loss at equal parameters, differences with 95 % intervals: {', '.join(differences)}.",
+        FAILS if 1 in effects else of_all([step == -1 for step in effects]),
         "Holds if both steps are detectably worse, depends if one is; does not hold if none is, or if one is better.",
+    )
+
+
+def indispensable_output(output: Comparison) -> Claim:
+    """With W_O against without it, whose weights the feed-forward gets."""
+    metric, (_, without) = output.metrics[0], output.arms
+    return Claim(
+        "The output projection W_O is indispensable.",
+        f"{_capital(metric.words)} at as many parameters as whole numbers allow, difference from the model with W_O, "
+        f"with its 95 % interval: {_difference(without, metric)}.",
+        HOLDS if _effect(without, metric) == -1 or without.failure is not None else FAILS,
+        "Holds if the model without W_O is detectably worse, or cannot be trained.",
     )
 
 
@@ -141,7 +167,7 @@ def roles_of_heads(roles: Comparison) -> Claim:
     """A role counts where training made it, where it is clear, and where it matters."""
     trained = roles.arm("trained")
     metrics = {metric.name: metric for metric in roles.metrics}
-    shown, told = [], []
+    shown, masses = [], []
     for role in ROLES:
         if not trained.scores:
             shown.append(False)
@@ -151,13 +177,13 @@ def roles_of_heads(roles: Comparison) -> Claim:
         learned = _effect(trained, metrics[role]) == 1 and mass >= CLEAR * even
         shown.append(learned and cost.low > 0)
         before = roles.arm("untrained").scores[role].mean.mean
-        told.append(
+        masses.append(
             f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), silenced "
             f"{cost.mean:+z.2f} ± {cost.half_width:.2f} nats{'' if shown[-1] else ': no role'}"
         )
     return Claim(
         "Heads specialise by role.",
-        f"Mass that the best head gives, and what silencing it adds to the loss: {'; '.join(told) or 'diverged'}.",
+        f"Mass that the best head gives, and what silencing it adds to the loss: {'; '.join(masses) or 'diverged'}.",
         of_all(shown),
         f"A role counts if its head's mass is detectably above the untrained one and {CLEAR:g} times an even look, and "
         f"silencing it detectably adds to the loss. Holds if all {len(ROLES)} roles count, depends if some do; "
@@ -176,7 +202,7 @@ def paired(arm: ArmResult, other: ArmResult, metric: Metric) -> Interval | None:
     if metric.name not in arm.scores or metric.name not in other.scores:
         return None
     pairs = zip(arm.scores[metric.name].values, other.scores[metric.name].values, strict=True)
-    return interval_of([mine - theirs for mine, theirs in pairs])
+    return interval_of([value - baseline for value, baseline in pairs])
 
 
 def _difference(arm: ArmResult, metric: Metric) -> str:

@@ -23,7 +23,6 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.train import DivergedError, evaluate, make_optimizers, one_thread, schedule, take_step
 from headwise.lab.compare.results import Metric, Table
 from headwise.layer.layer import MultiHeadAttention
-from headwise.spec import AttentionSpec
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 
@@ -147,11 +146,11 @@ def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT)
         return build(config).n_parameters
 
 
-def with_attention(config: GPTConfig, make: Callable[[AttentionSpec], MultiHeadAttention]) -> GPT:
-    """A GPT whose attention layers `make` builds; they begin with the weights that GPT draws for what both have."""
+def with_attention(config: GPTConfig, **changes: Any) -> GPT:
+    """A GPT whose attention specs have these fields changed; it begins with the weights that GPT draws for both."""
     model = GPT(config)
     for block in model.blocks:
-        layer = make(config.attention)
+        layer = MultiHeadAttention.from_spec(config.attention.replace(**changes))
         layer.load_state_dict(block.attention.state_dict(), strict=False)  # type: ignore[union-attr]
         block.attention = layer
     return model

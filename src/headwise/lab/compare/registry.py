@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
-from headwise.errors import HeadwiseError
+from headwise.errors import unknown
 from headwise.lab.compare.experiment import Experiment
-from headwise.lab.compare.heads import HEADS
-from headwise.lab.compare.output_projection import OUTPUT_PROJECTION
+from headwise.lab.compare.experiments import HEADS, OUTPUT_PROJECTION, SCALE
 from headwise.lab.compare.roles import ROLES_OF_HEADS
-from headwise.lab.compare.scale import SCALE
 from headwise.lab.compare.sharing import SHARING
 from headwise.lab.compare.two_lookups import TWO_LOOKUPS
 
@@ -24,7 +20,4 @@ def find_experiment(name: str) -> Experiment:
     """The experiment of that name, or an error that offers the nearest ones."""
     if name in EXPERIMENTS:
         return EXPERIMENTS[name]
-    known = (*EXPERIMENTS, CLAIMS)
-    near = difflib.get_close_matches(name, known, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-    raise HeadwiseError(f"no experiment {name!r}; {hint}")
+    raise unknown(f"no experiment {name!r}", name, (*EXPERIMENTS, CLAIMS))

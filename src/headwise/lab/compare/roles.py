@@ -7,24 +7,20 @@ random heads looks busy too. The control "even" is a head that spreads its look 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from headwise.gpt import verbs
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT
 from headwise.gpt.train import evaluate
+from headwise.heads.effect import ablate
 from headwise.heads.maps import head_maps
-from headwise.lab.compare.base import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.experiment import Arm, Experiment
+from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.results import Metric
-from headwise.layer.layer import MultiHeadAttention
-from headwise.models.sites import attention_layers
 
 LINES = 60  # conjugation lines scored, besides all held-out cells
 SPANISH = ("yo", "tú", "él")
@@ -66,13 +62,13 @@ def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
     """For each role its mass in the best head, the mass of an even look, and the loss that this head is worth."""
     masses, even = _masses(model, corpus)
     whole = evaluate(model, corpus.data)
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for role, mass_of_heads in masses.items():
-        number, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
-        with silenced(attention_layers(model)[number], head):
+        layer, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
+        with ablate(model, [f"L{layer}.H{head}"]):
             cost = evaluate(model, corpus.data) - whole
-        found |= {role: float(mass_of_heads.max()), f"even {role}": even[role], f"silenced {role}": cost}
-    return found
+        scores |= {role: float(mass_of_heads.max()), f"even {role}": even[role], f"silenced {role}": cost}
+    return scores
 
 
 def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str, float]]:
@@ -89,27 +85,9 @@ def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str
                 masses[role].append(weights[:, looks, at].sum(-1))
                 even[role].append(len(at) / (looks + 1))
     return (
-        {role: np.mean(found, axis=0) for role, found in masses.items()},
-        {role: float(np.mean(found)) for role, found in even.items()},
+        {role: np.mean(rows, axis=0) for role, rows in masses.items()},
+        {role: float(np.mean(rows)) for role, rows in even.items()},
     )
-
-
-@contextmanager
-def silenced(layer: MultiHeadAttention, head: int) -> Iterator[None]:
-    """Gate 0 for one head of a layer within this block."""
-    gate = torch.ones(layer.spec.n_heads)
-    gate[head] = 0
-
-    def close(
-        module: torch.nn.Module, args: tuple[Tensor, ...], given: dict[str, object]
-    ) -> tuple[tuple[Tensor, ...], dict[str, object]]:
-        return args, {**given, "gate": gate}
-
-    handle = layer.register_forward_pre_hook(close, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 ROLES_OF_HEADS = Experiment(

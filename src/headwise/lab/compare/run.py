@@ -8,16 +8,15 @@ from pathlib import Path
 from headwise.errors import HeadwiseError
 from headwise.intervals import interval_of
 from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored
-from headwise.lab.compare.results import ArmResult, Comparison, Metric, Score, Table
+from headwise.lab.compare.results import ArmResult, Comparison, Metric, Score, Table, sentence
 from headwise.lab.compare.units import Store, run_units, units_of
-from headwise.lab.compare.verdict import sentence
 
 SEEDS = 5
 FEWEST_SEEDS = 2  # one says nothing about the spread
 
 
 def silent(text: str, done: int, total: int) -> None:
-    """A report that nobody hears."""
+    """A report that goes nowhere."""
 
 
 def compare(
@@ -63,12 +62,12 @@ def compare_all(
     store = Store(out)
     units = {experiment.name: units_of(experiment, seeds, steps, text) for experiment in experiments}
     scored = run_units([unit for each in units.values() for unit in each], store, workers, report)
-    found = []
+    comparisons = []
     for experiment in experiments:
         results = {(unit.arm.name, unit.seed): scored[store.path(unit.key)] for unit in units[experiment.name]}
         tables = experiment.timed(report) if experiment.timed else ()
-        found.append(_gathered(experiment, seeds, results, tables, experiment.recipe(steps, text).steps, text))
-    return tuple(found)
+        comparisons.append(_gathered(experiment, seeds, results, tables, experiment.recipe(steps, text).steps, text))
+    return tuple(comparisons)
 
 
 def _gathered(
@@ -109,32 +108,33 @@ def _cut_short(experiment: Experiment, steps: int, text: Path | None) -> list[st
     ]
 
 
-def _arm_result(experiment: Experiment, arm: Arm, mine: Sequence[Scored], first: Sequence[Scored]) -> ArmResult:
-    failure = next((scored.failure for scored in mine if scored.failure is not None), None)
+def _arm_result(experiment: Experiment, arm: Arm, results: Sequence[Scored], first: Sequence[Scored]) -> ArmResult:
+    failure = next((scored.failure for scored in results if scored.failure is not None), None)
     scores = {}
     if failure is None:
         known = {metric.name: metric for metric in experiment.metrics}
         comparable = arm is not experiment.arms[0] and all(scored.failure is None for scored in first)
-        for name in mine[0].scores:
-            theirs = [scored.scores[name] for scored in first] if comparable else None
-            scores[name] = _score(arm, experiment.arms[0], [s.scores[name] for s in mine], theirs, known.get(name))
-    return ArmResult(arm.name, arm.about, mine[0].parameters, scores, failure)
+        for name in results[0].scores:
+            values = [scored.scores[name] for scored in results]
+            baseline = [scored.scores[name] for scored in first] if comparable else None
+            scores[name] = _score(arm, experiment.arms[0], values, baseline, known.get(name))
+    return ArmResult(arm.name, arm.about, results[0].parameters, scores, failure)
 
 
 def _score(
-    arm: Arm, first: Arm, values: Sequence[float], theirs: Sequence[float] | None, metric: Metric | None
+    arm: Arm, first: Arm, values: Sequence[float], baseline: Sequence[float] | None, metric: Metric | None
 ) -> Score:
-    if theirs is None:
+    if baseline is None:
         return Score(tuple(values), interval_of(values), None, None)
-    difference = interval_of([mine - other for mine, other in zip(values, theirs, strict=True)])
+    difference = interval_of([value - other for value, other in zip(values, baseline, strict=True)])
     verdict = None if metric is None else sentence(arm.name, first.name, difference, metric)
     return Score(tuple(values), interval_of(values), difference, verdict)
 
 
 def _verdicts(experiment: Experiment, arms: Sequence[ArmResult]) -> list[str]:
     """One sentence for each arm but the first, metric by metric."""
-    found = [f"{arm.name}: training {arm.failure}" for arm in arms if arm.failure is not None]
+    sentences = [f"{arm.name}: training {arm.failure}" for arm in arms if arm.failure is not None]
     for metric in experiment.metrics:
         scores = [arm.scores.get(metric.name) for arm in arms]
-        found += [score.verdict for score in scores if score is not None and score.verdict is not None]
-    return found
+        sentences += [score.verdict for score in scores if score is not None and score.verdict is not None]
+    return sentences

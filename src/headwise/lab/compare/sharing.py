@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.lab.compare.base import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.experiment import Arm, Experiment, Report
+from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.results import Table
 from headwise.lab.compare.timing import in_turn, median_ratio, milliseconds
 from headwise.rungs.cache import KVCache
@@ -73,16 +73,16 @@ class Decoded:
 def decoding_speed(contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = BATCHES, rounds: int = ROUNDS) -> Table:
     """Tokens per second of one decode step after `context` cached tokens, and the ratios to MHA."""
     models = _decoded_models(max(contexts) + 1)
-    found = [_decoded(models, batch, context, rounds) for batch in batches for context in contexts]
+    decoded = [_decoded(models, batch, context, rounds) for batch in batches for context in contexts]
     shared = [name for name in models if name != "MHA"]
     sizes = f"{DECODED['n_layers']} layers of width {DECODED['d_model']}, {DECODED['n_heads']} query heads"
     return Table(
         "Decoding: tokens per second",
         ("batch", "context", *models, *(f"{name} / MHA" for name in shared)),
-        tuple((one.batch, one.context, *one.speeds.values(), *one.ratios.values()) for one in found),
+        tuple((row.batch, row.context, *row.speeds.values(), *row.ratios.values()) for row in decoded),
         f"{sizes}, key/value heads {', '.join(f'{n} in {name}' for name, n in KV_HEADS.items())}, feed-forwards "
         f"widened to equal parameters; keys and values are not repeated; float32, one thread, medians of {rounds} "
-        f"rounds. {' '.join(where_it_pays(found))}",
+        f"rounds. {' '.join(where_it_pays(decoded))}",
     )
 
 
@@ -96,15 +96,15 @@ def _decoded(models: Mapping[str, GPT], batch: int, context: int, rounds: int) -
     )
 
 
-def where_it_pays(found: Sequence[Decoded]) -> list[str]:
+def where_it_pays(decoded: Sequence[Decoded]) -> list[str]:
     """For each batch and each way to share, the context from which on it is 1.1 times as fast as MHA or more."""
     sentences = []
-    for batch in dict.fromkeys(one.batch for one in found):
-        mine = sorted((one for one in found if one.batch == batch), key=lambda one: one.context)
-        for name in mine[0].ratios:
-            slow = [one.context for one in mine if one.ratios[name] < PAYS]
-            after = [one.context for one in mine if not slow or one.context > slow[-1]]
-            where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {mine[-1].context:,}"
+    for batch in dict.fromkeys(row.batch for row in decoded):
+        rows = sorted((row for row in decoded if row.batch == batch), key=lambda row: row.context)
+        for name in rows[0].ratios:
+            slow = [row.context for row in rows if row.ratios[name] < PAYS]
+            after = [row.context for row in rows if not slow or row.context > slow[-1]]
+            where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {rows[-1].context:,}"
             sentences.append(f"At batch {batch} {name} {where}.")
     return sentences
 

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.lab.compare.results import Cell, Claim, Table
+from headwise.lab.compare.results import FAILS, HOLDS, Cell, Claim, Table, of_all
 from headwise.lab.compare.timing import Times, in_turn, median_ratio, milliseconds
-from headwise.lab.compare.verdict import of_all
-from headwise.lab.courses.stacked import MultiHeadAttn, wrapper_from_class
+from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn, wrapper_from_class
 from headwise.layer.importing.importers import from_course
 from headwise.masks import Causal
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
 FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
-CLASS, WRAPPER, FUSED = "vectorised class", "stacked wrapper", "fused"
+CLASS, WRAPPER, FUSED, PRINTED = "vectorised class", "stacked wrapper", "fused", "wrapper as printed"
+COURSE = '"Build a Large Language Model (From Scratch)", section 3.6'
 
 
 class LayerSize(NamedTuple):
@@ -40,40 +40,74 @@ LAYERS = (LayerSize(1, 16, 64, 8), LayerSize(16, 64, 128, 4), LayerSize(2, 1024,
 
 def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
     """The stacked heads, the vectorised class and the fused layer, with the same weights: one function."""
-    found = {size: _course_times(size, rounds) for size in sizes}
-    ratios = {size: median_ratio(times, WRAPPER, CLASS) for size, times in found.items()}
-    fused = {size: median_ratio(times, CLASS, FUSED) for size, times in found.items()}
-    told = "; ".join(f"{ratios[size]:.2f} at {size}" for size in sizes)
+    all_times = {size: _course_times(size, (WRAPPER, CLASS, FUSED), rounds) for size in sizes}
+    ratios = {size: median_ratio(times, WRAPPER, CLASS) for size, times in all_times.items()}
+    fused = {size: median_ratio(times, CLASS, FUSED) for size, times in all_times.items()}
+    each = "; ".join(f"{ratios[size]:.2f} at {size}" for size in sizes)
     claim = Claim(
         "The vectorised class is faster than the wrapper that stacks single heads.",
-        f"Time of the wrapper over that of the class, forward: {told}. The fused layer has {min(fused.values()):.1f} "
+        f"Time of the wrapper over that of the class, forward: {each}. The fused layer has {min(fused.values()):.1f} "
         f"to {max(fused.values()):.1f} times the speed of the class.",
         of_all([ratio >= FASTER for ratio in ratios.values()]),
         f"Holds if the class is at least {FASTER:g} times as fast at every size; does not hold if at none.",
     )
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (str(size), *(milliseconds(times, name) for name in (WRAPPER, CLASS, FUSED)), ratios[size])
-        for size, times in found.items()
+        for size, times in all_times.items()
     )
     columns = ("size", f"{WRAPPER}, ms", f"{CLASS}, ms", f"{FUSED}, ms", "wrapper / class")
     note = (
         f"Causal, forward, float32, one thread, medians of {rounds} rounds. All three compute one function of the "
         "same weights: the wrapper's heads have width d / h, and a projection follows."
     )
-    return claim, Table("The forms of course C: (batch, tokens, width)", columns, rows, note)
+    return claim, Table(f"The forms of {COURSE}: (batch, tokens, width)", columns, rows, note)
 
 
-def _course_times(size: LayerSize, rounds: int) -> Times:
+def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
+    """The wrapper as the course prints it, whose heads each have the whole of d_out, weighed and timed."""
+    rows: list[tuple[Cell, ...]] = []
+    same, each = [], []
+    for size in sizes:
+        layers = _course_layers(size)
+        times = _course_times(size, (PRINTED, CLASS), rounds)
+        x = torch.zeros(1, 1, size.width)
+        with torch.no_grad():
+            widths = {name: layers[name](x).shape[-1] for name in times}
+        weights = {name: sum(p.numel() for p in layers[name].parameters()) for name in times}
+        ratio = median_ratio(times, PRINTED, CLASS)
+        same.append(widths[PRINTED] == widths[CLASS] and weights[PRINTED] == weights[CLASS])
+        each.append(
+            f"at {size} {weights[PRINTED]:,} weights against {weights[CLASS]:,}, an output {widths[PRINTED]:,} wide "
+            f"against {widths[CLASS]:,}, and {ratio:.2f} times the time"
+        )
+        rows += [(f"{size}, {name}", weights[name], widths[name], milliseconds(times, name)) for name in times]
+    claim = Claim(
+        "The wrapper that stacks single heads and the vectorised class are two forms of one layer.",
+        f"As printed, each head of the wrapper has the whole of d_out, and no projection follows: {'; '.join(each)}. "
+        "With heads of width d_out / h and a projection they are one function.",
+        HOLDS if all(same) else FAILS,
+        "Holds if the printed wrapper has as many weights and as wide an output as the class at every size.",
+    )
+    note = f"d_in = d_out. Causal, forward, float32, one thread, medians of {rounds} rounds. After {COURSE}."
+    return claim, Table(
+        "The wrapper as printed", ("size and form", "weights", "width of the output", "ms"), tuple(rows), note
+    )
+
+
+def _course_layers(size: LayerSize) -> dict[str, nn.Module]:
+    """All but the printed wrapper, which is another function, have the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         course = MultiHeadAttn(size.width, size.width, size.tokens, 0.0, size.heads).eval()
-        x = torch.randn(size.batch, size.tokens, size.width)
-        ways: dict[str, nn.Module] = {
-            WRAPPER: nn.Sequential(*wrapper_from_class(course)),
-            CLASS: course,
-            FUSED: from_course(course).layer,
-        }
-        return in_turn({name: partial(way, x) for name, way in ways.items()}, rounds)
+        printed = MultiHeadAttentionWrapper(size.width, size.width, size.tokens, 0.0, size.heads).eval()
+        stacked = nn.Sequential(*wrapper_from_class(course))
+        return {WRAPPER: stacked, CLASS: course, FUSED: from_course(course).layer, PRINTED: printed}
+
+
+def _course_times(size: LayerSize, names: Sequence[str], rounds: int) -> Times:
+    layers = _course_layers(size)
+    x = torch.randn(size.batch, size.tokens, size.width, generator=torch.Generator().manual_seed(1))
+    return in_turn({name: partial(layers[name], x) for name in names}, rounds)
 
 
 DECODE_HEADS, DECODE_WIDTH = 32, 64
@@ -82,23 +116,23 @@ CACHED = (1024, 8192)
 
 def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, Table]:
     """One new token against cached keys and values, shared as they are or repeated for every query head."""
-    found = {n: in_turn(_decode_ways(n), rounds) for n in cached}
-    names = [name for name in next(iter(found.values())) if name != "MHA"]
-    ratios = {n: {name: median_ratio(times, "MHA", name) for name in names} for n, times in found.items()}
-    told = "; ".join(
+    all_times = {n: in_turn(_decode_ways(n), rounds) for n in cached}
+    names = [name for name in next(iter(all_times.values())) if name != "MHA"]
+    ratios = {n: {name: median_ratio(times, "MHA", name) for name in names} for n, times in all_times.items()}
+    speeds = "; ".join(
         f"after {n:,} tokens " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in each.items())
         for n, each in ratios.items()
     )
     claim = Claim(
         "GQA and MQA decode faster than MHA.",
-        f"Speed of the attention of a decode step relative to MHA: {told}.",
+        f"Speed of the attention of a decode step relative to MHA: {speeds}.",
         of_all([ratio >= FASTER for each in ratios.values() for ratio in each.values()]),
         f"Holds if every way is at least {FASTER:g} times as fast as MHA, repeated or not; depends if some are; "
         "does not hold if none is.",
     )
     rows = tuple(
         (name, n, milliseconds(times, name), median_ratio(times, "MHA", name))
-        for n, times in found.items()
+        for n, times in all_times.items()
         for name in times
     )
     columns = ("way", "cached tokens", "ms", "speed relative to MHA")

@@ -6,12 +6,17 @@ the threads wait for each other at every step.
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import numpy
 import torch
 
+from headwise import __version__
 from headwise.gpt.train import one_thread
 
 Times = dict[str, list[float]]  # seconds of each round
@@ -45,3 +50,20 @@ def median_ratio(times: Times, name: str, over: str) -> float:
 def milliseconds(times: Times, name: str) -> float:
     """The median time of one way."""
     return 1000 * statistics.median(times[name])
+
+
+def machine() -> dict[str, str | int]:
+    """What the figures were measured on: processor, cores, threads and versions."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "threads": "1 for each model in training, and in everything timed",
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "headwise": __version__,
+    }

@@ -23,6 +23,7 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import Recipe
 from headwise.gpt.tokens import Tokens
 from headwise.lab.compare.experiment import LOSS, Arm, Experiment, Task, held_out_loss
+from headwise.lab.compare.experiments import heads_arm
 from headwise.lab.compare.results import Metric
 
 NAMES = "abcdef"
@@ -40,8 +41,8 @@ def lines(count: int, seed: int) -> Iterator[str]:
     for _ in range(count):
         numbers = {name: (rng.randrange(NUMBERS), rng.randrange(NUMBERS)) for name in NAMES}
         facts = [f"{name}{numbers[name][0]}{numbers[name][1]}" for name in rng.sample(NAMES, len(NAMES))]
-        one, other = rng.sample(NAMES, 2)
-        yield " ".join([*facts, f"{one}{other}?", f"{numbers[one][0]}{numbers[other][1]}"])
+        first, second = rng.sample(NAMES, 2)
+        yield " ".join([*facts, f"{first}{second}?", f"{numbers[first][0]}{numbers[second][1]}"])
 
 
 class Answers(Documents):
@@ -63,7 +64,7 @@ def _answers_only(batch: Batch) -> Batch:
 
 
 def lookups(text: Path | None, seed: int) -> Corpus:
-    """Lines drawn by the seed; of as many as there can be, none comes twice but by rare chance."""
+    """Lines drawn by the seed; there are so many possible ones that one hardly ever comes twice."""
     drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
     train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
     tokens = Tokens.words(drawn)
@@ -81,15 +82,6 @@ def answers_right(model: GPT, corpus: Corpus) -> dict[str, float]:
     return {"accuracy": right / count, **held_out_loss(model, corpus)}
 
 
-def arm_of(count: int) -> Arm:
-    """The model with that many heads, of width 32 together."""
-    return Arm(
-        name=f"{count} head{'s' * (count > 1)}",
-        about=f"of width {32 // count}",
-        shape={**SHAPE, "n_heads": count},
-    )
-
-
 TWO_LOOKUPS = Experiment(
     name="two-lookups",
     question="Can one head find two things at once?",
@@ -99,7 +91,7 @@ TWO_LOOKUPS = Experiment(
         recipe=Recipe(steps=500, batch=128, lr=1e-2, muon_lr=0.02, weight_decay=0.0, warmup=50),
     ),
     arms=(
-        *map(arm_of, (1, 2, 4)),
+        *(heads_arm(count, SHAPE) for count in (1, 2, 4)),
         Arm(
             name="1 head, more neurons",
             about="feed-forward of 32, not 1",
