@@ -1,8 +1,8 @@
 """The layer against its limit and its peers, and grouped decoding against the ways to repeat keys and values.
 
 Limit: the layer's own matrix products plus one fused attention call, nothing else. Peers: torch.nn.MultiheadAttention,
-transformers' Llama and GPT-2 attention on sdpa, x-transformers' Attention where it is installed, and the class of "Build
-a Large Language Model (From Scratch)", section 3.6.
+transformers' Llama and GPT-2 attention on sdpa, x-transformers' Attention where it is installed, and the class of
+"Build a Large Language Model (From Scratch)", section 3.6.
 All causal, eval mode or forward + backward, in turn within each round; the ratio to the limit is taken round by round.
 """
 
