@@ -107,15 +107,15 @@ def test_two_models_head_by_head(models: Path, invoke: Invoke, tmp_path: Path) -
 
 
 BAD = {
-    "--text abcdefgh --tokens 30": ("--tokens 30 exceeds", "29"),
-    "--text abcdefgh --tokens 0": ("--tokens 0 must be at least 1",),
-    "--text abcdefgh --documents 0": ("--documents 0 must be at least 1",),
+    "--text abcdefgh --tokens 30": ("tokens 30 exceeds", "29"),
+    "--text abcdefgh --tokens 0": ("tokens 0 must be at least 1",),
+    "--text abcdefgh --documents 0": ("documents 0 must be at least 1",),
     "--text nothere.txt": ("there is no file nothere.txt",),
     "--text xyz": ("has not seen", "'x', 'y', 'z'"),
     "--text abcabcabcabcabcabcabcabcabcabcabc": ("33 tokens", "takes 29 at a time", "--tokens 29"),
     "--text abc --ids ids.txt": ("--text and --ids",),
-    "--tokens 5": ("--tokens cuts a text",),
-    "--text abc --ablate median": ("--ablate median is not known", "zero, mean, none"),
+    "--tokens 5": ("tokens 5 cuts a text",),
+    "--text abc --ablate median": ("ablate 'median' is not known", "zero, mean, none"),
     "--text abc --sort entropi": ("entropi", "entropy"),
     "--text abc --html no/where/r.html": ("--html", "does not exist"),
     "--text abc --png .": ("--png", "is a folder"),

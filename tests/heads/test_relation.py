@@ -9,7 +9,7 @@ from test_roles import RARE, V, documents, hand_made
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.relation import relation, retrieval
-from headwise.heads.survey import Text
+from headwise.heads.texts import Text
 
 
 def test_a_relation_is_found_in_the_head_that_follows_it() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.heads.profiles import Survey
 from headwise.heads.roles import ROLES, roles_of
-from headwise.heads.survey import Text, survey
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
 from headwise.intervals import Interval
 
 WORDS, DELIMITERS, RARE = 29, 3, 5  # tokens 0 to 28; the last three of these are delimiters; then five rare words
@@ -60,7 +61,7 @@ class HandMade(nn.Module):
 
 @torch.no_grad()
 def hand_made() -> HandMade:
-    model = HandMade(SimpleNamespace())
+    model = HandMade(SimpleNamespace(max_position_embeddings=P))
     for parameter in model.parameters():
         parameter.zero_()
     model.tokens.weight[:, :V] = torch.eye(V)
@@ -124,7 +125,7 @@ def shown(ids: Any) -> tuple[str, ...]:
 def found() -> Survey:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return survey(hand_made(), Text(documents(), shown), "hand-made", context=P)
+        return survey(hand_made(), Text(documents(), shown))
 
 
 def test_all_and_only_the_built_roles_are_found(found: Survey) -> None:

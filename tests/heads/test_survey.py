@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,18 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
 from headwise.heads import effect
 from headwise.heads.copying import copying
 from headwise.heads.profiles import Survey
 from headwise.heads.statistics import all_statistics
-from headwise.heads.survey import EFFECTS, Text, fresh_model, survey
+from headwise.heads.survey import EFFECTS, fresh_model, survey
+from headwise.heads.texts import Text
 from headwise.intervals import interval_of
+from headwise.models import ask
+from headwise.models.open import open_folder
 from headwise.models.sites import sites_of
 
 V, CONTEXT = 37, 41
@@ -44,7 +51,7 @@ def text() -> Text:
 
 @pytest.fixture(scope="module")
 def found(model: GPT, text: Text) -> Survey:
-    return survey(model, text, "small", context=CONTEXT)
+    return survey(model, text)
 
 
 def test_scores_are_means_over_documents(model: GPT, text: Text, found: Survey) -> None:
@@ -94,13 +101,13 @@ def test_effects_are_those_of_the_effect_room(model: GPT, text: Text, found: Sur
     for profile in found.profiles:
         assert profile.importance == pytest.approx(importance[profile.name], rel=1e-4)
         with hw.ablate(model, [profile.name]), torch.no_grad():
-            losses = [float(effect.next_token_losses(model, ids)[0]) for ids in batches]
+            losses = [float(ask.next_token_losses(model, ids)[0]) for ids in batches]
         assert profile.ablation is not None and found.loss is not None
         assert profile.ablation.mean == pytest.approx(np.mean(losses) - found.loss, abs=2e-6)
 
 
 def test_without_controls_and_ablation(model: GPT, text: Text) -> None:
-    found = survey(model, text, "small", context=CONTEXT, controls=False, ablate=None)
+    found = survey(model, text, controls=False, ablate="none")
     assert found.untrained is None and found.ablated is None and found.loss is None
     assert all(profile.ablation is None and profile.importance is not None for profile in found.profiles)
 
@@ -108,14 +115,14 @@ def test_without_controls_and_ablation(model: GPT, text: Text) -> None:
 def test_the_random_state_is_left_alone(model: GPT, text: Text) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    one = survey(model, text, "small", context=CONTEXT, ablate=None, seed=1)
+    one = survey(model, text, ablate="none", seed=1)
     assert torch.equal(torch.get_rng_state(), before)
-    assert survey(model, text, "small", context=CONTEXT, ablate=None, seed=1).untrained == one.untrained
-    assert survey(model, text, "small", context=CONTEXT, ablate=None, seed=2).untrained != one.untrained
+    assert survey(model, text, ablate="none", seed=1).untrained == one.untrained
+    assert survey(model, text, ablate="none", seed=2).untrained != one.untrained
 
 
 def test_too_few_tokens_to_repeat(model: GPT) -> None:
-    found = survey(model, Text([[1, 2, 1, 2, 1]], shown), "small", context=CONTEXT, controls=False, ablate=None)
+    found = survey(model, Text([[1, 2, 1, 2, 1]], shown), controls=False, ablate="none")
     assert "duplicate" not in found.profiles[0].scores
     assert any("too few different tokens" in note for note in found.notes)
     assert found.profiles[0].scores["entropy"].high == math.inf  # one document
@@ -123,7 +130,7 @@ def test_too_few_tokens_to_repeat(model: GPT) -> None:
 
 def test_progress_ends_at_the_total(model: GPT, text: Text) -> None:
     heard: dict[str, tuple[int, int]] = {}
-    survey(model, text, "s", context=CONTEXT, progress=lambda what, done, total: heard.update({what: (done, total)}))
+    survey(model, text, progress=lambda what, done, total: heard.update({what: (done, total)}))
     assert set(heard) == {"reading", "repeated tokens", "untrained control", "importance", "ablation"}
     assert all(done == total for done, total in heard.values())
 
@@ -148,3 +155,87 @@ def test_fresh_model_is_another_of_the_same_kind(model: GPT) -> None:
     fresh = fresh_model(model, 0)
     assert isinstance(fresh, GPT) and fresh.config == model.config
     assert not torch.equal(fresh.lm_head.weight, model.lm_head.weight)
+
+
+# What a survey takes, and what it hands out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder of ours, with a tokenizer of characters."""
+    tokens = Tokens.characters("abcdefgh ,.", boundary=True)
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("models") / "letters"
+    save_model(path, GPT(GPTConfig(vocab_size=len(tokens), context=CONTEXT, n_layers=1, n_heads=3, d_model=12)), tokens)
+    return path
+
+
+QUICK: dict[str, Any] = {"controls": False, "ablate": "none"}
+
+
+def test_a_survey_of_a_folder_and_of_its_model_are_one(folder: Path, tmp_path: Path) -> None:
+    """Texts in every form; the tokenizer comes from the folder, or is passed."""
+    content = "abc, cab. head"
+    (tmp_path / "text.txt").write_text(content)
+    whole = survey(folder, content, **QUICK)
+    assert (whole.model, whole.n_documents, whole.tokens[1:4]) == ("letters", 1, ("a", "b", "c"))
+    opened = open_folder(folder)
+    assert opened.tokens is not None
+    bare = GPT(opened.model.config)
+    bare.load_state_dict(opened.model.state_dict())
+    framed = [*opened.tokens.frame[0], *opened.tokens.encode(content), *opened.tokens.frame[1]]
+    same = [
+        survey(str(folder), tmp_path / "text.txt", **QUICK),
+        survey(opened.model, [content], **QUICK),
+        survey(opened.model, [framed], **QUICK),
+        survey(bare, content, tokenizer=opened.tokens, **QUICK),
+        survey(bare, [torch.tensor(framed)], **QUICK),
+    ]
+    for found in same:
+        assert found["L0.H2"].entropy == whole["L0.H2"].entropy
+    assert [found.model for found in same] == ["letters"] * 3 + ["GPT"] * 2
+    assert same[-1].tokens[1:4] == tuple(str(i) for i in framed[1:4])
+    assert survey(folder, "abc " * 9, tokens=7, documents=4, **QUICK).n_documents == 4
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "said"),
+    [
+        ("abc", {"ablate": "median"}, r"ablate 'median' is not known; one of auto, zero"),
+        ("abc", {"tokens": 0}, "tokens 0 must be at least 1"),
+        (["abc", [1, 2]], {}, "1 of 2 documents are texts and the others ids; pass either"),
+        ([[1, 2], [3, 99]], {}, "document 1: 99 is no token of a vocabulary of 12"),
+        ([[1, 2]], {"tokens": 5}, "tokens 5 cuts a text into documents; pass a text with it"),
+        (None, {}, "letters is no run of headwise, nor made from one that can be found, so it has no text"),
+    ],
+)
+def test_what_a_survey_refuses(folder: Path, texts: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=said):
+        survey(folder, texts, **options)
+
+
+def test_a_survey_is_a_mapping_of_heads(found: Survey) -> None:
+    assert list(found) == [profile.name for profile in found.profiles] and len(found) == 12
+    head = found["L1.H4"]
+    assert head.entropy == head["entropy"] == head.scores["entropy"] and head.entropy.n == 5
+    with pytest.raises(KeyError, match=r"no head 'L1\.H44'; did you mean L1\.H4"):
+        _ = found["L1.H44"]
+    with pytest.raises(AttributeError, match="there is no statistic 'copying' of this head"):
+        _ = replace(head, scores={}).copying
+    assert "12 heads" in repr(found)
+
+
+def test_a_survey_in_a_notebook(found: Survey) -> None:
+    html = found._repr_html_()
+    assert html.count("<img") == 12 and html.count("<tr>") == 13 and f"{found['L1.H4'].entropy.mean:.3f}" in html
+    head = replace(found["L1.H4"], name="<b>", roles=("<i>",))
+    card = head._repr_html_()
+    assert "<b>&lt;b&gt;</b> (&lt;i&gt;) Looks " in card and "<img" in card
+
+
+def test_watching_knows_the_tokens_of_a_folder(folder: Path) -> None:
+    opened = open_folder(folder)
+    with torch.no_grad(), hw.watch(opened.model) as seen:
+        opened.model(torch.tensor([[1, 2, 3]]))
+    assert opened.tokens is not None
+    assert seen["L0.H0"].tokens == (opened.tokens.shown([1, 2, 3]),) * 2

@@ -52,9 +52,13 @@ def test_documents_stops(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("sources", "tokens", "said"),
     [
-        (["abcdefgh" * 2], None, "the text has 17 tokens and letters takes 13 at a time; pass --tokens 13"),
-        (["abc"], 14, "--tokens 14 exceeds what letters takes at a time, 13"),
-        (["abc"], 2, "--tokens 2 leaves no room for text; pass 3 or more"),
+        (
+            ["abcdefgh" * 2],
+            None,
+            "the text has 17 tokens and letters takes 13 at a time; cut it into documents with tokens=13",
+        ),
+        (["abc"], 14, "tokens 14 exceeds what letters takes at a time, 13"),
+        (["abc"], 2, "tokens 2 leaves no room for text; pass 3 or more"),
         (["missing.txt"], None, "there is no file missing.txt"),
         (["no/such/place"], None, "there is no file no/such/place"),
         (["axe"], None, "the model has not seen the characters 'x'"),
@@ -73,7 +77,7 @@ def test_a_folder_without_texts(folder: Folder, tmp_path: Path) -> None:
 
 def test_without_tokenizer_only_ids(folder: Folder, tmp_path: Path) -> None:
     bare = Folder(folder.path, folder.model, None, CONTEXT, "headwise", 12)
-    with pytest.raises(hw.HeadwiseError, match="has no tokenizer; pass token ids with --ids FILE"):
+    with pytest.raises(hw.HeadwiseError, match="has no tokenizer; pass token ids"):
         read_documents(bare, ["abc"], None, None)
     (tmp_path / "ids").write_text("1 2 3\n\n4,5, 6 7\n")
     text = read_ids(bare, tmp_path / "ids", None)

@@ -22,7 +22,8 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.seen import Seen, SeenHead
 from headwise.heads.statistics import Statistic, Statistics
-from headwise.heads.survey import Text, survey
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
@@ -585,7 +586,7 @@ def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -
     assert head.doubled == pytest.approx(2 * head.entropy, rel=1e-6)
     np.testing.assert_allclose(head.rows.doubled, 2 * head.rows.entropy, rtol=0, atol=1e-5)
     assert "doubled" in head.rows and "doubled" in seen._repr_html_()
-    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), "m", controls=False, ablate=None)
+    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), controls=False, ablate="none")
     assert found.statistics["doubled"] == "nats, twice the entropy"
     scores = found.profiles[0].scores
     assert scores["doubled"].mean == pytest.approx(2 * scores["entropy"].mean, rel=1e-6)

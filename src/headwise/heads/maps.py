@@ -10,12 +10,14 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document
 from headwise.heads.hooks import listening
+from headwise.heads.texts import Text
 from headwise.models.ask import context_of, evaluating, run_body
-from headwise.models.sites import Site
-from headwise.records import Call, HeadMap, HeadMaps
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call, HeadMap, HeadMaps, parse_head
 from headwise.rungs.tensor import trace
 
 LONGEST = 400  # tokens; every head keeps a T x T map
+CELLS = 2**20  # numbers of all maps that are drawn beside a survey
 
 
 @torch.no_grad()
@@ -31,15 +33,26 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     if len(ids) > longest:
         why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
         raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
-    found: list[HeadMap] = []
+    maps: list[HeadMap] = []
 
     def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        layer = site.name.removeprefix("L")
-        if not layer.isdigit():
+        part, layer, _ = parse_head(site.head(0))
+        if part:
             raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
         weights_hts = trace(call.q, call.k, call.v, call.options).weights[0].float().cpu().numpy()
-        found.extend(HeadMap(int(layer), head, weights) for head, weights in enumerate(weights_hts))
+        maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
 
     with listening(model, keep), evaluating(model):
         run_body(model, torch.tensor([list(ids)]))
-    return HeadMaps(name, tuple(tokens), tuple(found))
+    return HeadMaps(name, tuple(tokens), tuple(maps))
+
+
+def maps_of_text(model: nn.Module, text: Text, name: str) -> HeadMaps | None:
+    """The maps of a text that is one short document, in a model of a single stack; else None."""
+    first = text.documents[0]
+    sites = sites_of(model)
+    several = any(parse_head(site.head(0))[0] for site in sites)
+    cells = len(first) ** 2 * sum(site.n_heads for site in sites)
+    if several or len(text.documents) > 1 or len(first) > LONGEST or cells > CELLS:
+        return None
+    return head_maps(model, first, text.shown(first), name)

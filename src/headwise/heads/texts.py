@@ -1,17 +1,103 @@
-"""Documents for a survey: files and folders of text, a text given in full, or ids."""
+"""Documents for a survey: files and folders of text, a text given in full, ids, or what a run held out."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_text, text_path
-from headwise.heads.survey import Text
+from headwise.gpt.run import held_out_documents, read_run
+from headwise.gpt.verbs import WHOLE_LINES
+from headwise.models.lineage import run_of
 from headwise.models.open import Folder
 
 SUFFIXES = (".txt", ".md", ".rst", ".text")  # what is read from a folder
+HELD_OUT = 4096  # tokens of what a run held out
+
+Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
+
+
+@dataclass
+class Text:
+    """Documents as ids, and what is known about their tokens."""
+
+    documents: Sequence[Sequence[int]]
+    shown: Callable[[Sequence[int]], tuple[str, ...]]  # ids as a reader should see them
+    specials: frozenset[int] = frozenset()  # ids that stand for no text
+    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    sources: tuple[str, ...] = ()
+    note: str = ""  # what a reader of the loss on this text must know
+
+    def __post_init__(self) -> None:
+        self.documents = [list(document) for document in self.documents if len(document) > 1]
+        if not self.documents:
+            raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
+        self.counts = Counter(itertools.chain.from_iterable(self.documents))
+        ids = sorted(self.counts)
+        texts = dict(zip(ids, self.shown(ids), strict=True))
+        self.delimiters = torch.tensor(
+            sorted(self.specials | {i for i in ids if not any(c.isalnum() for c in texts[i])}), dtype=torch.long
+        )
+
+    def marks(self, ids: Tensor) -> dict[str, Tensor]:
+        """The delimiters and the rare tokens among the keys (S,) of a document."""
+        ids = ids.cpu()
+        delimiter = torch.isin(ids, self.delimiters)
+        delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
+        often = torch.tensor([self.counts[i] for i in ids.tolist()])
+        plain = torch.tensor([i not in self.specials for i in ids.tolist()])
+        limit = often[plain].float().quantile(0.1) if plain.any() else torch.tensor(0.0)
+        return {"delimiter": delimiter, "rare": plain & (often <= limit)}
+
+
+def read_texts(
+    folder: Folder,
+    texts: Texts | None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    run: Path | None = None,
+) -> Text:
+    """The documents of a survey; see `headwise.survey`. `run` is whose held-out text is the default."""
+    for name, value in (("tokens", tokens), ("documents", documents)):
+        if value is not None and value < 1:
+            raise HeadwiseError(f"{name} {value} must be at least 1")
+    sources = [texts] if isinstance(texts, str | Path) else list(texts or ())
+    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    if words and len(words) == len(sources):
+        return read_documents(folder, words, tokens, documents)
+    if words:
+        raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
+    if tokens is not None:
+        raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
+    if texts is None:
+        return held_out(folder, run or folder.path, documents)
+    ids = [[int(i) for i in source] for source in sources if not isinstance(source, str | Path)]
+    return _checked(folder, ids[:documents], [f"document {n}" for n in range(len(ids))], [])
+
+
+def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
+    """What a run, or the run that a model comes from, held out."""
+    origin = run_of(run)
+    record = None if origin is None else read_run(origin)
+    if origin is None or record is None:
+        raise HeadwiseError(
+            f"{run} is no run of headwise, nor made from one that can be found, so it has no text; pass one (--text)"
+        )
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids (--ids FILE)")
+    settings = record["settings"]
+    source = "what the run held out" if settings.get("replay") is None else "what the run learned from"
+    ids = held_out_documents(origin, HELD_OUT)[:documents]
+    note = WHOLE_LINES if settings["text"] is None else ""
+    return Text(ids, folder.tokens.shown, folder.tokens.specials, folder.tokens.frame, (source,), note)
 
 
 def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None) -> Text:
@@ -20,12 +106,12 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
     tokens   cut every text into documents of this many tokens; None takes each whole
     most     stop after this many documents; None takes all
 
-    Raises HeadwiseError when a text is longer than the model takes (and offers `--tokens`), has no tokens, or holds
+    Raises HeadwiseError when a text is longer than the model takes (and offers `tokens`), has no tokens, or holds
     what the vocabulary lacks.
     """
     tokenizer = folder.tokens
     if tokenizer is None:
-        raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids with --ids FILE")
+        raise HeadwiseError(f"{folder.name} has no tokenizer; pass token ids (--ids FILE), or a tokenizer")
     frame = tokenizer.frame
     room = _room(folder, tokens)
     documents: list[list[int]] = []
@@ -34,8 +120,8 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
         whole = len(ids) + len(frame[0]) + len(frame[1])
         if tokens is None and folder.context is not None and whole > folder.context:
             raise HeadwiseError(
-                f"{name} has {whole:,} tokens and {folder.name} takes {folder.context:,} at a time; pass "
-                f"--tokens {folder.context} to cut it into documents"
+                f"{name} has {whole:,} tokens and {folder.name} takes {folder.context:,} at a time; cut it into "
+                f"documents with tokens={folder.context} (--tokens {folder.context})"
             )
         size = room if tokens is not None else max(1, len(ids))
         for start in range(0, len(ids), size):
@@ -47,7 +133,7 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
 
 def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
-    documents = []
+    documents, names = [], []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             ids = [int(word) for word in line.replace(",", " ").split()]
@@ -55,17 +141,24 @@ def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
             raise HeadwiseError(
                 f"{path}, line {number}: token ids are whole numbers separated by spaces, a document a line"
             ) from None
-        wrong = [i for i in ids if i < 0 or (folder.vocab_size is not None and i >= folder.vocab_size)]
-        if wrong:
-            raise HeadwiseError(f"{path}, line {number}: {wrong[0]} is no token of a vocabulary of {folder.vocab_size}")
-        if folder.context is not None and len(ids) > folder.context:
-            raise HeadwiseError(
-                f"{path}, line {number} has {len(ids):,} tokens and {folder.name} takes {folder.context:,} at a time; "
-                f"cut it into several lines"
-            )
         if ids:
             documents.append(ids)
-    return _text(folder, documents[:most], [str(path)])
+            names.append(f"{path}, line {number}")
+    return _checked(folder, documents[:most], names, [str(path)])
+
+
+def _checked(folder: Folder, documents: list[list[int]], names: Sequence[str], sources: Sequence[str]) -> Text:
+    """Documents of ids, each with a name for errors, that the model takes."""
+    for name, ids in zip(names, documents, strict=False):
+        wrong = [i for i in ids if i < 0 or (folder.vocab_size is not None and i >= folder.vocab_size)]
+        if wrong:
+            raise HeadwiseError(f"{name}: {wrong[0]} is no token of a vocabulary of {folder.vocab_size}")
+        if folder.context is not None and len(ids) > folder.context:
+            raise HeadwiseError(
+                f"{name} has {len(ids):,} tokens and {folder.name} takes {folder.context:,} at a time; "
+                f"cut it into several documents"
+            )
+    return _text(folder, documents, sources)
 
 
 def _room(folder: Folder, tokens: int | None) -> int:
@@ -75,9 +168,9 @@ def _room(folder: Folder, tokens: int | None) -> int:
     assert folder.tokens is not None
     around = sum(map(len, folder.tokens.frame))
     if folder.context is not None and tokens > folder.context:
-        raise HeadwiseError(f"--tokens {tokens} exceeds what {folder.name} takes at a time, {folder.context}")
+        raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {folder.context}")
     if tokens < around + 2:
-        raise HeadwiseError(f"--tokens {tokens} leaves no room for text; pass {around + 2} or more")
+        raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
     return tokens - around
 
 
@@ -86,7 +179,7 @@ def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for source in sources:
         if not source.strip():
-            raise HeadwiseError("the text is empty; pass a file, a folder or some words with --text")
+            raise HeadwiseError("the text is empty; pass a file, a folder or some words")
         path = text_path(source)
         if _exists(path) and path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())

@@ -14,6 +14,7 @@ from headwise.heads.hooks import listening
 from headwise.heads.measure import measure, output_factors, top_keys
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import all_statistics
+from headwise.models.open import described
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
@@ -52,7 +53,9 @@ def watch(
             raise HeadwiseError(
                 f"marks={name!r}: there is a statistic of that name; choose another for the set of keys"
             )
-    seen = Seen([head for site in sites_of(model) for head in site.heads])
+    folder = described(model)
+    shown = None if folder is None or folder.tokens is None else folder.tokens.shown
+    seen = Seen([head for site in sites_of(model) for head in site.heads], shown)
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:

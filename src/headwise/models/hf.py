@@ -157,17 +157,10 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 class FolderTokens:
-    """The tokenizer of a model folder, through transformers."""
+    """The tokenizer of a model folder, through transformers; or one of transformers that is open already."""
 
-    def __init__(self, folder: Path) -> None:
-        with _quiet():
-            try:
-                self._tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
-            except Exception as error:  # the library lets through whatever its parts raise
-                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                if _brings_code(folder / "tokenizer_config.json"):
-                    first = f"transformers has no class for it{FOREIGN_CODE}"
-                raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
+    def __init__(self, source: Any) -> None:
+        self._tokenizer = _open_tokenizer(source) if isinstance(source, Path) else source
         boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other
         self.frame = ([boundary], []) if boundary is not None else self._find_frame()
         self.specials = frozenset(self._tokenizer.all_special_ids)
@@ -204,6 +197,17 @@ class FolderTokens:
             text = str(self._tokenizer.decode([i]))
             shown.append(str(self._tokenizer.convert_ids_to_tokens(i)) if not text or "\ufffd" in text else text)
         return tuple(shown)
+
+
+def _open_tokenizer(folder: Path) -> Any:
+    with _quiet():
+        try:
+            return AutoTokenizer.from_pretrained(folder, **LOCAL)
+        except Exception as error:  # the library lets through whatever its parts raise
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if _brings_code(folder / "tokenizer_config.json"):
+                first = f"transformers has no class for it{FOREIGN_CODE}"
+            raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
 
 
 def is_hf(module: nn.Module) -> bool:

@@ -10,7 +10,8 @@ from torch import nn
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.heads.effect import ablation, importance
-from headwise.heads.survey import Text, survey
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import attentions, head_counts, read_layers
@@ -119,7 +120,7 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
         raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass --by importance")
     documents = [ids.tolist() for batch in batches for ids in batch]
     text = Text(documents, source.tokens.shown, source.tokens.specials, source.tokens.frame)
-    profiles = survey(source.model, text, source.name, source.family, context=source.context, ablate=None).profiles
+    profiles = survey(source.model, text, ablate="none").profiles
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
 
 
