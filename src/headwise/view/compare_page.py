@@ -5,11 +5,8 @@ The page loads nothing, runs no script and can be opened from a disk. Names and 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import string
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from headwise.files import write_whole
@@ -17,6 +14,7 @@ from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, 
 from headwise.markup import escaped
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
 from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
+from headwise.view.page import package_text, policy
 
 BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
 READING = (
@@ -49,13 +47,10 @@ def page_html(record: Comparison | Ledger) -> str:
 
 
 def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
-    package = resources.files("headwise.view")
-    page = package.joinpath("steps.html").read_text(encoding="utf-8")
-    style = "".join(package.joinpath(name).read_text(encoding="utf-8") for name in ("steps.css", "compare.css"))
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = package_text("steps.css", "compare.css")
     names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
-    return string.Template(page).substitute(
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
+    return string.Template(package_text("steps.html")).substitute(
+        policy=policy(style),
         lang="en",
         title=escaped(heading),
         heading=escaped(heading),

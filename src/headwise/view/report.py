@@ -7,9 +7,6 @@ security policy lets only this package's own style and script run, known by thei
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
 from pathlib import Path
 from string import Template
 
@@ -17,10 +14,10 @@ from headwise.files import write_whole
 from headwise.heads.profiles import Survey
 from headwise.markup import MISSING, escaped, listed, number, plural
 from headwise.records import HeadMaps, RunSummary
+from headwise.view.page import package_text, policy
 from headwise.view.run_section import round_steps, run_section
 from headwise.view.survey_data import check_survey, survey_data
-from headwise.view.survey_roles import roles_section
-from headwise.view.survey_rows import table_section
+from headwise.view.survey_html import roles_section, table_section
 from headwise.view.survey_words import columns_of, differences_in_setting
 from headwise.view.terminal import check_maps, signs_used, visible
 
@@ -61,11 +58,11 @@ def report_html(
         check_maps(maps)
     if against is not None:
         check_survey(against)
-    style = "".join(map(_package_text, STYLES))
-    script = "".join(_package_text(f"report_{name}.js") for name in SCRIPTS)
+    style = package_text(*STYLES)
+    script = package_text(*(f"report_{name}.js" for name in SCRIPTS))
     columns = columns_of(survey, against)
-    return Template(_package_text("report.html")).substitute(
-        policy=_policy(style, script),
+    return Template(package_text("report.html")).substitute(
+        policy=policy(style, script),
         title=escaped(survey.model if against is None else f"{survey.model} against {against.model}"),
         heading=_heading(survey, against),
         lede=_lede(survey),
@@ -80,21 +77,6 @@ def report_html(
         data=survey_data(survey, columns, maps, against),
         script=script,
     )
-
-
-def _package_text(name: str) -> str:
-    return resources.files("headwise.view").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _heading(survey: Survey, against: Survey | None) -> str:
@@ -119,9 +101,10 @@ def _facts(survey: Survey, against: Survey | None) -> str:
     if survey.texts:
         facts.append(f"Text: {escaped(listed(list(survey.texts), 3))}.")
     if survey.loss is not None and number(survey.loss, 3) != MISSING:
-        other = None if against is None else against.loss
-        said = "" if other is None or against is None else f", of {escaped(against.model)} {number(other, 3)}"
-        facts.append(f"Mean loss {number(survey.loss, 3)} nats a token{said}.")
+        loss = f"Mean loss {number(survey.loss, 3)} nats per token"
+        if against is not None and against.loss is not None:
+            loss += f"; {escaped(against.model)}: {number(against.loss, 3)}"
+        facts.append(f"{loss}.")
     if survey.ablated is not None:
         kind = {"zero": "with zeros for its output", "mean": "with its mean output"}
         facts.append(f"Ablation runs the model without a head: {kind.get(survey.ablated, escaped(survey.ablated))}.")

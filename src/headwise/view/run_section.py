@@ -29,16 +29,16 @@ def run_section(summary: RunSummary) -> str:
 
 def _comparison(summary: RunSummary) -> str:
     """The held-out loss and the baseline as two bars from zero on one scale, and the difference in words."""
-    ours, theirs = summary.held_out_loss, summary.baseline_loss
-    losses = [loss for loss in (ours, theirs) if loss is not None and math.isfinite(loss)]
+    loss, baseline = summary.held_out_loss, summary.baseline_loss
+    losses = [value for value in (loss, baseline) if value is not None and math.isfinite(value)]
     longest = max(losses, default=0.0) or 1.0
-    bars = _bar("This model, held-out loss", ours, longest, "ours")
-    if theirs is None:
+    bars = _bar("This model, held-out loss", loss, longest, "ours")
+    if baseline is None:
         verdict = "No baseline was measured on these tokens."
     else:
-        bars += _bar(_baseline_name(summary), theirs, longest, "theirs")
-        verdict = _verdict(theirs - ours)
-    unit = "Nats per token on the same held-out tokens; lower is better." if theirs is not None else "Nats per token."
+        bars += _bar(_baseline_name(summary), baseline, longest, "theirs")
+        verdict = _verdict(baseline - loss)
+    unit = "Nats per token on the same held-out tokens; lower is better." if baseline is not None else "Nats per token."
     return f'{bars}<p class="verdict">{verdict}</p><p class="unit">{unit}</p>'
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import re
 import string
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 from headwise.files import write_whole
+from headwise.markup import escaped
 from headwise.records import HeadSteps
+from headwise.view.page import package_text, policy
 from headwise.view.step_tables import Content, Row, Section, Table, Token
 
 
@@ -27,32 +25,25 @@ def steps_html(steps: HeadSteps, lang: str = "en") -> str:
     Raises HeadwiseError for a language that is not en or es.
     """
     content = Content(steps, lang)
-    package = resources.files("headwise.view")
-    style, page = (package.joinpath(f"steps.{kind}").read_text(encoding="utf-8") for kind in ("css", "html"))
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = package_text("steps.css")
     sections = content.sections()
     links = (f'<li><a href="#{section.name}">{_prose(section.title)}</a></li>' for section in sections)
-    return string.Template(page).substitute(
-        policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
+    return string.Template(package_text("steps.html")).substitute(
+        policy=policy(style),
         lang=lang,
-        title=_text(content.heading),
-        heading=_text(content.heading),
+        title=escaped(content.heading),
+        heading=escaped(content.heading),
         style=style,
         sections="".join(map(_section_html, sections)),
         links="".join(links),
         rounding=_prose(content.say("rounding")),
-        **{name: _text(content.say(name)) for name in ("kicker", "lede", "contents", "made_by")},
+        **{name: escaped(content.say(name)) for name in ("kicker", "lede", "contents", "made_by")},
     )
-
-
-def _text(text: str) -> str:
-    """Escaped; half a surrogate pair, which UTF-8 cannot hold, becomes `?`."""
-    return html.escape(text.encode("utf-8", "replace").decode())
 
 
 def _prose(text: str) -> str:
     """This module's own words, escaped, with k_j as an index; tokens and names never come here."""
-    return re.sub(r"\b([A-Za-z])_([A-Za-z]+)", r"\1<sub>\2</sub>", _text(text))
+    return re.sub(r"\b([A-Za-z])_([A-Za-z]+)", r"\1<sub>\2</sub>", escaped(text))
 
 
 def _section_html(section: Section) -> str:
@@ -71,32 +62,32 @@ def _section_html(section: Section) -> str:
 def _token_html(token: Token) -> str:
     kind = "asked" if token.asked else "hidden-token" if token.hidden else ""
     before, after = str(replace(token, text="\n")).split("\n")
-    return f'<span class="{kind}">{_text(before)}<bdi>{_text(token.text)}</bdi>{_text(after)}</span> '
+    return f'<span class="{kind}">{escaped(before)}<bdi>{escaped(token.text)}</bdi>{escaped(after)}</span> '
 
 
 def _table_html(table: Table, title: str) -> str:
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in table.columns)
+    head = "".join(f'<th scope="col">{escaped(name)}</th>' for name in table.columns)
     features = [name.isdigit() for name in table.columns]  # shaded by size; sums and lengths would drown them
-    shaded = (cell for row in table.rows for cell, one in zip(row.cells, features, strict=True) if one)
+    shaded = (cell for row in table.rows for cell, shown in zip(row.cells, features, strict=True) if shown)
     largest = max((abs(float(cell)) for cell in shaded), default=0.0)
     longest = max((float(row.cells[-1]) for row in table.rows), default=0.0) if table.bars else 0.0
     body = "".join(_row_html(row, features, largest, longest) for row in table.rows)
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(title)}"><table data-name="{table.name}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(title)}"><table data-name="{table.name}">'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def _row_html(row: Row, features: list[bool], largest: float, longest: float) -> str:
     """One line; with `longest`, the last cell is drawn as a bar, too, but that of a sum."""
-    token = f" <bdi>{_text(row.token)}</bdi>" if row.token else ""
-    shades = (_shade(float(cell), largest) if one else "" for cell, one in zip(row.cells, features, strict=True))
+    token = f" <bdi>{escaped(row.token)}</bdi>" if row.token else ""
+    shades = (_shade(float(cell), largest) if shown else "" for cell, shown in zip(row.cells, features, strict=True))
     cells = "".join(f"<td{shade}>{cell}</td>" for cell, shade in zip(row.cells, shades, strict=True))
     if longest and not row.strong:
         width = 100 * float(row.cells[-1]) / longest
         cells += f'<td class="bar"><svg aria-hidden="true"><rect width="{width:.1f}%" height="100%"/></svg></td>'
     kind = ' class="strong"' if row.strong else ""
-    return f'<tr{kind}><th scope="row">{_text(row.label)}{token}</th>{cells}</tr>'
+    return f'<tr{kind}><th scope="row">{escaped(row.label)}{token}</th>{cells}</tr>'
 
 
 def _shade(number: float, largest: float) -> str:

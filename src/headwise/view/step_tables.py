@@ -116,7 +116,7 @@ class Content:
             "output": self._output(),
             "residual": self._residual(),
         }
-        return [Section(name, self.say(name), some) for name, some in parts.items()]
+        return [Section(name, self.say(name), contents) for name, contents in parts.items()]
 
     def number(self, value: float) -> str:
         text = f"{value:.{self.decimals}f}"
@@ -173,10 +173,10 @@ class Content:
 
     def _angles(self, stage: int, n: int) -> Table:
         """Cosine and sine of each shown pair, a line a position."""
-        found = {self.steps.at: self.steps.query[stage]} | {key.position: key.stages[stage] for key in self.keys}
+        stages = {self.steps.at: self.steps.query[stage]} | {key.position: key.stages[stage] for key in self.keys}
         rows = [
-            Row(str(j), list(map(self.number, ((one.cos or ())[:n] + (one.sin or ())[:n]))), self.tokens[j])
-            for j, one in sorted(found.items())
+            Row(str(j), list(map(self.number, ((turned.cos or ())[:n] + (turned.sin or ())[:n]))), self.tokens[j])
+            for j, turned in sorted(stages.items())
         ]
         return Table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n)], rows)
 
@@ -213,17 +213,17 @@ class Content:
         shown = [*names, "bias", "logit"] if biased else [*names[:-1], "logit"]
         words = [self.say(name) for name in shown]
         usual = math.isclose(steps.scale, 1 / math.sqrt(width))
-        said = [
+        sentences = [
             self.say("scaled" if usual else "scaled_by", name=words[0], width=width, scale=self.number(steps.scale))
         ]
         if steps.softcap is not None:
-            said.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
+            sentences.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
         if biased:
-            said.append(self.say("bias_is", before=words[-3]))
+            sentences.append(self.say("bias_is", before=words[-3]))
         rows = [
             self._key_row("k", key, [self.number(getattr(key, name)) for name in ("dot", *shown)]) for key in self.keys
         ]
-        return [*said, Table("scores", ["q·k", *words], rows)]
+        return [*sentences, Table("scores", ["q·k", *words], rows)]
 
     def _softmax(self) -> list[Part]:
         steps, names = self.steps, ("logit", "shifted", "exp", "weight")
@@ -232,15 +232,15 @@ class Content:
             sums = (math.fsum(key.exp for key in self.others), math.fsum(key.weight for key in self.others))
             rows.append(Row(self.say("others"), [GAP, GAP, *map(self.number, sums)]))
         weights = math.fsum(key.weight for key in steps.keys)
-        said = [self.say("softmax_is", top=self.number(steps.top))]
+        sentences = [self.say("softmax_is", top=self.number(steps.top))]
         if steps.sink is not None and steps.sink_exp is not None and steps.sink_weight is not None:
-            said.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
+            sentences.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
             sink = (steps.sink, steps.sink - steps.top, steps.sink_exp, steps.sink_weight)
             rows.append(Row(self.say("sink"), list(map(self.number, sink))))
             weights += steps.sink_weight
         rows.append(Row(self.say("total"), [NONE, NONE, self.number(steps.total), self.number(weights)], strong=True))
         columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
-        return [*said, Table("softmax", columns, rows, bars=True)]
+        return [*sentences, Table("softmax", columns, rows, bars=True)]
 
     def _values(self) -> list[Part]:
         steps, shown = self.steps, self.values

@@ -23,6 +23,7 @@ from headwise.view.terminal import visible
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 65535
+DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
 
 Shares = NDArray[np.float64]
@@ -70,7 +71,7 @@ def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | No
     """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
     numbers = _numbers(survey, columns)
     others = {} if against is None else _numbers(against, columns)
-    theirs = {} if against is None else {profile.name: profile for profile in against.profiles}
+    counterparts = {} if against is None else {profile.name: profile for profile in against.profiles}
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
@@ -79,7 +80,7 @@ def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | No
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
         head["roles"] = [roles[role] for role in profile.roles]
         if profile.name in others:
-            other = theirs[profile.name]
+            other = counterparts[profile.name]
             head["other"] = {**others[profile.name], "roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     document = {
@@ -94,7 +95,7 @@ def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | No
         "heads": heads,
         "maps": None if maps is None else _maps(maps),
     }
-    text = json.dumps(_plain(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plain_data(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -145,14 +146,14 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     for profile in survey.profiles:
         row = float(profile.thumbnail.sum(axis=1).max())
         largest[profile.part] = max(row, largest.get(profile.part, 0.0))
-    found = {}
+    shares = {}
     for profile in survey.profiles:
         blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
         sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
         if length is not None and length >= blocks:
             sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
-        found[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
-    return found
+        shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
+    return shares
 
 
 def text_length(survey: Survey, profile: HeadProfile) -> int | None:
@@ -193,10 +194,14 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _plain(value: Any) -> Any:
-    """The same without numbers that JSON does not have."""
+def plain_data(value: Any) -> Any:
+    """Records, arrays and tuples as dicts and lists; None for what is not finite, which JSON does not have."""
+    if isinstance(value, np.ndarray):
+        return plain_data((value.astype(np.float64).round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return {key: plain_data(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain_data(vars(value)) if hasattr(value, "__dataclass_fields__") else value

@@ -16,14 +16,12 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.view.survey_data import Shares, check_survey, shares_of
+from headwise.view.survey_data import Shares, check_survey, plain_data, shares_of
 from headwise.view.survey_words import badges_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 
 # The picture, in cells of a mosaic: a thumbnail, and around it room for its name and roles.
 SIDE, GAP, LABEL = 32, 4, 15
@@ -35,20 +33,8 @@ COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as i
 
 def survey_json(survey: Survey) -> dict[str, Any]:
     """Everything in the survey as dicts, lists, strings and numbers; None for what is not finite."""
-    plain: dict[str, Any] = _plain(vars(survey))
+    plain: dict[str, Any] = plain_data(survey)
     return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return _plain((value.astype(np.float64).round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return _plain(vars(value)) if hasattr(value, "__dataclass_fields__") else value
 
 
 def survey_csv(survey: Survey) -> str:
@@ -131,7 +117,7 @@ def _mosaic(survey: Survey) -> tuple[NDArray[np.float64], dict[str, tuple[int, i
 
 
 def _part_order(survey: Survey, profile: HeadProfile) -> int:
-    return next(place for place, one in enumerate(survey.profiles) if one.part == profile.part)
+    return next(place for place, other in enumerate(survey.profiles) if other.part == profile.part)
 
 
 def _square(shares: Shares) -> Shares:

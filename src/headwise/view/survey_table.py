@@ -131,8 +131,8 @@ def _number(profile: HeadProfile, other: HeadProfile | None, key: str, compared:
     mean = math.nan if value is None else value.mean
     if not compared:
         return mean
-    theirs = None if other is None else value_of(other, key)
-    return mean - (math.nan if theirs is None else theirs.mean)
+    second = None if other is None else value_of(other, key)
+    return mean - (math.nan if second is None else second.mean)
 
 
 def _order(number: float) -> tuple[bool, float]:

@@ -61,15 +61,15 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     With `against`, statistics that only one of the two has are left out.
     """
     surveys = [survey] if against is None else [survey, against]
-    shared = [key for key in survey.statistics if all(key in one.statistics for one in surveys)]
+    shared = [key for key in survey.statistics if all(key in each.statistics for each in surveys)]
     meanings = {key: survey.statistics[key] for key in shared}
     effects = {
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
-        "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats a token",
+        "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
     }
     columns = []
     for key, meaning in {**meanings, **effects}.items():
-        values = [value_of(profile, key) for one in surveys for profile in one.profiles]
+        values = [value_of(profile, key) for each in surveys for profile in each.profiles]
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:
             continue
@@ -147,7 +147,7 @@ def _paired(survey: Survey, against: Survey) -> Iterator[tuple[HeadProfile, Head
 def differences_in_setting(survey: Survey, against: Survey) -> list[str]:
     """What keeps two surveys from being compared number by number, in full sentences; and which heads are compared."""
     notes = []
-    sizes = [{(p.part, p.layer, p.head) for p in one.profiles} for one in (survey, against)]
+    sizes = [{(p.part, p.layer, p.head) for p in each.profiles} for each in (survey, against)]
     if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
         notes.append(
             f"{survey.model} and {against.model} do not have the same layers and heads, and neither is known to come "
@@ -158,10 +158,10 @@ def differences_in_setting(survey: Survey, against: Survey) -> list[str]:
             f"Heads of {survey.model} are compared with those of {against.model} that they belong to; where the name "
             f"there is another, it stands in brackets."
         )
-    for one, other in ((survey, against), (against, survey)):
-        extra = [label(key) for key in one.statistics if key not in other.statistics]
+    for first, second in ((survey, against), (against, survey)):
+        extra = [label(key) for key in first.statistics if key not in second.statistics]
         if extra:
-            notes.append(f"Only {one.model} has {', '.join(extra)}; left out of the comparison.")
+            notes.append(f"Only {first.model} has {', '.join(extra)}; left out of the comparison.")
     if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
         notes.append(
             f"{survey.model} was looked at on {survey.n_tokens:,} tokens and {against.model} on "
