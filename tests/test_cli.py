@@ -24,12 +24,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from invoking import Invoke, Outcome
 from safetensors.torch import load_file, save_file
 
 from headwise import cli
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
+from headwise.models.generate import generate
 
 COMMANDS = ("train", "generate", "heads")
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
@@ -322,12 +324,31 @@ def test_bad_input_of_heads(run: Path, invoke: Invoke, tmp_path: Path) -> None:
 
 def test_what_is_no_run(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert_refused(invoke("generate", tmp_path / "nowhere"), "nowhere is no run folder", "headwise train")
-    assert_refused(invoke("generate", text), "is no run folder")
-    assert_refused(invoke("generate", tmp_path / "empty"), "has no model.safetensors")
-    assert_refused(invoke("heads", tmp_path / "nowhere"), "nowhere is no folder", "Hugging Face layout")
-    assert_refused(invoke("heads", text), "is no folder")
-    assert_refused(invoke("heads", tmp_path / "empty"), "has no config.json", "neither a run")
+    for command in ("generate", "heads"):
+        assert_refused(invoke(command, tmp_path / "nowhere"), "nowhere is no folder", "Hugging Face layout")
+        assert_refused(invoke(command, text), "is no folder")
+        assert_refused(invoke(command, tmp_path / "empty"), "has no config.json", "neither a run")
+
+
+def test_generate_continues_any_model(invoke: Invoke, tmp_path: Path) -> None:
+    """One of transformers without a tokenizer by its ids; what cannot be continued is said in one line."""
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, intermediate_size=20))
+    model.save_pretrained(tmp_path / "llama")
+    (tmp_path / "ids").write_text("3, 1 4\n1 5")
+    greedy = ("generate", tmp_path / "llama", "--ids", tmp_path / "ids", "--tokens", 7, "--temperature", 0)
+    expected = list(generate(model.eval(), [3, 1, 4, 1, 5], 7, temperature=0))
+    assert invoke(*greedy)[:2] == (0, f"3 1 4 1 5 {' '.join(map(str, expected))}\n")
+    assert json.loads(invoke(*greedy, "--json").out)["ids"] == [3, 1, 4, 1, 5, *expected]
+    assert_refused(invoke(*greedy, "--prompt", "the"), "--prompt and --ids")
+    assert_refused(invoke("generate", tmp_path / "llama", "--prompt", "the"), "no tokenizer", "--ids")
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=20))
+    bert.save_pretrained(tmp_path / "bert")
+    assert invoke("--version").code == 0  # takes away what saving printed
+    assert_refused(invoke("generate", tmp_path / "bert", "--ids", tmp_path / "ids"), "BertForMaskedLM does not predict")
+    (tmp_path / "ids").write_text("three")
+    assert_refused(invoke(*greedy), "token ids are whole numbers")
 
 
 def rewrite_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:

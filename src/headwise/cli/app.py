@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NoReturn
 
@@ -122,7 +121,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; mes
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
 ]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, written by `headwise train`.")]
 
 
 def _print_version(value: bool) -> None:

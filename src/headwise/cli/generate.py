@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, Run, app, needs_torch, out, print_json
-
-if TYPE_CHECKING:
-    from headwise.gpt.tokens import Tokens
+from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
+from headwise.errors import HeadwiseError
 
 
 @app.command(epilog='Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0')
 def generate(
-    run: Run,
-    prompt: Annotated[str, typer.Option(help="The text to continue.")] = "",
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run folder, or a model folder in Hugging Face layout.")
+    ],
+    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
+    ids: Annotated[Path | None, typer.Option(help="A file with token ids to continue, instead of a text.")] = None,
     tokens: Annotated[int, typer.Option(min=0, help="The largest number of tokens to add.")] = 100,
     temperature: Annotated[
         float,
@@ -33,34 +35,53 @@ def generate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a text with a trained model."""
+    """Continue a text with a model that predicts the next token."""
+    if prompt is not None and ids is not None:
+        raise HeadwiseError("--prompt and --ids: pass one of them")
     with needs_torch():
-        from headwise.gpt.generate import generate as continue_text
-        from headwise.gpt.run import load_run
-    model, tokenizer = load_run(run)
-    ids = tokenizer.prompt(prompt) or tokenizer.opening()
-    stream = continue_text(model, ids, tokens, temperature, top_k, seed, tokenizer.boundary, cache)
+        from headwise.models.generate import generate as continue_text
+        from headwise.models.generate import prompt_ids
+        from headwise.models.open import open_folder
+    folder = open_folder(model)
+    start = prompt_ids(folder.model, prompt or "") if ids is None else _read_ids(ids)
+    stream = continue_text(folder.model, start, tokens, temperature, top_k, seed, cache=cache)
+    decode = _numbers if folder.tokens is None else folder.tokens.decode
     if not as_json:
-        _print_text(ids, stream, tokenizer)
+        _print_text(start, stream, decode)
         return
-    began, n_prompt = time.monotonic(), len(ids)
+    began, new = time.monotonic(), list[int]()
     with Progress() as progress:
         for token in stream:
-            ids.append(token)
-            progress("token", len(ids) - n_prompt, tokens)
-    n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
-    document = {"prompt": prompt, "text": tokenizer.decode(ids), "n_tokens": n_new}
-    print_json({**document, "tokens_per_second": round(n_new / seconds, 1)})
+            new.append(token)
+            progress("token", len(new), tokens)
+    seconds = max(time.monotonic() - began, 1e-9)
+    document = {"prompt": prompt or "", "text": decode(start + new), "ids": start + new, "n_tokens": len(new)}
+    print_json({**document, "tokens_per_second": round(len(new) / seconds, 1)})
 
 
-def _print_text(ids: list[int], stream: Iterator[int], tokenizer: Tokens) -> None:
+def _read_ids(path: Path) -> list[int]:
+    """Token ids of a file, separated by spaces or commas."""
+    from headwise.files import read_text
+
+    try:
+        return [int(word) for word in read_text(path).replace(",", " ").split()]
+    except ValueError:
+        raise HeadwiseError(f"{path}: token ids are whole numbers separated by spaces") from None
+
+
+def _numbers(ids: list[int]) -> str:
+    """Ids of a model without a tokenizer."""
+    return " ".join(map(str, ids))
+
+
+def _print_text(ids: list[int], stream: Iterator[int], decode: Callable[[list[int]], str]) -> None:
     """The prompt, then each token as it comes."""
-    written = tokenizer.decode(ids)
+    written = decode(ids)
     out.print(written, end="")
     for token in stream:
         ids.append(token)
-        text = tokenizer.decode(ids)
+        text = decode(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # half of a character that takes two tokens
             out.print(text[len(written) :], end="")
             written = text
-    out.print(tokenizer.decode(ids)[len(written) :])
+    out.print(decode(ids)[len(written) :])

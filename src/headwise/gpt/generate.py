@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +13,18 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import check_seed
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Source:
+    """What the loop must know of a model, ours or another."""
+
+    begin: Callable[
+        [], Callable[[Tensor], Tensor]
+    ]  # of a text: ids (1,T) that follow -> logits (V,) of what comes next
+    context: int | None  # most tokens of a text; None where the model sets no bound
+    vocab_size: int | None
+    device: torch.device
+
+
 def generate(
     model: GPT,
     prompt: Sequence[int],
@@ -23,29 +35,50 @@ def generate(
     stop: int | None = None,
     cache: bool = True,
 ) -> Iterator[int]:
-    """Yield up to `n_tokens` ids that continue `prompt`, as they come; `stop` ends the text and is not yielded.
+    """Continue ids by a GPT of ours; see `models.generate.generate`, which serves other models and texts too."""
+    stops = () if stop is None else (stop,)
+    return continued(source_of(model), prompt, n_tokens, temperature, top_k, seed, stops, cache)
 
-    temperature  0 takes the likeliest token; 1 samples from the model as it is
-    top_k        sample among the k likeliest only
-    cache        False computes every step anew: slower, the same text
+
+def source_of(model: GPT) -> Source:
+    """A GPT of ours with its own caches."""
+
+    def begin() -> Callable[[Tensor], Tensor]:
+        caches = model.new_caches()
+        return lambda ids: model(ids, caches, last_only=True)[0, -1]
+
+    return Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device)
+
+
+@torch.no_grad()
+def continued(
+    source: Source,
+    prompt: Sequence[int],
+    n_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    stops: Collection[int],
+    cache: bool,
+) -> Iterator[int]:
+    """Yield up to `n_tokens` ids that follow the prompt, as they come; one of `stops` ends the text and is not yielded.
 
     When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
     """
-    _check(model, prompt, n_tokens, temperature, top_k, seed)
+    _check(source, prompt, n_tokens, temperature, top_k, seed)
     generator = torch.Generator().manual_seed(seed)
-    context = model.config.context
-    ids = list(prompt)[-context:]
-    caches = model.new_caches()
+    ids = list(prompt) if source.context is None else list(prompt)[-source.context :]
+    read, n_read = source.begin(), 0
     for _ in range(n_tokens):
-        if len(ids) > context:
-            ids = ids[-max(1, context // 2) :]
-            caches = model.new_caches()
+        if source.context is not None and len(ids) > source.context:
+            ids = ids[-max(1, source.context // 2) :]
+            read, n_read = source.begin(), 0
         if not cache:
-            caches = model.new_caches()
-        fresh = torch.tensor([ids[caches[0].length :]], device=model.lm_head.weight.device)
-        logits = model(fresh, caches, last_only=True)[0, -1]
+            read, n_read = source.begin(), 0
+        logits = read(torch.tensor([ids[n_read:]], device=source.device))
+        n_read = len(ids)
         token = _choose(logits, temperature, top_k, generator)
-        if token == stop:
+        if token in stops:
             return
         yield token
         ids.append(token)
@@ -61,12 +94,14 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
     return int(likeliest.indices[torch.multinomial(weights, 1, generator=generator)])
 
 
-def _check(model: GPT, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None, seed: int) -> None:
+def _check(
+    source: Source, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None, seed: int
+) -> None:
     if not prompt:
         raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
-    wrong = [i for i in prompt if not 0 <= i < model.config.vocab_size]
+    wrong = [i for i in prompt if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
     if wrong:
-        raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {model.config.vocab_size}")
+        raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
     if n_tokens < 0:
         raise HeadwiseError(f"tokens={n_tokens} is negative")
     if not temperature >= 0:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -172,6 +173,31 @@ def decoder(model: nn.Module, prompt: Tensor) -> Callable[[], Callable[[Tensor],
         return lambda token: model(input_ids=token, past_key_values=copied, use_cache=True)
 
     return begin
+
+
+def reader(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A function that reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next."""
+    if isinstance(model, GPT):
+        caches = model.new_caches()
+        return lambda ids: model(ids, caches, last_only=True)[0, -1]
+    options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
+    if "logits_to_keep" in _parameters(model):
+        options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
+    past: Any = None
+    text = torch.empty(1, 0, dtype=torch.long)
+
+    def read(ids: Tensor) -> Tensor:
+        nonlocal past, text
+        text = torch.cat([text.to(ids), ids], 1)
+        if past is None:  # at first, and always with a model that keeps no keys and values
+            answer: Any = model(input_ids=text, **options)
+        else:
+            answer = model(input_ids=ids, past_key_values=past, **options)
+        past = getattr(answer, "past_key_values", None)
+        logits: Tensor = answer.logits[0, -1]
+        return logits
+
+    return read
 
 
 @contextmanager

@@ -1,0 +1,66 @@
+"""Train a small GPT from Python."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.gpt.gpt import GPT
+from headwise.gpt.run import TEXT, Settings, load_run, run_training
+from headwise.models.open import remember
+
+
+def train(
+    text: str | Path | None = None,
+    preset: str = "verbs",
+    out: str | Path | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    *,
+    lines: bool | None = None,
+    tokenizer: str | Path | None = None,
+    **shape: int,
+) -> GPT:
+    """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
+
+    text       the path of a UTF-8 text; a string with a line break is the text itself; None: the built-in verb corpus
+    preset     verbs, microgpt, nanogpt, llama or fast
+    out        a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
+    steps      updates of the weights; None takes the preset's
+    seed       of weights, batches and the held-out choice: the same seed gives the same weights on the same machine
+    lines      each line is a document of its own; None takes the preset's way
+    tokenizer  the path of a tokenizer.json; None: characters, or words for the verb corpus
+    shape      fields of `GPTConfig` that differ from the preset, such as n_heads=8
+
+    Raises HeadwiseError for settings that do not fit, a text that is too short, and a folder that is not empty.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "run" if out is None else Path(out)
+        if isinstance(text, str) and "\n" in text:
+            path: Path | None = (Path(temporary) if out is None else folder).absolute() / TEXT
+            _write_text(folder, path, text)
+        else:
+            path = None if text is None else Path(text).absolute()
+        settings = Settings(
+            preset=preset,
+            text=None if path is None else str(path),
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            lines=lines,
+            seed=seed,
+            steps=steps,
+            shape=shape,
+        )
+        run_training(folder, settings, lambda progress: None, resume=False, n_samples=0)
+        model, tokens = load_run(folder)
+    remember(model, folder, tokens, "headwise")
+    return model
+
+
+def _write_text(folder: Path, path: Path, text: str) -> None:
+    """The text into the folder of the run to come, which must be a new one."""
+    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
+        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)

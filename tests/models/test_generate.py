@@ -1,0 +1,122 @@
+"""Continuing a text: one loop for our GPT and for models of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headwise import HeadwiseError
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.generate import generate as generate_ours
+from headwise.gpt.tokens import Tokens
+from headwise.models.generate import generate
+from headwise.models.open import described, open_model
+
+LINES = ["he works = él trabaja", "I work = yo trabajo"]
+PROMPT = [3, 1, 4, 1, 5]
+SMALL = {"vocab_size": 19, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3}
+LLAMA = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3}
+
+
+def llama(**changes: Any) -> Any:
+    torch.manual_seed(1)
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL | LLAMA | {"max_position_embeddings": 31} | changes)).eval()
+
+
+def gpt2() -> Any:
+    torch.manual_seed(2)
+    return tf.GPT2LMHeadModel(tf.GPT2Config(**SMALL, n_embd=12, n_head=3, n_layer=2, n_positions=31)).eval()
+
+
+def first_gpt() -> Any:
+    """Of the first GPT transformers keeps no keys and values."""
+    torch.manual_seed(3)
+    config = tf.OpenAIGPTConfig(vocab_size=19, n_embd=12, n_head=3, n_layer=2, n_positions=31, initializer_range=0.3)
+    return tf.OpenAIGPTLMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
+def test_greedy_text_is_that_of_transformers(make: Any) -> None:
+    model = make()
+    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=23, do_sample=False, pad_token_id=0)[0].tolist()
+    for cache in (True, False):
+        assert PROMPT + list(generate(model, PROMPT, 23, temperature=0, cache=cache)) == expected
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 5, "seed": 3}], ids=str)
+def test_the_cache_does_not_change_the_text(make: Any, options: dict[str, Any]) -> None:
+    model, n = make(), 67  # more than twice the context of 31: the older half is forgotten
+    text = list(generate(model, PROMPT, n, **options))
+    assert len(text) == n and list(generate(model, PROMPT, n, cache=False, **options)) == text
+    assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
+    assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
+
+
+def test_ids_come_as_they_are_made() -> None:
+    model, calls = llama(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    stream = generate(model, PROMPT, 7)
+    for n in range(1, 4):
+        next(stream)
+        assert len(calls) == n
+
+
+def word_tokenizer(start: bool) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(18)} | {"</s>": 18}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["</s>"])
+    if start:
+        tokenizer.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 18)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sharded_folder_and_a_text(tmp_path: Path, dtype: torch.dtype) -> None:
+    llama().to(dtype).save_pretrained(tmp_path, max_shard_size="2KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    tf.PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(True)).save_pretrained(tmp_path)
+    model = open_model(tmp_path)
+    assert next(model.parameters()).dtype == dtype
+    expected = list(generate(model, [18, 3, 5], 9, temperature=0))
+    assert list(generate(model, "w3 w5", 9, temperature=0)) == expected
+    assert list(generate(tmp_path, "w3 w5", 9, temperature=0)) == expected
+
+
+def test_the_end_that_a_folder_names_ends_the_text(tmp_path: Path) -> None:
+    model = llama()
+    whole = list(generate(model, PROMPT, 23, temperature=0))
+    model.generation_config.eos_token_id = [whole[5], 18]
+    model.save_pretrained(tmp_path)
+    assert list(generate(tmp_path, PROMPT, 23, temperature=0)) == whole[: whole.index(whole[5])]
+
+
+def test_our_runs_by_their_texts(tmp_path: Path, tiny: Any) -> None:
+    tokens = Tokens.words(LINES)
+    save_model(tmp_path, tiny("verbs", len(tokens), context=29), tokens)
+    model = open_model(tmp_path)
+    for text, ids in (("he works =", tokens.prompt("he works =")), ("", [tokens.boundary])):
+        expected = list(generate_ours(model, ids, 17, stop=tokens.boundary))  # type: ignore[arg-type]
+        assert list(generate(model, text, 17)) == expected == list(generate(tmp_path, ids, 17))
+    with pytest.raises(HeadwiseError, match="has not seen the words 'flies'"):
+        generate(model, "he flies", 3)
+
+
+def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
+    bert = tf.BertForMaskedLM(tf.BertConfig(vocab_size=19, **sizes))
+    with pytest.raises(HeadwiseError, match="BertForMaskedLM does not predict the next token, so it cannot continue"):
+        generate(bert, PROMPT, 3)
+    with pytest.raises(HeadwiseError, match=r"the model was not read from a folder.*; pass token ids instead"):
+        generate(llama(), "he works", 3)
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(HeadwiseError, match="has no tokenizer, so its words are not known; pass token ids"):
+        generate(tmp_path, "he works", 3)
+    with pytest.raises(HeadwiseError, match="token id 19 lies outside the vocabulary of 19"):
+        next(generate(llama(), [19], 3))
+    assert described(llama()) is None
