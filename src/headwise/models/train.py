@@ -39,13 +39,10 @@ def train(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
-            path: Path | None = (Path(temporary) if out is None else folder).absolute() / TEXT
-            _write_text(folder, path, text)
-        else:
-            path = None if text is None else Path(text).absolute()
+            text = _write_text(folder, Path(temporary) if out is None else folder, text)
         settings = Settings(
             preset=preset,
-            text=None if path is None else str(path),
+            text=None if text is None else str(Path(text).absolute()),
             tokenizer=None if tokenizer is None else str(tokenizer),
             lines=lines,
             seed=seed,
@@ -58,9 +55,10 @@ def train(
     return model
 
 
-def _write_text(folder: Path, path: Path, text: str) -> None:
-    """The text into the folder of the run to come, which must be a new one."""
+def _write_text(folder: Path, place: Path, text: str) -> Path:
+    """Write the text into `place`, the folder of the run to come or a temporary one; returns its path."""
     if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
         raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    place.mkdir(parents=True, exist_ok=True)
+    write_whole(place / TEXT, text)
+    return place / TEXT
