@@ -5,7 +5,10 @@ BIN := $(VENV)/bin
 
 .PHONY: run test bench format clean
 
+# What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
+	@$(BIN)/python -P -c 'import os, headwise; os.path.samefile(headwise.__path__[0], "src/headwise") or exit(1)' || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(BIN)/headwise train
 
 test: $(VENV)/.tests

@@ -146,6 +146,16 @@ def test_a_missing_library_is_named_with_its_remedy(name: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_presets_are_listed(invoke: Invoke) -> None:
+    code, out, err = invoke("train", "--list")
+    lines = [line for line in out.splitlines() if not line.startswith(" ")]
+    assert (code, err) == (0, "") and [line.split()[0] for line in lines] == list(PRESETS)
+    assert "the default" in lines[0] and "layers 4, heads 4, key/value heads 2, width 128, context 128" in out
+    rows = json.loads(invoke("train", "--list", "--json").out)["presets"]
+    assert {row["name"]: row["about"] for row in rows} == {name: PRESETS[name].about for name in PRESETS}
+    assert rows[4]["n_kv_heads"] == 2 and rows[4]["d_model"] == 128 and rows[4]["steps"] == 1000
+
+
 def test_train_json_is_one_document_with_progress_elsewhere(trained: tuple[Path, Outcome]) -> None:
     folder, (_, out, err) = trained
     document = json.loads(out)

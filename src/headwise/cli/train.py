@@ -57,6 +57,7 @@ def train(
         Path | None, typer.Option("--out", help="The run folder. Default: a new folder in runs/.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    as_list: Annotated[bool, typer.Option("--list", help="List the presets and train nothing.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -65,6 +66,9 @@ def train(
     The result is compared with the best n-gram on held-out text. The run folder holds the model, in Hugging Face layout
     where the preset has such a form, and report.html.
     """
+    if as_list:
+        _list_presets(as_json)
+        return
     shape = {
         "n_heads": heads,
         "n_kv_heads": kv_heads,
@@ -97,6 +101,28 @@ def train(
         return
     _print_result(result)
     out.print(f"\nreport: {report_path}")
+
+
+def _list_presets(as_json: bool) -> None:
+    """What each preset is, and its size."""
+    from headwise.gpt.presets import PRESETS
+
+    sizes = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
+    rows: list[dict[str, Any]] = []
+    for preset in PRESETS.values():
+        shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
+        recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}
+        rows.append({"name": preset.name, "about": preset.about, **{size: shape[size] for size in sizes}, **recipe})
+    if as_json:
+        print_json({"presets": rows})
+        return
+    for row in rows:
+        out.print(f"{row['name']:9} {row['about']}", soft_wrap=True)
+        out.print(
+            f"{'':9} layers {row['n_layers']}, heads {row['n_heads']}, key/value heads {row['n_kv_heads']}, "
+            f"width {row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}",
+            soft_wrap=True,
+        )
 
 
 def _run_settings(given: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:

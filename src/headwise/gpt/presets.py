@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +133,6 @@ def check_seed(seed: int) -> None:
 
 def find_preset(name: str) -> Preset:
     """The preset of that name, or an error that offers the nearest ones."""
-    if name in PRESETS:
-        return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(PRESETS)}"
-    raise HeadwiseError(f"no preset {name!r}; {hint}")
+    if name not in PRESETS:
+        raise unknown(f"no preset {name!r}", name, PRESETS)
+    return PRESETS[name]
