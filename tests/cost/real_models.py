@@ -6,6 +6,7 @@ Sizes are different primes wherever a family lets them be, so that no two can be
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import torch
@@ -121,8 +122,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@cache
 def build(case: str) -> tuple[nn.Module, dict[str, Any]]:
-    """The model, and its config as it would lie in config.json."""
+    """The model, and its config as it would lie in config.json; made once for all tests."""
     name, fields = CASES[case]
     model_class = getattr(transformers, name)
     # The loop over experts is plain matrix products, which the counter of FLOPs knows.
