@@ -1,8 +1,7 @@
-"""Text decoders: a record for each family, and the one function that builds a model of any of them.
+"""Text decoders: one function builds a model of any family, from the options that the family's line gives it.
 
-Every table of defaults is that of the config class named beside it, in transformers 5.23; a test holds them to it. What
-a family does with its fields was read in its modelling file of the same version. Fields go by their usual names
-(`hidden_size`); a family that calls them otherwise says so in `aliases`.
+Which fields a family has stands in families.toml. What it does with them was read in its modelling file, transformers
+5.23. Fields go by their usual names (`hidden_size`); a family that calls them otherwise says so in its `aliases`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from headwise.cost.fields import Family, Fields
+from headwise.cost.fields import Fields, family
 from headwise.cost.parts import lm_head, norm, table
 from headwise.cost.shape import MAIN, Attention, FeedForward, Latent, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 
-REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 Windows = Callable[[Fields], list[int | None]]  # of each layer
 Forwards = Callable[[Fields], list[FeedForward]]
 
@@ -218,283 +216,31 @@ def _own(f: Fields) -> ModelShape:
     return decoder(f, bias="bias", gains=_own_gains, forwards=forward, pieces=_own_pieces, qk_norm=f.flag("qk_norm"))
 
 
-def _causal(prefix: str) -> dict[str, str]:
-    return {f"{prefix}ForCausalLM": "lm", f"{prefix}Model": "base"}
-
-
-GEMMA3_TEXT = Family(
-    name="gemma3_text",
-    # The published 4B config leaves its heads to the class; a width without layers would still say nothing.
-    required=("hidden_size", "num_hidden_layers"),
-    defaults={  # Gemma3TextConfig
-        "vocab_size": 262_208,
-        "intermediate_size": 9216,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "layer_types": None,
-    },
-    fixed={"use_bidirectional_attention": False},
-    build=partial(decoder, bias="attention_bias", gains=lambda f: (4, 1), windows=_gemma3_windows, qk_norm=True),
-    heads=_causal("Gemma3") | {"Gemma3TextModel": "base"},
-)
-
-_QWEN: dict[str, Any] = {  # Qwen2Config, Qwen3Config
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-    "layer_types": None,
-}
-
-_MISTRAL: dict[str, Any] = {  # MistralConfig, MixtralConfig
-    "vocab_size": 32_000,
-    "intermediate_size": 14_336,
-    "num_key_value_heads": 8,
-    "head_dim": None,
-    "max_position_embeddings": 131_072,
-    "tie_word_embeddings": False,
-    "sliding_window": 4096,
-}
-
-DECODERS: tuple[Family, ...] = (
-    Family(
-        name="headwise",
-        required=("vocab_size", "context", "n_layers", "n_heads", "d_model"),
-        defaults={  # GPTConfig in gpt/gpt.py
-            "n_kv_heads": None,
-            "head_dim": None,
-            "d_ff": None,
-            "norm": "rms",
-            "norm_gain": True,
-            "embedding_norm": False,
-            "final_norm": True,
-            "position": "rope",
-            "gated": True,
-            "bias": False,
-            "tied": False,
-            "qk_norm": False,
-        },
-        aliases={
-            "hidden_size": "d_model",
-            "num_hidden_layers": "n_layers",
-            "num_attention_heads": "n_heads",
-            "num_key_value_heads": "n_kv_heads",
-            "max_position_embeddings": "context",
-            "tie_word_embeddings": "tied",
-        },
-        derived=("scale_residual_init",),
-        build=_own,
-        heads={"GPT": "lm"},
+_EXPERTS = _same(lambda f: _experts(f, "num_local_experts"))
+_EXPERTS_WITH_BIASES = _same(lambda f: _experts(f, "num_local_experts", bias=True, router_bias=True))
+_FOUR_WIDTHS = _same(lambda f: _plain(f, "n_inner", bias=True))
+_MAYBE_BIASES = _same(lambda f: _gated(f, bias=f.flag("mlp_bias")))
+_gemma = partial(decoder, bias="attention_bias", gains=lambda f: (4, 1))  # norms before and after each part of a layer
+GEMMA3_TEXT = family("gemma3_text", partial(_gemma, windows=_gemma3_windows, qk_norm=True))
+DECODERS = (
+    family("headwise", _own),
+    family("gpt2", partial(decoder, bias=True, gains=lambda f: (4, 2), forwards=_FOUR_WIDTHS, pieces=_positions)),
+    family("llama", partial(decoder, bias="attention_bias", forwards=_MAYBE_BIASES)),
+    family("mistral", partial(decoder, windows=_one_window)),
+    family("mixtral", partial(decoder, windows=_one_window, forwards=_EXPERTS)),
+    family("qwen2", partial(decoder, qkv_bias=True, windows=_qwen_windows)),
+    family("qwen3", partial(decoder, bias="attention_bias", windows=_qwen_windows, qk_norm=True)),
+    family(
+        "qwen3_moe",
+        partial(decoder, bias="attention_bias", windows=_qwen_moe_windows, forwards=_qwen_moe_forwards, qk_norm=True),
     ),
-    Family(
-        name="gpt2",
-        required=("n_embd", "n_layer", "n_head"),
-        defaults={  # GPT2Config
-            "vocab_size": 50_257,
-            "n_positions": 1024,
-            "n_inner": None,
-            "tie_word_embeddings": True,
-        },
-        aliases={
-            "hidden_size": "n_embd",
-            "max_position_embeddings": "n_positions",
-            "num_attention_heads": "n_head",
-            "num_hidden_layers": "n_layer",
-        },
-        fixed={"add_cross_attention": False},
-        build=partial(
-            decoder,
-            bias=True,
-            gains=lambda f: (4, 2),
-            forwards=_same(lambda f: _plain(f, "n_inner", bias=True)),
-            pieces=_positions,
-        ),
-        heads={"GPT2LMHeadModel": "lm", "GPT2Model": "base"},
-    ),
-    Family(
-        name="llama",
-        required=REQUIRED,
-        defaults={  # LlamaConfig
-            "vocab_size": 32_000,
-            "intermediate_size": 11_008,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
-        build=partial(decoder, bias="attention_bias", forwards=_same(lambda f: _gated(f, bias=f.flag("mlp_bias")))),
-        heads=_causal("Llama"),
-    ),
-    Family(
-        name="mistral",
-        required=REQUIRED,
-        defaults=_MISTRAL,
-        build=partial(decoder, windows=_one_window),
-        heads=_causal("Mistral"),
-    ),
-    Family(
-        name="mixtral",
-        required=REQUIRED,
-        defaults=_MISTRAL | {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2},
-        aliases={"num_experts": "num_local_experts"},
-        build=partial(decoder, windows=_one_window, forwards=_same(lambda f: _experts(f, "num_local_experts"))),
-        heads=_causal("Mixtral"),
-    ),
-    Family(
-        name="qwen2",
-        required=REQUIRED,
-        defaults=_QWEN | {"head_dim": None},
-        build=partial(decoder, qkv_bias=True, windows=_qwen_windows),
-        heads=_causal("Qwen2"),
-    ),
-    Family(
-        name="qwen3",
-        required=REQUIRED,
-        defaults=_QWEN | {"head_dim": 128, "attention_bias": False},
-        build=partial(decoder, bias="attention_bias", windows=_qwen_windows, qk_norm=True),
-        heads=_causal("Qwen3"),
-    ),
-    Family(
-        name="qwen3_moe",
-        required=REQUIRED,
-        defaults={  # Qwen3MoeConfig; head_dim is no field of the class, and read where a file has it
-            "vocab_size": 151_936,
-            "intermediate_size": 6144,
-            "num_key_value_heads": 4,
-            "head_dim": None,
-            "max_position_embeddings": 32_768,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "use_sliding_window": False,
-            "sliding_window": 4096,
-            "decoder_sparse_step": 1,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "num_experts": 128,
-            "mlp_only_layers": None,
-        },
-        aliases={"num_local_experts": "num_experts"},
-        build=partial(
-            decoder,
-            bias="attention_bias",
-            windows=_qwen_moe_windows,
-            forwards=_qwen_moe_forwards,
-            qk_norm=True,
-        ),
-        heads=_causal("Qwen3Moe"),
-    ),
-    Family(
-        name="gemma2",
-        required=REQUIRED,
-        defaults={  # Gemma2Config
-            "vocab_size": 256_000,
-            "intermediate_size": 9216,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 8192,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "sliding_window": 4096,
-            "layer_types": None,
-        },
-        fixed={"use_bidirectional_attention": False},
-        build=partial(decoder, bias="attention_bias", gains=lambda f: (4, 1), windows=_every_other),
-        heads=_causal("Gemma2"),
-    ),
+    family("gemma2", partial(_gemma, windows=_every_other)),
     GEMMA3_TEXT,
-    Family(
-        name="gpt_oss",
-        required=REQUIRED,
-        defaults={  # GptOssConfig
-            "vocab_size": 201_088,
-            "intermediate_size": 2880,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 131_072,
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "sliding_window": 128,
-            "layer_types": None,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-        },
-        # The published file also names the second as in the original release.
-        aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
-        build=partial(
-            decoder,
-            bias="attention_bias",
-            windows=_every_other,
-            forwards=_same(lambda f: _experts(f, "num_local_experts", bias=True, router_bias=True)),
-            sink=True,
-        ),
-        heads=_causal("GptOss"),
+    family(
+        "gpt_oss",
+        partial(decoder, bias="attention_bias", windows=_every_other, forwards=_EXPERTS_WITH_BIASES, sink=True),
     ),
-    Family(
-        name="deepseek_v3",
-        required=REQUIRED,
-        defaults={  # DeepseekV3Config
-            "vocab_size": 129_280,
-            "intermediate_size": 18_432,
-            "moe_intermediate_size": 2048,
-            "num_key_value_heads": 128,
-            "n_shared_experts": 1,
-            "n_routed_experts": 256,
-            "kv_lora_rank": 512,
-            "q_lora_rank": 1536,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "qk_nope_head_dim": 128,
-            "num_experts_per_tok": 8,
-            "first_k_dense_replace": 3,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-        },
-        aliases={"num_local_experts": "n_routed_experts"},
-        fixed={"moe_layer_freq": 1},
-        derived=("head_dim", "qk_head_dim"),
-        build=partial(decoder, attention=_latent_attention, forwards=_deepseek_forwards),
-        heads=_causal("DeepseekV3"),
-    ),
-    Family(
-        name="falcon",
-        required=REQUIRED,
-        defaults={  # FalconConfig
-            "vocab_size": 65_024,
-            "num_kv_heads": None,
-            "ffn_hidden_size": None,
-            "num_ln_in_parallel_attn": None,
-            "new_decoder_architecture": False,
-            "multi_query": True,
-            "parallel_attn": True,
-            "bias": False,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": True,
-        },
-        fixed={"alibi": False},
-        derived=("head_dim",),
-        build=_falcon,
-        heads=_causal("Falcon"),
-    ),
-    # No class of transformers: Chowdhery et al. 2022, arXiv 2204.02311, section 2. Layers are parallel, with one norm
-    # that has no bias.
-    Family(
-        name="palm",
-        required=(*REQUIRED, "intermediate_size", "num_key_value_heads", "head_dim", "vocab_size"),
-        defaults={"max_position_embeddings": 2048, "tie_word_embeddings": True},
-        build=partial(decoder, gains=lambda f: (1, 1)),
-        heads=_causal("Palm"),
-    ),
+    family("deepseek_v3", partial(decoder, attention=_latent_attention, forwards=_deepseek_forwards)),
+    family("falcon", _falcon),
+    family("palm", partial(decoder, gains=lambda f: (1, 1))),  # parallel layers: one norm, without a bias
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from headwise.cost.decoders import GEMMA3_TEXT, REQUIRED
-from headwise.cost.fields import Family, Fields, check_size
+from headwise.cost.decoders import GEMMA3_TEXT
+from headwise.cost.fields import Fields, check_size, family
 from headwise.cost.parts import masked_lm_head, norm, once, patches, table
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
@@ -111,15 +111,7 @@ def _labels(config: dict[str, Any]) -> int:
     return len(names) if isinstance(names, dict) and names else check_size("num_labels", config.get("num_labels", 2))
 
 
-SIGLIP = Family(
-    name="siglip_vision_model",
-    required=("hidden_size", "num_hidden_layers", "num_attention_heads"),
-    # SiglipVisionConfig, transformers 5.23
-    defaults={"intermediate_size": 3072, "num_channels": 3, "image_size": 224, "patch_size": 16},
-    fixed={"vision_use_head": False},  # with True, its default, a pooling head would be there that Gemma 3 never uses
-    build=vit,
-    heads={"SiglipVisionModel": "base"},
-)
+SIGLIP = family("siglip_vision_model", vit)
 
 
 def gemma3(f: Fields) -> ModelShape:
@@ -151,53 +143,4 @@ def gemma3(f: Fields) -> ModelShape:
     )
 
 
-_BERT: dict[str, Any] = {  # BertConfig, RobertaConfig
-    "vocab_size": 30_522,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "tie_word_embeddings": True,
-}
-
-# Other kinds of positions added tables to every layer, in versions of transformers before 5.
-_TEXT_ONLY: dict[str, Any] = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}
-
-ENCODERS: tuple[Family, ...] = (
-    Family(
-        name="gemma3",
-        required=(),
-        defaults={"tie_word_embeddings": True, "text_config": None, "vision_config": None},  # Gemma3Config
-        build=gemma3,
-        heads={"Gemma3ForConditionalGeneration": "lm"},
-    ),
-    Family(
-        name="bert",
-        required=REQUIRED,
-        defaults=_BERT,
-        fixed=_TEXT_ONLY,
-        build=bert,
-        heads={"BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "pretraining"},
-    ),
-    Family(
-        name="roberta",
-        required=REQUIRED,
-        defaults=_BERT | {"vocab_size": 50_265, "pad_token_id": 1},
-        fixed=_TEXT_ONLY,
-        build=roberta,
-        heads={"RobertaModel": "base", "RobertaForMaskedLM": "masked"},
-    ),
-    Family(
-        name="vit",
-        required=REQUIRED,
-        defaults={  # ViTConfig
-            "intermediate_size": 3072,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "qkv_bias": True,
-            "pooler_output_size": None,
-        },
-        build=vit,
-        heads={"ViTModel": "base", "ViTForImageClassification": "classes"},
-    ),
-)
+ENCODERS = (family("gemma3", gemma3), family("bert", bert), family("roberta", roberta), family("vit", vit))

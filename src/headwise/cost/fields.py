@@ -7,8 +7,10 @@ misprice the model.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 from headwise.cost.shape import ModelShape
@@ -17,55 +19,30 @@ from headwise.errors import HeadwiseError
 LARGEST = 2**40  # of one size; beyond it a number is a slip, and sums would take for ever to print
 MOST_LAYERS = 10_000
 
-# Fields of any model that read like sizes and change none: what is drawn, logged, dropped, scaled or generated.
-HARMLESS = frozenset(
-    (
-        *(
-            "alignment_heads",
-            "aux_loss_alpha",
-            "chunk_size_feed_forward",
-            "classifier_dropout",
-            "classifier_proj_size",
-            "encoder_stride",
-        ),
-        *("ep_size", "initial_context_length", "max_window_layers", "median_filter_width", "mm_tokens_per_image"),
-        *("n_ctx", "n_group", "topk_group", "num_mtp_layers", "num_nextn_predict_layers", "num_labels", "id2label"),
-        *("encoder_no_repeat_ngram_size", "no_repeat_ngram_size", "num_beam_groups", "num_beams"),
-        *("num_return_sequences", "output_hidden_states", "output_attentions", "pretraining_tp", "rotary_dim"),
-        *("original_max_position_embeddings", "query_pre_attn_scalar", "task_specific_params"),
-    )
-)
-# A field whose name has one of these words in it may be a size.
-SIZE_WORDS = frozenset(
-    (
-        *("attention", "block", "bottleneck", "channels", "chunk", "cross", "depth", "dim", "dims", "embd", "experts"),
-        *("ffn", "group", "groups", "head", "heads", "hidden", "index", "inner", "intermediate", "kv", "layer"),
-        *("layers", "lora", "n", "num", "rank", "size", "sizes", "sparse", "ssm", "state", "states", "types", "width"),
-        *("window", "windows"),
-    )
-)
+_RECORDS = tomllib.loads(resources.files("headwise.cost").joinpath("families.toml").read_text(encoding="utf-8"))
+HARMLESS = frozenset(_RECORDS.pop("harmless"))
+SIZE_WORDS = frozenset(_RECORDS.pop("size_words"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one model_type of transformers is read.
-
-    required    the fields that size the model; without one of them the class default would price another model
-    defaults    what its config class fills in for fields that a file leaves out
-    aliases     other names of fields, as in the class's attribute_map
-    fixed       fields that change sizes in a way that is not priced here -> the one value that is
-    derived     fields that the class works out by itself and a file may repeat
-    heads       what `architectures` may name -> the kind of head; the first is that of a config that names none
-    """
+    """How one model_type of transformers is read: a record of families.toml, which says what each field is."""
 
     name: str
-    required: tuple[str, ...]
-    defaults: dict[str, Any]
+    required: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
     build: Callable[[Fields], ModelShape]
     heads: dict[str, str]
     aliases: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
+
+
+def family(name: str, build: Callable[[Fields], ModelShape]) -> Family:
+    """The record of that name, and what builds a model of its fields."""
+    record = dict(_RECORDS[name])
+    record["defaults"] = dict.fromkeys(record.pop("null", ())) | record.get("defaults", {})
+    return Family(name=name, build=build, **record)
 
 
 class Fields:

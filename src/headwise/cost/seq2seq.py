@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwise.cost.fields import Family, Fields
+from headwise.cost.fields import Fields, family
 from headwise.cost.parts import lm_head, norm, table
 from headwise.cost.shape import ENCODER, MAIN, Attention, FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
@@ -123,55 +123,4 @@ def _whisper_forward(f: Fields, side: str) -> FeedForward:
     return FeedForward(d_model=f.size("d_model"), width=f.size(f"{side}_ffn_dim"), gated=False, bias=True)
 
 
-SEQ2SEQ: tuple[Family, ...] = (
-    Family(
-        name="t5",
-        required=("d_model", "num_layers", "num_heads"),
-        defaults={  # T5Config; n_positions is in the published files and says what the model was trained on
-            "vocab_size": 32_128,
-            "d_kv": 64,
-            "d_ff": 2048,
-            "num_decoder_layers": None,
-            "relative_attention_num_buckets": 32,
-            "feed_forward_proj": "relu",
-            "tie_word_embeddings": True,
-            "n_positions": None,
-        },
-        aliases={
-            "hidden_size": "d_model",
-            "num_attention_heads": "num_heads",
-            "num_hidden_layers": "num_layers",
-            "head_dim": "d_kv",
-        },
-        derived=("relative_attention_max_distance", "is_gated_act", "scale_decoder_outputs"),
-        build=t5,
-        heads={"T5ForConditionalGeneration": "lm", "T5WithLMHeadModel": "lm", "T5Model": "base"},
-    ),
-    Family(
-        name="whisper",
-        required=(
-            "d_model",
-            "encoder_layers",
-            "decoder_layers",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-        ),
-        defaults={  # WhisperConfig
-            "vocab_size": 51_865,
-            "num_mel_bins": 80,
-            "decoder_ffn_dim": 1536,
-            "encoder_ffn_dim": 1536,
-            "max_source_positions": 1500,
-            "max_target_positions": 448,
-            "tie_word_embeddings": True,
-        },
-        aliases={
-            "hidden_size": "d_model",
-            "num_hidden_layers": "encoder_layers",
-            "num_attention_heads": "encoder_attention_heads",
-            "num_key_value_heads": "encoder_attention_heads",
-        },
-        build=whisper,
-        heads={"WhisperForConditionalGeneration": "lm", "WhisperModel": "base"},
-    ),
-)
+SEQ2SEQ = (family("t5", t5), family("whisper", whisper))
