@@ -24,6 +24,8 @@ from typing import Any, Protocol
 from headwise.errors import HeadwiseError
 from headwise.shapes import check_even, flat, kind_of, shape_of
 
+LARGEST_POSITION = 2**60
+
 
 class Grid(Protocol):
     """One rung's view of all (b, h, i, j): numbers, or arrays that broadcast to (B, H, T, S)."""
@@ -349,6 +351,8 @@ class Shifted(Mask):
             if kind_of(self.offset) != "int":
                 raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must hold whole numbers")
             check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
+            for offset in grid.read(self.offset):
+                check_position(f"{type(self).__name__} offset", offset)
 
     @property
     def by_document(self) -> bool:
@@ -366,9 +370,11 @@ class Shifted(Mask):
 
     def _whole(self) -> int:
         try:
-            return operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
+            offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
             raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must be a whole number") from None
+        check_position(f"{type(self).__name__} offset", offset)
+        return offset
 
     def centre(self, grid: Grid) -> Any:
         """The key position at which each query stands."""
@@ -388,6 +394,8 @@ class Window(Shifted):
         for name, value in (("left", self.left), ("right", self.right)):
             if value is not None and value < 0:
                 raise HeadwiseError(f"Window {name}={value} is negative; pass 0 or more, or None for an open side")
+            if value is not None:
+                check_position(f"Window {name}", value)
 
     def allowed(self, grid: Grid) -> Any:
         centre, result = self.centre(grid), None
@@ -564,6 +572,12 @@ def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None
     if shape != expected:
         letters = ",".join(axes).upper()
         raise HeadwiseError(f"{name} has shape {shape}; this call needs ({letters}) = {expected}")
+
+
+def check_position(name: str, value: int) -> None:
+    """Positions are compared as whole numbers of 64 bits, and their sums must not leave those."""
+    if not -LARGEST_POSITION <= value <= LARGEST_POSITION:
+        raise HeadwiseError(f"{name}={value} is beyond 2^60, which no position reaches; pass a smaller one, or None")
 
 
 def check_broadcast(name: str, shape: tuple[int, ...], grid: Grid) -> None:

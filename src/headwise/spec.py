@@ -7,7 +7,9 @@ Order of operations, decided once:
 
 - A row that may attend nothing gives output 0, weights 0, gradient 0 and lse -inf, on every path. A sink changes
   nothing about that.
-- A key that no query may attend is never read: NaN there cannot leak.
+- A key that no query may attend is never read: NaN there cannot leak. NaN in a query that may attend something makes
+  its row of the output NaN.
+- A sink of -inf takes nothing; one of +inf takes everything: it counts as the largest number of the dtype.
 - Causal is a meaning, never a hint: a cache changes speed, never the answer.
 - Nothing is dropped: every argument on every path is honoured, or refused with an error that names both.
 - The output's dtype is the input's.
@@ -331,6 +333,13 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
     if wrong:
         raise HeadwiseError(f"kv_index names key/value head {wrong[0]}; there are {n_kv_heads}, counted from 0")
     return index
+
+
+def is_adjacent(kv_index: Sequence[int], n_heads: int, n_kv_heads: int) -> bool:
+    """Does query head h read key/value head h // (H // G), so that equal groups lie side by side?"""
+    if n_kv_heads == 0 or n_heads % n_kv_heads:
+        return False
+    return list(kv_index) == [h // (n_heads // n_kv_heads) for h in range(n_heads)]
 
 
 def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:

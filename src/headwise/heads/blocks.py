@@ -83,7 +83,9 @@ class Pass:
         self.dtype = torch.promote_types(call.q.dtype, torch.float32)
         options: Options = call.options
         self.scale = 1 / math.sqrt(call.q.shape[3]) if options.scale is None else float(options.scale)
-        self.sink = None if options.sink is None else as_tensor(options.sink, self.device).to(self.dtype)
+        self.sink = None
+        if options.sink is not None:  # one of +inf counts as the largest number
+            self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=torch.finfo(self.dtype).max)
         self.index = resolve_kv_index(self.H, self.G, options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, Mask, resolve
 from headwise.records import Trace
-from headwise.spec import Options, Sizes, check_per_head, check_shapes, check_softcap, resolve_kv_index
+from headwise.spec import Options, Sizes, check_per_head, check_shapes, check_softcap, is_adjacent, resolve_kv_index
 
 Array = NDArray[Any]
 
@@ -36,7 +36,7 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
 
     k, v = _heard_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
-    if index != tuple(h // (sizes.H // sizes.G or 1) for h in range(sizes.H)):
+    if kv_index is not None and not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
     scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
@@ -65,6 +65,7 @@ def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
     top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
     empty = top == -np.inf
     if sink is not None:
+        sink = np.minimum(sink, np.finfo(sink.dtype).max)
         top = np.maximum(top, sink)
     top = np.where(empty, 0, top)
     weights = np.exp(masked_bhts - top)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from headwise.masks import Mask
-from headwise.spec import Options, Sizes
+from headwise.spec import Options, Sizes, is_adjacent
 
 Band = tuple[int, int]  # low <= j - i <= high
 
@@ -42,7 +41,8 @@ def choose(sizes: Sizes, options: Options) -> Path:
         return Path(GROUPED, first, last, band, rest)
     if band is None and len(rest) == 0:
         return Path(FUSED, first, last, band, rest)
-    causal = options.sink is None and len(rest) == 0 and _is_triangle(band, first, last, sizes)
+    flag = options.sink is None and len(rest) == 0 and (options.scale is None or options.scale > 0)
+    causal = flag and _is_triangle(band, first, last, sizes)
     return Path(CAUSAL if causal else MASKED, first, last, band, rest)
 
 
@@ -60,6 +60,8 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
         no_flag = f"{kinds}: the flag says no more than causal"
     elif options.sink is not None:
         no_flag = "a sink is one more key, which the flag would hide"
+    elif options.scale is not None and options.scale <= 0:
+        no_flag = f"scale={options.scale}: the flag hides keys by -inf before it scales, and that makes NaN"
     else:
         no_flag = "a window, or queries that begin after the first key: what is allowed is no triangle of a square"
     reasons = {
@@ -91,16 +93,9 @@ def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
         return f"T={sizes.T} queries: only a single one is folded"
     if sizes.G >= sizes.H:
         return f"{sizes.G} key/value heads for {sizes.H} query heads: there are no groups"
-    if options.kv_index is not None and not is_adjacent(options.kv_index, sizes):
+    if options.kv_index is not None and not is_adjacent(options.kv_index, sizes.H, sizes.G):
         return "kv_index names no equal, adjacent groups: K and V are picked for each query head"
     return None
-
-
-def is_adjacent(index: Sequence[int], sizes: Sizes) -> bool:
-    """Does query head h read key/value head h // (H // G)?"""
-    if sizes.G == 0 or sizes.H % sizes.G:
-        return False
-    return list(index) == [h // (sizes.H // sizes.G) for h in range(sizes.H)]
 
 
 def runs_off(band: Band, sizes: Sizes) -> bool:

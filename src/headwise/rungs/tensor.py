@@ -24,7 +24,20 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Both, BroadcastGrid, Mask, resolve
 from headwise.records import Trace
 from headwise.rungs import paths
-from headwise.spec import Options, Sizes, check_dropout, check_per_head, check_shapes, check_softcap, resolve_kv_index
+from headwise.spec import (
+    Options,
+    Sizes,
+    check_dropout,
+    check_per_head,
+    check_shapes,
+    check_softcap,
+    is_adjacent,
+    resolve_kv_index,
+)
+
+# On fewer keys than a vector of the processor holds, the CPU kernel takes a row of NaN scores for one that may attend
+# nothing, and gives 0; with a mask it does not.
+FEW_KEYS = 16
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
@@ -78,7 +91,7 @@ class _Call:
             None if x is None else _per_head(name, x, sizes.H, self.dtype, q.device)
             for name, x in (("sink", options.sink), ("gate", options.gate))
         )
-        self._grouped = options.kv_index is None or paths.is_adjacent(self.index, sizes)
+        self._grouped = options.kv_index is None or is_adjacent(self.index, sizes.H, sizes.G)
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
@@ -156,39 +169,55 @@ def _kernel(
     B, H, T, _ = q.shape
     G, width = k.shape[1], v.shape[-1]
     if sink is not None:
-        q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten() / scale)
+        q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
     q, k, v = _equal_widths(q, k, v)
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
+    not_a_number = None
+    if mask is None and k.shape[2] < FEW_KEYS and q.device.type == "cpu" and not torch.compiler.is_compiling():
+        not_a_number = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
     if T == 1 and G < H:
         q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=q.shape[1] != G)
-    return out.reshape(B, H, T, out.shape[-1])[..., :width]
+    out = out.reshape(B, H, T, out.shape[-1])[..., :width]
+    return out if not_a_number is None else out + not_a_number
 
 
 def _sink_as_key(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, unscaled_sink_h: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    sink_h: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The sink as a last key: queries get features that hold sink / scale, keys zeros there, and this key ones.
+    """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
 
-    Half precision takes three features, so that the sum keeps the 24 bits of the sink. A feature times a key's zero
-    must be zero, so a sink of -inf becomes the most negative number.
+    The other keys have zeros there. Half precision takes several features, so that the sum keeps the 24 bits of the
+    sink, and float16, which ends at 65504, two that count 2^15 times. A feature times a key's zero must be zero, and
+    the kernel must not overflow, so an infinite sink becomes a large one.
     """
     limits = torch.finfo(q.dtype)
-    unscaled_sink_h = unscaled_sink_h.clamp(limits.min, limits.max)
+    factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
+    most = limits.max / (4 * max(1.0, abs(scale)))
+    if q.dtype == torch.float16:
+        factors = [2.0**15, 2.0**15, 1.0, 1.0]
+        most = limits.max * factors[0]
+    rest = (sink_h / scale).clamp(-most, most)
     parts = []
-    for _ in range(1 if q.dtype.itemsize >= 4 else 3):
-        parts.append(unscaled_sink_h.to(q.dtype))
-        unscaled_sink_h = unscaled_sink_h - parts[-1]
+    for factor in factors:
+        # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
+        parts.append(((rest if factor == 1 else rest.detach()) / factor).clamp(limits.min, limits.max).to(q.dtype))
+        rest = rest - parts[-1].to(rest.dtype) * factor
     features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
-    n = len(parts)
-    ones = torch.cat([k.new_zeros(k.shape[-1]), k.new_ones(n)]).expand(*k.shape[:2], 1, -1)
+    sink_key = torch.cat([k.new_zeros(k.shape[-1]), *(k.new_full((1,), factor) for factor in factors)])
     q = torch.cat([q, features], -1)
-    k = torch.cat([F.pad(k, (0, n)), ones], 2)
+    k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
     v = F.pad(v, (0, 0, 0, 1))
     if allowed is not None:
         allowed = F.pad(allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True)
@@ -219,6 +248,7 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     top = masked_bhts.detach().amax(-1, keepdim=True)
     empty = top == -math.inf
     if sink_h11 is not None:
+        sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)
         top = torch.maximum(top, sink_h11.detach())
     top = torch.where(empty, 0, top)
     powers = torch.exp(masked_bhts - top)

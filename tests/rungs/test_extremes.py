@@ -1,0 +1,139 @@
+"""Numbers at the edge: scales that are not positive, sinks and offsets out of range, NaN in a query."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import NATIVE, PATHS, TORCH_PATHS, Problem, Sizes, assert_paths_agree, assert_same, draw, output, to_numpy
+
+import headwise as hw
+from headwise.heads.documents import Document
+from headwise.heads.measure import measure
+from headwise.records import Call
+from headwise.spec import Options
+
+GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
+one_path = pytest.mark.parametrize("path", PATHS)
+
+
+@pytest.mark.parametrize(("H", "G", "kv_index"), [(1, 2, [0]), (1, 2, [1]), (2, 3, [0, 1]), (3, 5, [0, 1, 2])])
+def test_fewer_query_heads_than_key_value_heads(H: int, G: int, kv_index: list[int]) -> None:
+    assert_paths_agree(draw(Sizes(B=1, H=H, G=G, T=2, S=3, D=4, E=5), kv_index=kv_index))
+
+
+@pytest.mark.parametrize("T", [7, 67], ids=lambda T: f"T={T}")
+@pytest.mark.parametrize("scale", [0.0, -1.3, 1.3])
+def test_a_square_causal_call_of_any_scale(scale: float, T: int) -> None:
+    problem = draw(Sizes(B=1, H=2, G=1, T=T, S=T, D=3, E=3), mask="causal", scale=scale)
+    for path in ("fused", "explicit"):
+        assert_same(output(path, problem), output("array", problem), path)
+
+
+@one_path
+@pytest.mark.parametrize("mask", ["none", "causal", "lengths"])
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)], ids=str)
+def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, mask: str, path: str) -> None:
+    n = GQA._replace(T=T, S=S)
+    problem = draw(n) if mask == "none" else draw(n, mask=mask)
+    poisoned = problem.q.copy()
+    poisoned[1, 2, T // 2, 0] = math.nan
+    out = output(path, Problem(poisoned, problem.k, problem.v, problem.mask))
+    expected = output(path, problem)
+    live = problem.mask.allowed(n)[1, 2, T // 2].any()
+    assert np.isnan(out[1, 2, T // 2]).all() == live
+    out[1, 2, T // 2] = expected[1, 2, T // 2]
+    assert_same(out, expected, path)
+
+
+@one_path
+@pytest.mark.parametrize("mask", ["none", "causal", "bias"])
+def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> None:
+    sink = np.array([math.inf, -math.inf, 0.5, math.inf, -math.inf, 2.0])
+    problem = draw(GQA) if mask == "none" else draw(GQA, mask=mask)
+    out = output(path, problem.with_options(sink=sink))
+    assert_same(out[:, sink == math.inf], 0 * out[:, sink == math.inf], path)
+    assert_same(out[:, sink == -math.inf], output(path, problem)[:, sink == -math.inf], path)
+    assert_same(out, output("plain", problem.with_options(sink=sink)), path)
+
+
+@pytest.mark.parametrize("path", TORCH_PATHS)
+@pytest.mark.parametrize("scale", [None, 3.0, 0.004], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_infinite_sinks_in_narrow_numbers_keep_their_gradients_finite(
+    dtype: torch.dtype, scale: float | None, path: str
+) -> None:
+    arguments = draw(GQA).arguments(NATIVE[path])
+    q, k, v = (arguments[name].to(dtype).requires_grad_() for name in "qkv")
+    sink = torch.tensor([math.inf, -math.inf] * 3, requires_grad=True)
+    run = hw.attend if path == "fused" else lambda *a, **b: hw.trace(*a, **b).out
+    out = run(q, k, v, sink=sink, scale=scale)
+    assert not out[:, ::2].any()
+    assert out[:, 1::2].ne(0).all()
+    out.float().square().sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v, sink))
+
+
+@pytest.mark.parametrize("path", TORCH_PATHS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("level", [3.0, 700.0, 12_345.0])
+def test_a_large_sink_is_weighed_against_scores_as_large(level: float, dtype: torch.dtype, path: str) -> None:
+    """Two equal logits share: half of the value 1. Sink over scale reaches 12 million, 180 times float16's range."""
+    scale = 0.001
+    q = torch.full((1, 1, 1, 1), 3072.0, dtype=dtype)
+    k = torch.full((1, 1, 1, 1), level / scale / 3072.0, dtype=dtype)
+    score = float(q.double() * k.double() * scale)
+    run = hw.attend if path == "fused" else lambda *a, **b: hw.trace(*a, **b).out
+    sink = torch.tensor([score], dtype=torch.float32, requires_grad=True)
+    out = run(q, k, torch.ones_like(q), sink=sink, scale=scale)
+    # The logits are float32 sums of that size: each is off by at most one unit in its last place.
+    unit = score * torch.finfo(torch.float32).eps
+    assert abs(out.item() - 0.5) <= unit + torch.finfo(dtype).eps
+    out.backward(torch.full_like(out, 4096.0))  # as with a scaled loss
+    assert sink.grad.item() == pytest.approx(-4096 / 4, rel=2 * unit + 4 * torch.finfo(dtype).eps)
+
+
+def test_statistics_know_an_infinite_sink() -> None:
+    arguments = draw(GQA).arguments(torch.tensor)
+    options = Options(sink=[math.inf, -math.inf] * 3)
+    q, k, v = (arguments[name] for name in "qkv")
+    call = Call(torch.nn.Identity(), q, k, v, options, hw.attend(q, k, v, sink=options.sink))
+    entropy = measure(call, 0, Document()).rows["entropy"]
+    weights = hw.trace(q, k, v, sink=options.sink).weights[0]
+    torch.testing.assert_close(entropy.double(), torch.special.entr(weights).sum(-1), rtol=1e-6, atol=1e-6)
+
+
+FAR = 2**63 - 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: hw.Causal(offset=FAR),
+        lambda: hw.Causal(offset=-FAR),
+        lambda: hw.Causal(offset=[0, FAR]),
+        lambda: hw.Causal(offset=np.array([FAR, 0])),
+        lambda: hw.Window(1, 0, offset=FAR),
+        lambda: hw.Window(FAR, 0),
+        lambda: hw.Window(0, FAR),
+        lambda: hw.Alibi(offset=FAR),
+    ],
+)
+@one_path
+def test_a_position_that_64_bits_cannot_add_to_is_refused(build: Any, path: str) -> None:
+    arguments = draw(GQA).arguments(NATIVE[path])
+    with pytest.raises(hw.HeadwiseError, match=r"=-?\d{19} is beyond 2\^60, which no position reaches"):
+        run = hw.trace if path == "explicit" else hw.attend
+        run(**arguments | {"mask": build()})
+
+
+@one_path
+def test_the_largest_positions_are_still_exact(path: str) -> None:
+    problem = draw(GQA)
+    arguments = problem.arguments(NATIVE[path])
+    for mask in (hw.Causal(offset=2**60), hw.Window(2**60, 2**60, offset=[5, -5])):
+        run = hw.attend if path == "fused" else lambda **a: hw.trace(**a).out
+        assert_same(to_numpy(run(**arguments | {"mask": mask})), output("plain", problem), path)
