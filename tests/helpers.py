@@ -160,8 +160,8 @@ class Problem:
     @property
     def kv_index(self) -> list[int]:
         n = self.sizes
-        given = self.options.get("kv_index")
-        return [h * n.G // n.H for h in range(n.H)] if given is None else list(given)
+        kv_index = self.options.get("kv_index")
+        return [h * n.G // n.H for h in range(n.H)] if kv_index is None else list(kv_index)
 
     def with_options(self, **options: Any) -> Problem:
         return replace(self, options={**self.options, **options})

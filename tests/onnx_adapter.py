@@ -61,18 +61,18 @@ def cases() -> list[Case]:
     import onnx.backend.test.case.node.attention  # noqa: F401  # fills the list of cases as it is imported
     from onnx.helper import get_attribute_value
 
-    found = []
+    read = []
     for case in nodes._NodeTestCases:
         if case.name.startswith("test_attention_") and "_expanded" not in case.name:
             node = case.model.graph.node[0]
-            attributes = {one.name: get_attribute_value(one) for one in node.attribute}
-            for given, expected in case.data_sets:
+            attributes = {entry.name: get_attribute_value(entry) for entry in node.attribute}
+            for values, answers in case.data_sets:
                 inputs, outputs = (
                     dict(zip(filter(None, names), arrays, strict=True))
-                    for names, arrays in ((node.input, given), (node.output, expected))
+                    for names, arrays in ((node.input, values), (node.output, answers))
                 )
-                found.append(Case(case.name, attributes, inputs, outputs, case.atol))
-    return found
+                read.append(Case(case.name, attributes, inputs, outputs, case.atol))
+    return read
 
 
 def run(case: Case, path: str) -> Arrays:

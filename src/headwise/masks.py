@@ -190,12 +190,6 @@ class Both(Mask):
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
-    def bias_may_forbid(self) -> bool:
-        return any(mask.bias_may_forbid() for mask in self.masks)
-
-    def counts_from_first(self) -> bool:
-        return any(mask.counts_from_first() for mask in self.masks)
-
     def real_length(self, b: int) -> int | None:
         lengths = [length for mask in self.masks if (length := mask.real_length(b)) is not None]
         return min(lengths, default=None)
@@ -490,9 +484,6 @@ class Allowed(Mask):
     def counts_from_first(self) -> bool:
         return False
 
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        return Allowed(_of_heads(self.array, heads))
-
 
 @dataclass(frozen=True)
 class Bias(Mask):
@@ -516,9 +507,6 @@ class Bias(Mask):
     def counts_from_first(self) -> bool:
         return False
 
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        return Bias(_of_heads(self.array, heads))
-
 
 @dataclass(frozen=True)
 class Alibi(Shifted):
@@ -536,22 +524,12 @@ class Alibi(Shifted):
         if self.slopes is not None:
             check_axes("Alibi slopes", shape_of(self.slopes), "h", grid)
 
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        slopes = alibi_slopes(n_heads) if self.slopes is None else list(flat(self.slopes))
-        return Alibi([slopes[h] for h in heads], self.offset)
-
     def bias(self, grid: Grid) -> Any:
         slopes = alibi_slopes(grid.H) if self.slopes is None else self.slopes
         return -grid.pick(slopes, "h") * abs(self.centre(grid) - grid.j)
 
     def bias_may_forbid(self) -> bool:
         return False
-
-
-def _of_heads(array: Any, heads: Sequence[int]) -> Any:
-    """The rows of those heads of something that broadcasts to (B,H,T,S); the whole of it where heads share it."""
-    shape = shape_of(array)
-    return array if len(shape) < 3 or shape[-3] == 1 else _taken(array, len(shape) - 3, list(heads))
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

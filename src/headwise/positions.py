@@ -8,6 +8,8 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 
+_OF_YARN = ("original_context", "beta_fast", "beta_slow")
+
 
 class _Brief:
     """A dataclass whose repr leaves out what is as usual."""
@@ -47,16 +49,12 @@ class RoPE(_Brief):
     beta_slow: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, needs in (
-            ("factor", "scaling="),
-            ("original_context", "yarn"),
-            ("beta_fast", "yarn"),
-            ("beta_slow", "yarn"),
-        ):
-            given = getattr(self, name) != RoPE.__dataclass_fields__[name].default
-            if given and (self.scaling is None if needs == "scaling=" else self.scaling != "yarn"):
-                wants = "scaling=; one of linear, ntk, yarn" if needs == "scaling=" else "scaling='yarn'"
-                raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {wants}")
+        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
+        if self.scaling is None:
+            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}
+        for name, setting in needs.items():
+            if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
+                raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {setting}")
         if not self.theta > 0:
             raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
@@ -89,11 +87,8 @@ class RoPE(_Brief):
             return [f / self.factor for f in plain], 1.0
         if self.scaling != "yarn":
             return plain, 1.0
-        low, high = (
-            math.floor(self._pair_that_turns(self.beta_fast, dim)),
-            math.ceil(self._pair_that_turns(self.beta_slow, dim)),
-        )
-        low, high = max(low, 0), min(high, dim - 1)
+        low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
+        high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         slow = [min(1.0, max(0.0, (m - low) / max(high - low, 1e-3))) for m in range(dim // 2)]
         mixed = [f * (1 - s) + f / self.factor * s for f, s in zip(plain, slow, strict=True)]
         return mixed, 0.1 * math.log(self.factor) + 1.0

@@ -82,11 +82,11 @@ def test_every_mask_beside_a_softcap(mask: str) -> None:
     assert_paths_agree(draw(SMALL, mask=mask, softcap=0.9, scale=1.3))
 
 
-@pytest.mark.parametrize(("one", "other"), list(combinations(MASK_NAMES, 2)))
-def test_every_pair_of_masks(one: str, other: str) -> None:
+@pytest.mark.parametrize(("first", "second"), list(combinations(MASK_NAMES, 2)))
+def test_every_pair_of_masks(first: str, second: str) -> None:
     n = Sizes(B=2, H=4, G=2, T=3, S=5, D=1, E=1)
     cases = mask_cases(n)
-    assert_paths_agree(draw(n, mask=cases[one] & cases[other]))
+    assert_paths_agree(draw(n, mask=cases[first] & cases[second]))
 
 
 @pytest.mark.parametrize(

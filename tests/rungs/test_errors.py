@@ -41,14 +41,8 @@ def test_the_call_is_sound_before_it_is_spoilt() -> None:
 
 
 SHAPES = {
-    "batch": (
-        {"k": zeros(4, 3, 7, 11)},
-        "batch sizes differ: q has 2, k has 4, v has 2",
-    ),
-    "batch of v": (
-        {"v": zeros(1, 3, 7, 13)},
-        "batch sizes differ: q has 2, k has 2, v has 1",
-    ),
+    "batch": ({"k": zeros(4, 3, 7, 11)}, "batch sizes differ: q has 2, k has 4, v has 2"),
+    "batch of v": ({"v": zeros(1, 3, 7, 13)}, "batch sizes differ: q has 2, k has 2, v has 1"),
     "head width": (
         {"k": zeros(2, 3, 7, 5)},
         "q has head width 11, k has 5; a score is their dot product, so they must be equal",
@@ -57,10 +51,7 @@ SHAPES = {
         {"v": zeros(2, 2, 7, 13)},
         "k has 3 heads of 7 keys, v has 2 heads of 7; each key needs its value",
     ),
-    "keys of v": (
-        {"v": zeros(2, 3, 5, 13)},
-        "k has 3 heads of 7 keys, v has 3 heads of 5; each key needs its value",
-    ),
+    "keys of v": ({"v": zeros(2, 3, 5, 13)}, "k has 3 heads of 7 keys, v has 3 heads of 5; each key needs its value"),
     "heads not divided": (
         {"k": zeros(2, 5, 7, 11), "v": zeros(2, 5, 7, 13)},
         "5 key/value heads do not divide 6 query heads; pass kv_index= to map them",
@@ -147,22 +138,10 @@ def test_dropout_needs_torch(path: str, kind: str) -> None:
 
 
 MASKS = {
-    "lengths beyond S": (
-        lambda: hw.Lengths([3, 8]),
-        "Lengths has 8; with S=7 keys a length lies in 0 to 7",
-    ),
-    "lengths negative": (
-        lambda: hw.Lengths([-1, 3]),
-        "Lengths has -1; with S=7 keys a length lies in 0 to 7",
-    ),
-    "lengths of another batch": (
-        lambda: hw.Lengths([1, 2, 3]),
-        "Lengths has shape (3,); this call needs (B) = (2,)",
-    ),
-    "one length": (
-        lambda: hw.Lengths(3),
-        "Lengths has shape (); this call needs (B) = (2,)",
-    ),
+    "lengths beyond S": (lambda: hw.Lengths([3, 8]), "Lengths has 8; with S=7 keys a length lies in 0 to 7"),
+    "lengths negative": (lambda: hw.Lengths([-1, 3]), "Lengths has -1; with S=7 keys a length lies in 0 to 7"),
+    "lengths of another batch": (lambda: hw.Lengths([1, 2, 3]), "Lengths has shape (3,); this call needs (B) = (2,)"),
+    "one length": (lambda: hw.Lengths(3), "Lengths has shape (); this call needs (B) = (2,)"),
     "segments without batch": (
         lambda: hw.Segments([0] * 5, [0] * 7),
         "Segments q_ids has shape (5,); this call needs (B,T) = (2, 5)",
@@ -171,22 +150,13 @@ MASKS = {
         lambda: hw.Segments([[0] * 5] * 2, [[0] * 5] * 2),
         "Segments kv_ids has shape (2, 5); this call needs (B,S) = (2, 7)",
     ),
-    "offsets": (
-        lambda: hw.Causal(offset=[0, 1, 2]),
-        "Causal offset has shape (3,); this call needs (B) = (2,)",
-    ),
+    "offsets": (lambda: hw.Causal(offset=[0, 1, 2]), "Causal offset has shape (3,); this call needs (B) = (2,)"),
     "offsets of a window": (
         lambda: hw.Window(1, 1, offset=[0]),
         "Window offset has shape (1,); this call needs (B) = (2,)",
     ),
-    "offsets of alibi": (
-        lambda: hw.Alibi(offset=[0]),
-        "Alibi offset has shape (1,); this call needs (B) = (2,)",
-    ),
-    "slopes": (
-        lambda: hw.Alibi([0.5] * 3),
-        "Alibi slopes has shape (3,); this call needs (H) = (6,)",
-    ),
+    "offsets of alibi": (lambda: hw.Alibi(offset=[0]), "Alibi offset has shape (1,); this call needs (B) = (2,)"),
+    "slopes": (lambda: hw.Alibi([0.5] * 3), "Alibi slopes has shape (3,); this call needs (H) = (6,)"),
     "allowed": (
         lambda: hw.Allowed(np.ones((7, 5), bool)),
         "Allowed has shape (7, 5), which does not broadcast to (B,H,T,S) = (2, 6, 5, 7)",
@@ -213,9 +183,11 @@ def test_masks_that_do_not_fit(mask, message: str, joined: bool, path: str) -> N
     assert_refused(path, message, mask=hw.Window(3, None) & mask() if joined else mask())
 
 
-@pytest.mark.parametrize(("left", "right", "said"), [(-1, 0, "left=-1"), (None, -2, "right=-2")], ids=["left", "right"])
-def test_a_negative_window(left: int | None, right: int, said: str) -> None:
-    message = f"Window {said} is negative; pass 0 or more, or None for an open side"
+@pytest.mark.parametrize(
+    ("left", "right", "shown"), [(-1, 0, "left=-1"), (None, -2, "right=-2")], ids=["left", "right"]
+)
+def test_a_negative_window(left: int | None, right: int, shown: str) -> None:
+    message = f"Window {shown} is negative; pass 0 or more, or None for an open side"
     with pytest.raises(hw.HeadwiseError, match=f"^{message}$"):
         hw.Window(left, right)
 
@@ -298,13 +270,13 @@ def test_dtypes_that_differ_in_numpy() -> None:
 
 @torch_only
 def test_whole_numbers_in_torch(path: str) -> None:
-    given = {name: torch.tensor(getattr(draw(N), name)).long() for name in "qkv"}
-    assert_refused(path, "q, k, v are torch.int64; attention needs floats: pass .float()", **given)
+    arrays = {name: torch.tensor(getattr(draw(N), name)).long() for name in "qkv"}
+    assert_refused(path, "q, k, v are torch.int64; attention needs floats: pass .float()", **arrays)
 
 
 def test_whole_numbers_in_numpy() -> None:
-    given = {name: getattr(draw(N), name).astype(np.int32) for name in "qkv"}
-    assert_refused("array", "q, k, v are int32; attention needs floats: pass .astype(numpy.float32)", **given)
+    arrays = {name: getattr(draw(N), name).astype(np.int32) for name in "qkv"}
+    assert_refused("array", "q, k, v are int32; attention needs floats: pass .astype(numpy.float32)", **arrays)
 
 
 @torch_only

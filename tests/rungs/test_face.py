@@ -43,13 +43,13 @@ def test_a_trace_says_its_shapes_and_its_dtype(rung: str) -> None:
 
 def pixels(html: str) -> list[tuple[tuple[int, int], bytes]]:
     """Width and height of each picture, and its colours, a filter byte before each row."""
-    found = []
+    pictures = []
     for source in re.findall(r"base64,([^\"]+)", html):
         data = base64.b64decode(source)
         start = data.index(b"IDAT")
         length = struct.unpack(">I", data[start - 4 : start])[0]
-        found.append((struct.unpack(">II", data[16:24]), zlib.decompress(data[start + 4 : start + 4 + length])))
-    return found
+        pictures.append((struct.unpack(">II", data[16:24]), zlib.decompress(data[start + 4 : start + 4 + length])))
+    return pictures
 
 
 @pytest.mark.parametrize("rung", RUNGS)

@@ -193,8 +193,8 @@ def test_a_mask_answers_for_some_heads_and_for_some_queries(mask: str, wrap: Any
         np.testing.assert_array_equal(some[1], bias[:, heads])
     rows = slice(1, 4)
     part = whole.for_queries(rows, 5)
-    for found, expected in zip(tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
-        np.testing.assert_array_equal(found, expected[:, :, rows])
+    for cut, expected in zip(tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
+        np.testing.assert_array_equal(cut, expected[:, :, rows])
     some = tables(part.for_heads([4], 6), SEEN._replace(T=3, H=1))
     np.testing.assert_array_equal(some[1], bias[:, [4], rows])
 

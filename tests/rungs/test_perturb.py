@@ -52,8 +52,8 @@ def test_a_key_moves_exactly_the_queries_that_may_attend_it(mask: str, n: Sizes,
         k[:, :, j] += 0.5
         v[:, :, j] += 0.5
         moved = np.abs(output(path, replace(problem, k=k, v=v)) - before).max(-1)
-        assert moved[~may[..., j]].max(initial=0) <= 1e-13, f"key {j} is forbidden, and was heard"
-        assert moved[may[..., j]].min(initial=1) > 1e-9, f"key {j} is allowed, and was not heard"
+        assert moved[~may[..., j]].max(initial=0) <= 1e-13, f"key {j} is forbidden, and was read"
+        assert moved[may[..., j]].min(initial=1) > 1e-9, f"key {j} is allowed, and was not read"
 
 
 # --- keys that nobody may attend ---
@@ -160,10 +160,7 @@ PERTURBATIONS: dict[str, Callable[[Problem], Problem]] = {
     "k": lambda p: replace(p, k=p.k + np.random.default_rng(9).normal(size=p.k.shape)),
     "v": lambda p: replace(p, v=p.v + np.random.default_rng(9).normal(size=p.v.shape)),
     "mask": lambda p: replace(
-        p,
-        mask=MaskCase(
-            lambda w: hw.Window(0, None) if p.mask is NO_MASK else p.mask.build(w) & hw.Window(0, None),
-        ),
+        p, mask=MaskCase(lambda w: hw.Window(0, None) if p.mask is NO_MASK else p.mask.build(w) & hw.Window(0, None))
     ),
     "scale": lambda p: p.with_options(scale=2.5),
     "softcap": lambda p: p.with_options(softcap=0.3),

@@ -52,12 +52,12 @@ def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, A
 
 
 def test_no_mask(spy: Spy) -> None:
-    given = attend(GQA)
+    arguments = attend(GQA)
     assert spy.call["attn_mask"] is None
     assert not spy.call["is_causal"]
     assert spy.call["scale"] == pytest.approx(GQA.D**-0.5)
     for name, argument in (("query", "q"), ("key", "k"), ("value", "v")):  # the very same memory: nothing was copied
-        assert spy.call[name].data_ptr() == given[argument].data_ptr()
+        assert spy.call[name].data_ptr() == arguments[argument].data_ptr()
 
 
 def test_grouped_heads_are_not_repeated(spy: Spy) -> None:
@@ -133,9 +133,9 @@ def test_decoding_is_folded(mask: hw.Mask | None, spy: Spy) -> None:
 
 
 def test_decoding_copies_neither_keys_nor_values(spy: Spy) -> None:
-    given = attend(DECODE, hw.Causal())
-    assert spy.call["key"].data_ptr() == given["k"].data_ptr()
-    assert spy.call["value"].data_ptr() == given["v"].data_ptr()
+    arguments = attend(DECODE, hw.Causal())
+    assert spy.call["key"].data_ptr() == arguments["k"].data_ptr()
+    assert spy.call["value"].data_ptr() == arguments["v"].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_decoding_copies_neither_keys_nor_values(spy: Spy) -> None:
     ids=repr,
 )
 def test_windows_shorten_the_keys(n: Sizes, mask: hw.Mask, first: int, count: int, masked: bool, spy: Spy) -> None:
-    given = attend(n, mask)
-    torch.testing.assert_close(spy.call["key"], given["k"][:, :, first : first + count], rtol=0, atol=0)
-    assert spy.call["key"].untyped_storage().data_ptr() == given["k"].untyped_storage().data_ptr()  # a view
+    arguments = attend(n, mask)
+    torch.testing.assert_close(spy.call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
+    assert spy.call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
     assert (spy.call["attn_mask"] is not None) == masked
 
 

@@ -34,7 +34,7 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
     allowed, bias = _masks(mask, sizes, dtype)
 
-    k, v = _heard_only(k, v, allowed, index)
+    k, v = _alive_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
     if kv_index is not None and not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
@@ -90,19 +90,19 @@ def _masks(mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]) -> tuple[Array
     return allowed, None if bias is None else bias.astype(dtype, copy=False)
 
 
-def _heard_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:
+def _alive_only(k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]) -> tuple[Array, Array]:
     """K and V with zeros where no query that reads them may attend, so that nothing there can leak."""
     if allowed is None:
         return k, v
     B, G, S, _ = k.shape
     n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1
     by_head: Array = np.asarray(np.broadcast_to(allowed, (B, len(index), n_rows, S)).any(-2))
-    heard = np.zeros((B, G, S), bool)
+    alive = np.zeros((B, G, S), bool)
     for h, g in enumerate(index):
-        heard[:, g] |= by_head[:, h]
-    if heard.all():
+        alive[:, g] |= by_head[:, h]
+    if alive.all():
         return k, v
-    return np.where(heard[..., None], k, 0), np.where(heard[..., None], v, 0)
+    return np.where(alive[..., None], k, 0), np.where(alive[..., None], v, 0)
 
 
 def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:

@@ -104,13 +104,13 @@ class _Seen(NamedTuple):
     allowed: Tensor | None  # (B|1, H|1, T|1, S|1) bool, True = may attend
     bias: Tensor | None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
     rows: Tensor | None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
-    heard: Tensor | None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+    alive: Tensor | None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
 
     def protect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V with zeros where nobody may attend: what stands there, NaN too, cannot leak."""
-        if self.heard is None:
+        if self.alive is None:
             return k, v
-        return torch.where(self.heard, k, 0), torch.where(self.heard, v, 0)
+        return torch.where(self.alive, k, 0), torch.where(self.alive, v, 0)
 
 
 def _dense(
@@ -142,10 +142,10 @@ def _dense(
     whole = alone and band is not None and band[0] <= band[1]
     full = whole and band is not None and not paths.runs_off(band, sizes)
     rows = None if full else allowed.any(-1, keepdim=True)
-    return _Seen(allowed, bias, rows, None if whole else _heard(allowed, index, sizes))
+    return _Seen(allowed, bias, rows, None if whole else _alive(allowed, index, sizes))
 
 
-def _heard(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
+def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
     by_head = allowed_bhts.any(2)
     if by_head.shape[1] == sizes.H > 1:
@@ -188,13 +188,7 @@ def _kernel(
 
 
 def _sink_as_key(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    allowed: Tensor | None,
-    bias: Tensor | None,
-    sink_h: Tensor,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, bias: Tensor | None, sink_h: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
 
