@@ -102,7 +102,7 @@ class Mask:
     """Base of all masks. `a & b` allows what both allow and adds up their biases.
 
     A mask of your own needs `allowed` or `bias`. The other methods answer what rungs, layers, caches and statistics
-    must know; their defaults are right for any mask, and a better answer only saves work.
+    must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
     """
 
     def check(self, grid: Grid) -> None:
@@ -304,10 +304,10 @@ class _WholeGrid:
 
     def __init__(self, grid: Grid, part: Part) -> None:
         self._grid, self._axis, self._length = grid, part.axis, part.length
-        first = part.numbers[0] if len(part.numbers) else 0
-        neighbours = slice(first, first + len(part.numbers))
-        alone = list(part.numbers) == list(range(part.length)[neighbours])
-        self._numbers: slice | list[int] = neighbours if alone else list(part.numbers)  # a slice copies nothing
+        numbers = list(part.numbers)
+        neighbours = slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0)
+        together = numbers == list(range(part.length)[neighbours])
+        self._numbers = neighbours if together else numbers  # a slice copies nothing
         self.B, self.S, self.j, self.read = grid.B, grid.S, grid.j, grid.read
         self.H = part.length if part.axis == "h" else grid.H
         self.T = part.length if part.axis == "t" else grid.T
