@@ -85,7 +85,7 @@ def test_a_replay_takes_a_default_text_heads_and_layers(
     [
         (["--rung", "wood"], ["wood", "plain, array, tensor"]),
         (["--rung", "array", "--heads", 3], ["n_heads=3", "16"]),
-        (["--rung", "array", "--width", 32], ["d_model", "--rung", "--heads and --layers"]),
+        (["--rung", "array", "--width", 32], ["--rung", "--width cannot be honoured"]),
         (["--rung", "array", "--preset", "llama"], ["llama"]),
         (["--rung", "array", "--resume"], ["--resume"]),
         (["--rung", "array", "--steps", 0], ["steps=0"]),

@@ -57,30 +57,26 @@ def compare(
     with needs_torch():
         from headwise.lab.compare.registry import CLAIMS, find_experiment
 
-    is_ledger = experiment == CLAIMS
-    chosen = None if is_ledger else find_experiment(experiment)
-    if is_ledger and text is not None:
+    chosen = None if experiment == CLAIMS else find_experiment(experiment)
+    if chosen is None and text is not None:
         raise HeadwiseError("claims is about the built-in data; leave --text out, or name one experiment")
-    if not is_ledger and page is not None:
+    if chosen is not None and page is not None:
         raise HeadwiseError(f"--page is for the ledger of claims, and {experiment} is one experiment; leave it out")
-    page = (page or PAGE) if is_ledger else None
+    if chosen is None:
+        page = page or PAGE
     _check_files(png=png, html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
-    found: Comparison | Ledger
+    record: Comparison | Ledger
     with _progress(folder) as report:
         if chosen is None:
             from headwise.lab.compare.claims import run_claims
 
-            found = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+            record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
             from headwise.lab.compare.run import compare as run
 
-            found = run(chosen, folder, seeds, steps, text, count, report)
-    _write_files(found, png, html, page)
-    if as_json:
-        print_json(asdict(found))
-    else:
-        _print(found, png, html, page)
+            record = run(chosen, folder, seeds, steps, text, count, report)
+    _show(record, png, html, page, as_json)
 
 
 def _command(seeds: int, steps: int | None) -> str:
@@ -104,32 +100,28 @@ def _check_files(**paths: Path | None) -> None:
         check_plotting()
 
 
-def _write_files(found: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None) -> None:
+def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None, as_json: bool) -> None:
+    """Write the files that are asked for, and print the record."""
     from headwise.lab.compare.results import Ledger
+    from headwise.view.claims import write_claims
+    from headwise.view.compare import print_comparison, print_ledger
+    from headwise.view.compare_page import write_page
+    from headwise.view.compare_plot import write_png
 
     if html is not None:
-        from headwise.view.compare_page import write_page
-
-        write_page(html, found)
+        write_page(html, record)
     if png is not None:
-        from headwise.view.compare_plot import write_png
-
-        write_png(png, found.comparisons if isinstance(found, Ledger) else [found])
-    if page is not None and isinstance(found, Ledger):
-        from headwise.view.claims import write_claims
-
-        write_claims(page, found)
-
-
-def _print(found: Comparison | Ledger, *paths: Path | None) -> None:
-    from headwise.lab.compare.results import Ledger
-    from headwise.view.compare import print_comparison, print_ledger
-
-    if isinstance(found, Ledger):
-        print_ledger(out, found)
+        write_png(png, record.comparisons if isinstance(record, Ledger) else [record])
+    if page is not None and isinstance(record, Ledger):
+        write_claims(page, record)
+    if as_json:
+        print_json(asdict(record))
+        return
+    if isinstance(record, Ledger):
+        print_ledger(out, record)
     else:
-        print_comparison(out, found)
-    for path in paths:
+        print_comparison(out, record)
+    for path in (png, html, page):
         if path is not None:
             out.print(f"written: {path}")
 

@@ -32,7 +32,7 @@ def ladder(
         from headwise.lab.ladder import run_ladder
         from headwise.view.ladder import print_ladder
     with Progress() as progress:
-        found = run_ladder(
+        record = run_ladder(
             width,
             heads,
             kv_heads,
@@ -43,8 +43,8 @@ def ladder(
             report=lambda rung, done, total: progress("rung", done, total, rung),
         )
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(record))
     else:
-        print_ladder(out, found)
-    if not found.agrees:
+        print_ladder(out, record)
+    if not record.agrees:
         raise typer.Exit(1)

@@ -12,7 +12,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 
 SHOWN = 5  # losses at either end
-SHAPE = {"n_heads": "--heads", "n_layers": "--layers"}  # what a replay may have otherwise than microgpt
+FIXED = {"n_kv_heads": "--kv-heads", "head_dim": "--head-dim", "d_model": "--width", "context": "--context"}
 
 
 def replay_microgpt(
@@ -66,9 +66,9 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
     """Refuse what an exact replay cannot honour."""
     if options["preset"] not in (None, "microgpt"):
         raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
+    shape = options["shape"] or {}
     refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
-    others = [name for name in options["shape"] or {} if name not in SHAPE]
-    refused[f"{', '.join(others)} of the shape, other than {' and '.join(SHAPE.values())},"] = others or None
+    refused |= {flag: shape.get(name) for name, flag in FIXED.items()}
     for option, value in refused.items():
         if value is not None:
             raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")

@@ -55,38 +55,36 @@ def run_ladder(
     seed      of the weights W_Q, W_K, W_V, W_O (standard normal times 1/sqrt(width)) and of x (standard normal)
     longest   seconds; the scalar loops are not timed when one call would take longer
     extra     more rungs, held to the same
-    report    is told each task as it begins: its name, how many are done, how many there are
 
     A size too large for the scalar loops is certified at a smaller one; `certified` and `note` say so. The costs are of
-    forward calls without gradients, in float32 (scalars: float64). Memory is the most that a call held at a time
-    besides weights and input: Python and NumPy by tracemalloc, torch by the allocations its profiler records, which
-    leaves out only what a foreign library takes for itself. HeadwiseError for sizes that do not fit.
+    forward calls without gradients, in float32 (scalars: float64); see `_python_peak` and `_torch_peak` for memory.
+    HeadwiseError for sizes that do not fit.
     """
     sizes = _checked(width, heads, kv_heads, tokens, batch, repeats, seed)
     rungs = (*RUNGS, *extra)
-    tell = report or (lambda text, done, total: None)
     small, total = certificate_sizes(sizes), 2 * len(rungs) + 1
+    tell = report or (lambda text, done, total: None)
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
-        results: list[LadderRung] = []
-        for rung in rungs:
-            tell(f"certify {rung.name}", len(results), total)
-            results.append(certificate.certify(rung))
+        results = []
+        for i, rung in enumerate(rungs):
+            tell(f"certify {rung.name}", i, total)
+            results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
         leaves, calls = draw_leaves(sizes, seed), {}
-        for i, (rung, result) in enumerate(zip(rungs, results, strict=True)):
+        for i, rung in enumerate(rungs):
             tell(f"call {rung.name}", len(rungs) + i, total)
             estimate = certificate.seconds * _work(sizes) / _work(small) if rung.kind == "plain" else 0.0
-            if result.agrees or result.another:
-                calls[i] = _Timed(rung, sizes, leaves, repeats, longest, estimate)
+            if estimate > longest:
+                reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
+                results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
+            elif results[i].agrees or results[i].another:
+                calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
         tell("time all in turn", total - 1, total)
         for _ in range(repeats):  # in turn, so that a slow moment of the machine is shared
             for call in calls.values():
                 call.once_more()
     tell("done", total, total)
-    priced = tuple(
-        replace(calls[i].priced(result) if i in calls else result, parameters=rung.parameters(sizes))
-        for i, (rung, result) in enumerate(zip(rungs, results, strict=True))
-    )
+    priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
     agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
     threads = torch.get_num_threads()
     return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, _note(sizes, small))
@@ -149,29 +147,18 @@ class _Timed:
     """A rung that agrees, made ready: called once for a start, once for its memory, and then to be timed."""
 
     def __init__(
-        self,
-        rung: Rung,
-        sizes: LadderSizes,
-        leaves: Mapping[str, Array],
-        repeats: int,
-        longest: float,
-        estimate: float,
+        self, rung: Rung, sizes: LadderSizes, leaves: Mapping[str, Array], repeats: int, longest: float
     ) -> None:
-        self.seconds: list[float] = []
-        self.count = 0
-        self.peak: int | None = None
-        self.refused: str | None = None
-        if estimate > longest:
-            self.refused = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
-            return
         arrays = cast_leaves(leaves, rung.kind, TIMED_DTYPE[rung.kind])
         self.forward, self.x = rung.prepare(sizes, arrays), arrays["x"]
+        self.seconds: list[float] = []
+        self.count = 1
+        self.once_more()
+        # The first call pays for what is loaded and allocated at first use, so it counts only where it must.
+        first = self.seconds[0]
+        if first <= longest:
+            self.seconds, self.count = [], min(repeats, math.ceil(longest / first))
         with torch.no_grad():
-            # The first call pays for what is loaded and allocated at first use, so it counts only where it must.
-            first = _seconds(self.forward, self.x)
-            if first > longest:
-                self.seconds = [first]
-            self.count = min(repeats, math.ceil(longest / first)) if first <= longest else 0
             self.peak = (_torch_peak if rung.kind == "tensor" else _python_peak)(self.forward, self.x)
 
     def once_more(self) -> None:
@@ -181,9 +168,7 @@ class _Timed:
                 self.seconds.append(_seconds(self.forward, self.x))
 
     def priced(self, result: LadderRung) -> LadderRung:
-        """The result with time and memory, or with the reason why not."""
-        if self.refused is not None:
-            return replace(result, not_timed=self.refused)
+        """The result with time and memory."""
         ms = 1000 * statistics.median(self.seconds)
         return replace(result, ms=ms, repeats=len(self.seconds), peak_bytes=self.peak)
 

@@ -84,15 +84,15 @@ def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15)
     """Counted products, counted exponentials, and the time of the softmax, by number of heads."""
     flops = {h: counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens) for h in COUNTS}
     times = _softmax_times(tokens, rounds)
-    most, one = str(COUNTS[-1]), str(COUNTS[0])
+    most, fewest = str(COUNTS[-1]), str(COUNTS[0])
     products = {sum(parts.values()) for parts in flops.values()}
-    growth = median_ratio(times, most, one)
+    growth = median_ratio(times, most, fewest)
     same, grows = len(products) == 1, growth > GROWS
     claim = Claim(
         "The total number of FLOPs is the same for any number of heads.",
         f"Matrix products of a layer of width {width} on {tokens} tokens: "
-        f"{' or '.join(f'{p / 1e6:,.1f}' for p in sorted(products))} million FLOPs with {one} to {most} heads. "
-        f"The softmax takes h T² exponentials, and {growth:.1f} times as long with {most} heads as with {one}.",
+        f"{' or '.join(f'{p / 1e6:,.1f}' for p in sorted(products))} million FLOPs with {fewest} to {most} heads. "
+        f"The softmax takes h T² exponentials, and {growth:.1f} times as long with {most} heads as with {fewest}.",
         FAILS if not same else DEPENDS if grows else HOLDS,
         f"Holds if the products are equal and the softmax does not grow {GROWS:g} times; depends if only the products "
         f"are equal.",
