@@ -5,10 +5,12 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,13 +27,13 @@ CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md
 
 # What a page tells a reader to run gets these options behind it, so that it takes seconds: the last value counts.
 SHORT = {
-    "train": "--steps 2 --layers 1 --width 32 --context 32 --samples 1",
+    "train": "--steps 2 --layers 1 --width 32 --context 64 --samples 1",
     "share": "--heal 2",
     "prune": "--heal 2",
     "compare": "--steps 2 --seeds 2 --workers 1",
     "ladder": "--width 24 --tokens 5 --repeats 1",
 }
-ONLY_PARSED = ("compare claims",)  # trains for a quarter of an hour, whatever the options
+ONLY_PARSED = ("compare sharing", "compare two-lookups", "compare claims")  # they take long whatever the options
 
 
 class Block(NamedTuple):
@@ -66,11 +68,13 @@ def command_lines(text: str) -> Iterator[str]:
 
 
 class Shell:
-    """Runs the command lines of a page in the folder of a test."""
+    """Runs the command lines of one page. All pages share a folder, and what an earlier page has run (`done`) is not run
+    again; still each page must say how the runs that it reads are made."""
 
-    def __init__(self, invoke: Invoke) -> None:
-        self.invoke = invoke
+    def __init__(self, invoke: Invoke, done: set[str]) -> None:
+        self.invoke, self.done = invoke, done
         self.variables: dict[str, str] = {}
+        self.made: set[str] = set()  # runs that this page has made
 
     def run(self, line: str) -> None:
         line = line.replace(".venv/bin/python", "python").replace(".venv/bin/", "")
@@ -78,27 +82,34 @@ class Shell:
             line = line.replace(f"${name}", value)
         if assignment := re.fullmatch(r"(\w+)=(\$\(.*)", line):
             script = f'{line.replace("python", sys.executable)}; printf %s "${assignment[1]}"'
-            done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
-            self.variables[assignment[1]] = done.stdout
+            result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=60)
+            self.variables[assignment[1]] = result.stdout
             return
+        known = {"headwise": self.headwise, "make": check_make, "pip": check_pip, "python": check_python}
         for part in line.split("&&"):
             words = shlex.split(part, comments=True)
-            known: dict[str, Callable[[list[str]], None]] = {
-                "headwise": self.headwise,
-                "make": check_make,
-                "pip": check_pip,
-                "python": check_python,
-            }
             assert words[0] in known, f"no check for {words[0]!r}: {line}"
             known[words[0]](words[1:])
 
     def headwise(self, words: list[str]) -> None:
-        if " ".join(words) in ONLY_PARSED:
+        self.runs_are_made(words)
+        command = shlex.join(words)
+        if command in ONLY_PARSED:
             parse(words)
-            return
-        short = [] if words[0] in ("share", "prune") and "--heal" not in words else SHORT.get(words[0], "").split()
-        outcome = self.invoke(*words, *short)
-        assert outcome.code == 0, f"headwise {shlex.join(words)}: {outcome.err}"
+        elif command not in self.done:
+            self.done.add(command)
+            short = [] if words[0] in ("share", "prune") and "--heal" not in words else SHORT.get(words[0], "").split()
+            outcome = self.invoke(*words, *short)
+            assert outcome.code == 0, f"headwise {command}: {outcome.err}"
+
+    def runs_are_made(self, words: list[str]) -> None:
+        if words[0] == "train":
+            self.made.add("runs/verbs")
+        for before, word in pairwise(words):
+            if before == "--out":
+                self.made.add(word)
+            elif word.startswith("runs/"):
+                assert word in self.made, f"the page has not made {word}: headwise {shlex.join(words)}"
 
 
 def parse(words: list[str]) -> None:
@@ -132,14 +143,28 @@ def check_python(words: list[str]) -> None:
         assert (ROOT / words[0]).is_file(), words[0]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pages run: the runs that they make, and copies of the pages."""
+    folder = tmp_path_factory.mktemp("pages")
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done() -> set[str]:
+    """The commands that a page has run."""
+    return set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_and_the_commands_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+    page: Path, folder: Path, done: set[str], monkeypatch: pytest.MonkeyPatch, invoke: Invoke
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     names: dict[str, Any] = {"__name__": "__page__"}
-    shell = Shell(invoke)
+    shell = Shell(invoke, done)
     examples = 0
     for block in blocks(page):
         if block.language == "python":
@@ -162,6 +187,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
     for line in (
         "headwise heads runs/verbs --colour",
         "headwise juggle",
+        "headwise generate runs/elsewhere",
         "headwise cost no-such-model",
         "make coffee",
         "pip install '.[everything]'",
@@ -169,7 +195,7 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
         "rm -r runs",
     ):
         with pytest.raises(AssertionError):
-            Shell(invoke).run(line)
+            Shell(invoke, set()).run(line)
     for words in (["compare", "claims", "--colour"], ["juggle"]):
         with pytest.raises(TyperException):
             parse(words)
