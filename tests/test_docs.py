@@ -68,8 +68,11 @@ def command_lines(text: str) -> Iterator[str]:
 
 
 class Shell:
-    """Runs the command lines of one page. All pages share a folder, and what an earlier page has run (`done`) is not run
-    again; still each page must say how the runs that it reads are made."""
+    """Runs the command lines of one page.
+
+    All pages share a folder, and what an earlier page has run (`done`) is not run again. Still each page must say how
+    the runs that it reads are made.
+    """
 
     def __init__(self, invoke: Invoke, done: set[str]) -> None:
         self.invoke, self.done = invoke, done
@@ -98,8 +101,7 @@ class Shell:
             parse(words)
         elif command not in self.done:
             self.done.add(command)
-            short = [] if words[0] in ("share", "prune") and "--heal" not in words else SHORT.get(words[0], "").split()
-            outcome = self.invoke(*words, *short)
+            outcome = self.invoke(*words, *shorter(words))
             assert outcome.code == 0, f"headwise {command}: {outcome.err}"
 
     def runs_are_made(self, words: list[str]) -> None:
@@ -110,6 +112,13 @@ class Shell:
                 self.made.add(word)
             elif word.startswith("runs/"):
                 assert word in self.made, f"the page has not made {word}: headwise {shlex.join(words)}"
+
+
+def shorter(words: list[str]) -> list[str]:
+    """The options of SHORT, where this command takes them: a replay has a size of its own, and not all is healed."""
+    if "--rung" in words or (words[0] in ("share", "prune") and "--heal" not in words):
+        return []
+    return SHORT.get(words[0], "").split()
 
 
 def parse(words: list[str]) -> None:
