@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+import pytest
 from hypothesis import settings
 from invoking import invoke
 
@@ -10,3 +13,27 @@ __all__ = ["invoke"]  # a fixture for all
 # The same examples on every run: a red suite is red for everybody. Speed is not judged here, hence no deadline.
 settings.register_profile("headwise", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("headwise")
+
+
+LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
+COMMANDS = ("test_cli", "test_end_to_end", "test_half_precision")  # files that start processes, or train to the end
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="no browser, no processes, nothing slow, and three cases of each test: what `make quick` runs",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not LEFT_OUT & {mark.name for mark in item.iter_markers()} and not item.path.name.startswith(COMMANDS):
+            tests[item.nodeid.split("[")[0]].append(item)
+    chosen = {cases[place] for cases in tests.values() for place in (0, len(cases) // 2, -1)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = [item for item in items if item in chosen]
