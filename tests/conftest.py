@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if not LEFT_OUT & {mark.name for mark in item.iter_markers()} and not item.path.name.startswith(COMMANDS):
+        marked = LEFT_OUT & {mark.name for mark in item.iter_markers()}
+        if not marked and not item.path.name.startswith(COMMANDS) and "compile" not in item.nodeid:
             tests[item.nodeid.split("[")[0]].append(item)
     chosen = {cases[place] for cases in tests.values() for place in (0, len(cases) // 2, -1)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

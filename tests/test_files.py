@@ -85,6 +85,7 @@ def test_a_folder_of_that_name_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for delay in (0.0, 0.003, 0.007, 0.011, 0.017, 0.023):

@@ -197,6 +197,7 @@ hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
     assert not loaded_after(code) & HEAVY
 
 
+@pytest.mark.slow
 def test_a_tensor_loads_the_tensor_rung_and_no_more() -> None:
     loaded = loaded_after("import torch, headwise as hw\nx = torch.ones(1, 1, 2, 3)\nhw.attend(x, x, x)")
     assert "torch" in loaded

@@ -234,6 +234,7 @@ ANYTHING = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(data=st.data(), case=st.sampled_from(sorted(CASES)), value=ANYTHING)
 def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: str, value: Any) -> None:

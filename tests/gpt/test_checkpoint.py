@@ -90,6 +90,7 @@ def test_cut_short_at_any_point(folder: Path) -> None:
         assert f"{WEIGHTS} is damaged or cut short ({cut} bytes)" in message
 
 
+@pytest.mark.slow
 def test_a_damaged_header_is_an_error_or_harmless(sound: Path) -> None:
     """A flipped byte may hit a free-form string; otherwise it is refused. It never ends in any other exception."""
     data = (sound / WEIGHTS).read_bytes()

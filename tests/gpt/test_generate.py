@@ -67,6 +67,7 @@ def test_generating_leaves_the_global_random_state(tiny: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_model(tiny: Any) -> None:
     model, n = tiny("llama"), 3000
     with torch.no_grad():

@@ -107,6 +107,7 @@ def test_muon_takes_the_matrices_of_the_blocks(tiny_config: Any) -> None:
     assert len(taken) == 2 * 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, name: str) -> None:
     text = prose(150)
@@ -157,6 +158,7 @@ def test_the_log_has_a_line_a_report(tmp_path: Path, data: Stream, config: Any) 
     assert {report.steps for report in reports} == {31}
 
 
+@pytest.mark.slow
 def test_the_seed_decides(tmp_path: Path, data: Stream, config: Any) -> None:
     models = []
     for place, (seed, noise) in enumerate(((0, 1), (0, 2), (1, 1))):
@@ -166,6 +168,7 @@ def test_the_seed_decides(tmp_path: Path, data: Stream, config: Any) -> None:
     assert not same(models[0], models[2])
 
 
+@pytest.mark.slow
 def test_every_step_and_every_seed_draws_its_own_batch(
     tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +237,7 @@ def interrupted_at(step: int) -> Any:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [RECIPE, ADAMW], ids=["muon", "adamw"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_interrupted_and_resumed_equals_left_alone(
@@ -281,6 +285,7 @@ def test_a_log_that_a_kill_cut_short_goes_on(tmp_path: Path, data: Stream, confi
     assert [row["step"] for row in rows(folder)] == [row["step"] for row in rows(tmp_path / "whole")]
 
 
+@pytest.mark.slow
 def test_a_left_over_temporary_file_is_no_obstacle(tmp_path: Path, data: Stream, config: Any) -> None:
     whole, _ = train(_folder(tmp_path / "whole"), config, RECIPE, data, 0, quiet)
     folder = _folder(tmp_path / "run")

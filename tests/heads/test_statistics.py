@@ -307,6 +307,7 @@ def problems(draw_one: Any) -> tuple[Problem, dict[str, Any]]:
     return draw(n, seed, case, **options), how
 
 
+@pytest.mark.slow
 @given(problems())
 def test_any_call(drawn: tuple[Problem, dict[str, Any]]) -> None:
     problem, how = drawn

@@ -300,6 +300,7 @@ def test_a_layer_without_output_projection_is_refused() -> None:
         plain_steps(with_layer(mask=hw.Causal(), out_proj=False))
 
 
+@pytest.mark.slow
 def test_the_example_model_can_trace_emma() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     with torch.no_grad():  # whoever calls it

@@ -641,6 +641,7 @@ def test_reading_joins_each_statistic_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert rows < len(pickle.dumps(seen)) < 1.25 * rows
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_square() -> None:
     """T=4096, three heads: a map of one head alone is 64 MiB, all of watching takes less than half of that."""
     code = """

@@ -265,6 +265,7 @@ def test_experiments_share_what_they_have_in_common() -> None:
     assert heads["4 heads"] == keys("scale")["1/sqrt(head_dim)"] == keys("output-projection")["with W_O"]
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     one = replace(TWO_LOOKUPS, arms=TWO_LOOKUPS.arms[:1])
     alone, beside = (compare(one, tmp_path / str(n), n_seeds=2, steps=2, workers=n) for n in (1, 2))

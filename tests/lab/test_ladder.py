@@ -58,6 +58,7 @@ def rung_of(ladder: Ladder, name: str) -> LadderRung:
     return next(rung for rung in ladder.rungs if rung.name == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes", [MHA, GQA, MQA, {"width": 3, "heads": 1, "tokens": 1}], ids=["mha", "gqa", "mqa", "one"]
 )

@@ -183,6 +183,7 @@ def test_the_gradient_of_every_weight_is_that_of_plain(slopes_of: Any, name: str
         np.testing.assert_allclose(slopes[key], slope, rtol=0, atol=1e-12, err_msg=key)
 
 
+@pytest.mark.slow
 def test_other_numbers_of_heads_and_layers_are_one_function_on_all_rungs() -> None:
     """More layers are drawn after the first one; more heads change no draw, since a head is a slice of the width."""
     runs = [replay(NAMES, rung, 5, n_samples=2, n_heads=2, n_layers=3) for rung in RUNGS]
@@ -258,6 +259,7 @@ def test_relu_of_floats_and_values() -> None:
 # The published run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["array", "tensor"])
 def test_the_published_run(rung: str) -> None:
     run = published_run(rung)
@@ -288,6 +290,7 @@ def fresh_python(code: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["plain", "array"])
 def test_no_torch_is_needed(rung: str) -> None:
     code = f"print(json.dumps(replay({NAMES!r}, {rung!r}, 5).losses))"

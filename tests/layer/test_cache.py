@@ -70,6 +70,7 @@ def test_whole_equals_chunks_equals_one_by_one(spec: dict[str, Any], at: list[in
         assert_same(in_chunks(layer, x, ONE_BY_ONE, gate), whole)
 
 
+@pytest.mark.slow
 @given(specs, cuts)
 def test_a_static_cache_gives_the_same(spec: dict[str, Any], at: list[int]) -> None:
     layer, x = make(spec), draw()
@@ -77,6 +78,7 @@ def test_a_static_cache_gives_the_same(spec: dict[str, Any], at: list[int]) -> N
         assert_same(in_chunks(layer, x, at, cache=hw.KVCache(max_length=T)), layer(x))
 
 
+@pytest.mark.slow
 @given(specs, cuts, st.sampled_from([(0, 1), (1, 1), (3, 3), (3, 5), (5, 17)]))
 def test_a_rolling_cache_gives_the_same(spec: dict[str, Any], at: list[int], sizes: tuple[int, int]) -> None:
     left, window = sizes

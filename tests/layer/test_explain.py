@@ -150,6 +150,7 @@ def state(cache: hw.KVCache) -> tuple[Any, ...]:
     return cache.length, cache.kept, cache.nbytes, cache.holds_context, stores, views
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(layers, kv_indices, pasts, call_masks, st.sampled_from([1, 1, 2, 5]), st.booleans())
 def test_the_path_named_is_the_path_taken(

@@ -347,6 +347,7 @@ def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: 
     assert differ(*answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LAYER_PATHS)
 def test_the_cache_of_a_call(path: str, by_paper: Any) -> None:
     """With what it holds the later tokens get the rows of the whole; without it they get others."""
@@ -364,6 +365,7 @@ def test_the_cache_of_a_call(path: str, by_paper: Any) -> None:
     assert cache.length == T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LAYER_PATHS)
 def test_dropout_of_the_layer(path: str, by_paper: Any) -> None:
     """Each token's value is its own unit vector, so that the layer without output projection shows its weights."""

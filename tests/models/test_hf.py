@@ -324,6 +324,7 @@ def test_our_entry_has_a_mask_function() -> None:
 MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_text('x')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["config", "architecture", "no architecture", "tokenizer"])
 def test_code_of_a_folder_is_never_run(part: str, folder: Path) -> None:
     """Not even where `y` stands on standard input, which transformers would take for consent."""

@@ -210,6 +210,7 @@ heal(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die)
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """SIGKILL in the sixth step: the state is that of the fifth."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

@@ -49,6 +49,7 @@ def documents(batches: Sequence[Tensor]) -> set[tuple[int, ...]]:
     return {tuple(ids.tolist()) for batch in batches for ids in (batch if batch.ndim == 2 else batch[None])}
 
 
+@pytest.mark.slow
 def test_each_part_of_the_text_serves_for_one_thing(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

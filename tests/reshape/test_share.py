@@ -72,6 +72,7 @@ def test_heads_that_are_alike_lose_nothing(name: str, method: str) -> None:
     assert far(model, child) < (1e-6 if name == "qwen3" else 1e-10)  # its norm works in float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAREABLE)
 def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name: str) -> None:
     model = build(name)

@@ -107,6 +107,7 @@ def test_texts_that_are_too_short_are_refused(path: Path) -> None:
         read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
 
 
+@pytest.mark.slow
 def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
     shape = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 16}
     run_training(

@@ -148,6 +148,7 @@ def problems(choose: st.DrawFn) -> Problem:
     return draw(n, seed, mask, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(problems())
 def test_any_problem(problem: Problem) -> None:

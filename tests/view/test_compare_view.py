@@ -162,6 +162,7 @@ def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -
 # The picture
 
 
+@pytest.mark.slow
 def test_a_picture_is_a_png_of_every_comparison(tmp_path: Path) -> None:
     one, all_ = tmp_path / "one.png", tmp_path / "all.png"
     write_png(one, [with_failure()])

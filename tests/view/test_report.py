@@ -266,6 +266,7 @@ def test_key_numbers_beyond_sixteen_bits_take_four_bytes() -> None:
     assert (numbers.reshape(41, 2) == far.top_keys).all()
 
 
+@pytest.mark.slow
 def test_a_survey_of_144_heads_stays_under_5_mb_whatever_the_length_of_the_text() -> None:
     sizes = []
     for tokens in (128, 1024):

@@ -376,6 +376,7 @@ class Calculator:
             self.check(f"new x {c}", new[c], x[c] + again[c])
 
 
+@pytest.mark.slow
 @every_case
 def test_what_the_page_shows_adds_up(name: str) -> None:
     calculator = Calculator(page_of(name).tables, steps_of(name))
@@ -521,6 +522,7 @@ def test_every_phrase_is_used() -> None:
     assert [key for key in WORDS["en"] if f'"{key}"' not in code and key not in optional] == []
 
 
+@pytest.mark.slow
 def test_spanish_has_no_english_left() -> None:
     for name in CASES:
         page = steps_html(steps_of(name), "es")

@@ -102,6 +102,7 @@ def test_a_picture_of_every_kind_of_survey(case: str, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["heads.png"]
 
 
+@pytest.mark.slow
 def test_the_picture_grows_with_the_model_up_to_a_limit(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sizes = []
