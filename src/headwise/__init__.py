@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from headwise.layer.importing.certificate import Imported
     from headwise.layer.importing.importers import import_attention
     from headwise.layer.layer import MultiHeadAttention
+    from headwise.models.generate import generate
     from headwise.models.open import open_model as open
+    from headwise.models.train import train
     from headwise.reshape.prune import prune
     from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
@@ -78,6 +80,7 @@ __all__ = [
     "ablate",
     "attend",
     "explain",
+    "generate",
     "import_attention",
     "open",
     "price",
@@ -85,6 +88,7 @@ __all__ = [
     "share",
     "survey",
     "trace",
+    "train",
     "watch",
 ]
 
@@ -107,12 +111,14 @@ _LAZY = {
     "Survey": ("headwise.heads.profiles", "Survey"),
     "ablate": ("headwise.heads.effect", "ablate"),
     "explain": ("headwise.layer.explain", "explain"),
+    "generate": ("headwise.models.generate", "generate"),
     "import_attention": ("headwise.layer.importing.importers", "import_attention"),
     "open": ("headwise.models.open", "open_model"),
     "price": ("headwise.cost.read", "price"),
     "prune": ("headwise.reshape.prune", "prune"),
     "share": ("headwise.reshape.share", "share"),
     "survey": ("headwise.heads.survey", "survey"),
+    "train": ("headwise.models.train", "train"),
     "watch": ("headwise.heads.watch", "watch"),
 }
 

@@ -55,7 +55,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
     _check_shards(folder)
     with _quiet():
         try:
-            model, found = kind.from_pretrained(
+            model, loading = kind.from_pretrained(
                 folder,
                 config=_own_choices(_config_class(kind, folder).from_pretrained(folder, **LOCAL)),
                 use_safetensors=True,
@@ -67,9 +67,9 @@ def load_folder(folder: Path) -> PreTrainedModel:
             if _brings_code(folder / "config.json"):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
             raise HeadwiseError(f"{folder} does not load as {kind.__name__}: {first}") from None
-    if found["missing_keys"]:  # transformers would draw them at random
+    if loading["missing_keys"]:  # transformers would draw them at random
         raise HeadwiseError(
-            f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(found['missing_keys'])[:3])}"
+            f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(loading['missing_keys'])[:3])}"
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
@@ -229,16 +229,16 @@ def routed(model: nn.Module, routes: Mapping[nn.Module, Attention]) -> Iterator[
     """
     before = {module: _routes.get(module) for module in routes}
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    found = [(config, config._attn_implementation) for config in configs.values()]
+    before_ours = [(config, config._attn_implementation) for config in configs.values()]
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # without it the causal and padding masks would be lost
     _routes.update(routes)
     try:
-        for config, _ in found:
+        for config, _ in before_ours:
             config._attn_implementation = NAME
         yield
     finally:
-        for config, implementation in found:
+        for config, implementation in before_ours:
             config._attn_implementation = implementation
         for module, route in before.items():
             if route is None:

@@ -33,15 +33,15 @@ def ancestors(source: Path, origins: Sequence[Sequence[int]], out: Path | None) 
     def seen_from_out(path: Path) -> str:
         return str(path) if out is None else os.path.relpath(path.resolve(), out.resolve())
 
-    found = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
+    lineage = [Ancestor(seen_from_out(source), digest(source), tuple(map(tuple, origins)))]
     for older in recorded(source):
         try:
             rows = list(zip(origins, older.heads, strict=True))
-            heads = tuple(tuple(row[n] for n in own) for own, row in rows)
-            found.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
+            heads = tuple(tuple(row[n] for n in numbers) for numbers, row in rows)
+            lineage.append(Ancestor(seen_from_out(source / older.folder), older.digest, heads))
         except (ValueError, IndexError):
             raise _damaged(source / RECORD) from None
-    return tuple(found)
+    return tuple(lineage)
 
 
 def digest(folder: Path) -> str:
@@ -62,12 +62,12 @@ def digest_of(model: nn.Module) -> str:
 @lru_cache(maxsize=16)  # a command asks several times, and files may be large
 def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
     """Of files one after the other; sizes and times are there so that a changed file is read again."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path, _, _ in files:
         with path.open("rb") as file:
             while block := file.read(BLOCK):
-                found.update(block)
-    return found.hexdigest()
+                hashed.update(block)
+    return hashed.hexdigest()
 
 
 def run_of(folder: Path) -> Path | None:
@@ -96,13 +96,13 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
     common = next((known for known in ours if known in theirs), None)
     if common is None:
         return None
-    mine, yours = ours[common], theirs[common]
-    if mine is None and yours is None:
+    here, there = ours[common], theirs[common]
+    if here is None and there is None:
         return None  # the same weights
-    if yours is None:
-        return mine
-    back = {older: name for name, older in yours.items()}
-    return back if mine is None else {name: back[older] for name, older in mine.items() if older in back}
+    if there is None:
+        return here
+    back = {older: name for name, older in there.items()}
+    return back if here is None else {name: back[older] for name, older in here.items() if older in back}
 
 
 def recorded(folder: Path) -> list[Ancestor]:
@@ -111,8 +111,8 @@ def recorded(folder: Path) -> list[Ancestor]:
     if not path.exists():
         return []
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["ancestors"]
-        return [Ancestor(x["folder"], x["digest"], tuple(map(tuple, x["heads"]))) for x in found]
+        saved = json.loads(path.read_text(encoding="utf-8"))["ancestors"]
+        return [Ancestor(x["folder"], x["digest"], tuple(map(tuple, x["heads"]))) for x in saved]
     except (OSError, ValueError, KeyError, TypeError):
         raise _damaged(path) from None
 
