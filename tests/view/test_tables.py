@@ -17,9 +17,11 @@ from headwise import cost
 from headwise.cost import PRESETS
 from headwise.lab.ladder import run_ladder
 from headwise.records import Ladder
+from headwise.reshape.report import HealPoint
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.ladder import print_ladder
+from headwise.view.reshape import print_curve
 from headwise.view.survey_table import print_survey
 from headwise.view.tables import print_table
 
@@ -51,6 +53,9 @@ VIEWS: dict[str, Draw] = {
         console, comparison("heads", {"one head": {"loss": 2.125}, "eleven heads": {"loss": 1.0625}})
     ),
     "ladder": lambda console: print_ladder(console, ladder()),
+    "healing": lambda console: print_curve(
+        console, tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
+    ),
     "plain": lambda console: print_table(
         console,
         "Many",

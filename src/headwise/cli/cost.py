@@ -11,7 +11,7 @@ from headwise.cli.app import Debug, Json, app, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
-    from headwise.cost import Price
+    from headwise.cost import Choice, Price, Variant
 
 
 def _presets() -> list[str]:
@@ -20,47 +20,51 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
+        autocompletion=_presets,
+    ),
+]
+Context = Annotated[int | None, typer.Option(help="Tokens in each text. Default: the longest text of the model.")]
+Batch = Annotated[int, typer.Option(help="Number of texts processed together.")]
+Source = Annotated[
+    int | None,
+    typer.Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."
+    ),
+]
+CacheDtype = Annotated[str | None, typer.Option(help="Number format of the cache. Default: as --dtype.")]
+Memory = Annotated[str | None, typer.Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")]
+Bandwidth = Annotated[str | None, typer.Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")]
+Variants = Annotated[
+    bool, typer.Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
+]
+Choose = Annotated[bool, typer.Option("--choose", help="Show which heads the usual guidelines would choose, and why.")]
+AsTable = Annotated[bool, typer.Option("--table", help="Show the models that courses compare, in one table.")]
+AsList = Annotated[bool, typer.Option("--list", help="Show all presets in the same table.")]
+
+
 @app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
 def cost(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
-            autocompletion=_presets,
-        ),
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Tokens in each text. Default: the longest text of the model.")
-    ] = None,
-    batch: Annotated[int, typer.Option(help="Number of texts processed together.")] = 1,
-    source: Annotated[
-        int | None,
-        typer.Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context."),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."
-        ),
-    ] = None,
-    cache_dtype: Annotated[str | None, typer.Option(help="Number format of the cache. Default: as --dtype.")] = None,
-    gpu_memory: Annotated[
-        str | None, typer.Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")
-    ] = None,
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")
-    ] = None,
-    variants: Annotated[
-        bool, typer.Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
-    ] = False,
-    choose: Annotated[
-        bool, typer.Option("--choose", help="Show which heads the usual guidelines would choose, and why.")
-    ] = False,
-    as_table: Annotated[
-        bool, typer.Option("--table", help="Show the models that courses compare, in one table.")
-    ] = False,
-    as_list: Annotated[bool, typer.Option("--list", help="Show all presets in the same table.")] = False,
+    model: Model = None,
+    context: Context = None,
+    batch: Batch = 1,
+    source: Source = None,
+    dtype: Dtype = None,
+    cache_dtype: CacheDtype = None,
+    gpu_memory: Memory = None,
+    bandwidth: Bandwidth = None,
+    variants: Variants = False,
+    choose: Choose = False,
+    as_table: AsTable = False,
+    as_list: AsList = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -70,17 +74,11 @@ def cost(
     cannot be priced exactly is refused.
     """
     from headwise import cost as room
-    from headwise.cost.choices import TABLE
-    from headwise.view.cost import print_choice, print_models, print_price, print_variants
 
     if as_table or as_list:
         if model is not None or variants or choose:
             raise HeadwiseError("--table and --list show models side by side; leave MODEL, --variants and --choose out")
-        prices = [room.price(name, dtype=dtype or "bf16") for name in (_presets() if as_list else TABLE)]
-        if as_json:
-            print_json({"models": [_summary(price) for price in prices]})
-        else:
-            print_models(out, prices)
+        _show_models(_presets() if as_list else list(room.TABLE), dtype or "bf16", as_json)
         return
     if model is None:
         raise HeadwiseError(
@@ -90,7 +88,23 @@ def cost(
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None
-    choice = room.choose(shape, setting) if choose else None
+    _show_price(price, rows, room.choose(shape, setting) if choose else None, as_json)
+
+
+def _show_models(names: list[str], dtype: str, as_json: bool) -> None:
+    from headwise.cost import price
+    from headwise.view.cost import print_models
+
+    prices = [price(name, dtype=dtype) for name in names]
+    if as_json:
+        print_json({"models": [_summary(price) for price in prices]})
+    else:
+        print_models(out, prices)
+
+
+def _show_price(price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, as_json: bool) -> None:
+    from headwise.view.cost import print_choice, print_price, print_variants
+
     if as_json:
         extras = {
             "variants": None if rows is None else [asdict(row) for row in rows],

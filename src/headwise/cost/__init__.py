@@ -9,12 +9,13 @@
 Needs neither torch nor a network. What cannot be priced exactly is refused with a HeadwiseError that names the field.
 """
 
-from headwise.cost.choices import Choice, Variant, choose, variants
+from headwise.cost.choices import TABLE, Choice, Variant, choose, variants
 from headwise.cost.pricing import Price, Setting, make_setting, price_shape
 from headwise.cost.read import PRESETS, cache_bytes_per_token, price, read_shape
 
 __all__ = [
     "PRESETS",
+    "TABLE",
     "Choice",
     "Price",
     "Setting",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from headwise.reshape.report import Damage, HealPoint, Pair, Reshaped
+from headwise.view.tables import print_table, say
 
 BAR = 20  # columns of the recovery curve
 SHOWN_LAYERS = 12  # entropies of more layers are cut
@@ -16,34 +14,28 @@ SHOWN_LAYERS = 12  # entropies of more layers are cut
 def print_changed(console: Console, what: str, notes: tuple[str, ...]) -> None:
     """What was done, and what to know about it."""
     for line in (what, *notes):
-        _say(console, line)
+        say(console, line)
 
 
 def print_damage(console: Console, title: str, damage: Damage) -> None:
-    """One row a number, before and after; on a narrow terminal names are broken, and numbers never are."""
-    table = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left", padding=(0, 1))
-    table.add_column("", overflow="fold")
-    for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows_of(damage):
-        table.add_row(*row)
-    console.print(table, soft_wrap=False)
+    """A row for each number, before and after."""
+    print_table(console, title, ("", "before", "after", "change"), rows_of(damage))
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     """Name, before, after and change of each number, as text."""
     rows = []
     if damage.loss is not None:
-        rows.append(("loss, nats a token", *_numbers(damage.loss, 4)))
+        rows.append(("loss, nats per token", *_numbers(damage.loss, 4)))
     if damage.kl is not None:
-        rows.append(("KL to the parent, nats a token", "", f"{damage.kl:.4f}", ""))
+        rows.append(("KL to the parent, nats per token", "", f"{damage.kl:.4f}", ""))
     if damage.error is not None:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
         rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
         rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (--json has all)", "", "", ""))
-    rows.append(("cache, bytes a token", *_counts(damage.cache_bytes)))
+    rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
     if speed is not None:
@@ -56,23 +48,16 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
 
 
 def print_curve(console: Console, curve: tuple[HealPoint, ...]) -> None:
-    """The distance to the parent against the steps, a bar a line."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=Text("Healing: distance to the parent, on other held-out text than the tables"),
-        title_justify="left",
-        padding=(0, 1),
-    )
-    for heading in ("step", "tokens", "held-out loss", "distance"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    """The distance to the parent at each evaluation, with a bar."""
     largest = max(point.distance for point in curve)
     sign = "#" if console.options.ascii_only else "█"
+    rows = []
     for point in curve:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
         length = round(BAR * point.distance / largest) if largest else 0
-        table.add_row(f"{point.step:,}", f"{point.tokens:,}", loss, f"{point.distance:.4f}", sign * length)
-    console.print(table)
+        rows.append([f"{point.step:,}", f"{point.tokens:,}", loss, f"{point.distance:.4f}", sign * length])
+    title = "Healing: distance to the parent, on other held-out text than the tables"
+    print_table(console, title, ("step", "tokens", "held-out loss", "distance", ""), rows, words=(4,))
 
 
 def print_reshaped(console: Console, reshaped: Reshaped) -> None:
@@ -82,10 +67,10 @@ def print_reshaped(console: Console, reshaped: Reshaped) -> None:
     if reshaped.healed is not None:
         print_damage(console, f"After healing{_kept(reshaped.curve)}", reshaped.healed)
     if reshaped.out is None:
-        _say(console, "nothing was written; pass --out for a model folder")
+        say(console, "nothing was written; pass --out for a model folder")
     else:
-        _say(console, f"verified: {reshaped.verified}")
-        _say(console, f"model: {reshaped.out}")
+        say(console, f"verified: {reshaped.verified}")
+        say(console, f"model: {reshaped.out}")
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> str:
@@ -105,7 +90,3 @@ def _counts(pair: Pair) -> tuple[str, str, str]:
     """Before, after and factor."""
     factor = "" if not pair.before else "same" if pair.after == pair.before else f"x {pair.after / pair.before:.2f}"
     return f"{pair.before:,.0f}", f"{pair.after:,.0f}", factor
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(Text(line), highlight=False, markup=False, soft_wrap=True)
