@@ -136,7 +136,7 @@ def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
     """sum_i x_i y_i as a single node; a plain float when no Value takes part."""
     x_data = [x.data if isinstance(x, Value) else x for x in xs]  # `number`, without the price of a call
     y_data = [y.data if isinstance(y, Value) else y for y in ys]
-    total = sum([x * y for x, y in zip(x_data, y_data, strict=True)], 0.0)
+    total = sum([x * y for x, y in zip(x_data, y_data, strict=True)])
     return _node(total, (*xs, *ys), y_data + x_data)
 
 

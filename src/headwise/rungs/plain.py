@@ -88,9 +88,7 @@ def _head(
         row_weights, row_lse = _softmax(row, sink)
         weights.append(row_weights)
         lse.append(row_lse)
-    head_out = [_weighted_sum(*row, v) for row in zip(weights, allowed, strict=True)]
-    if gate is not None:
-        head_out = [[gate * x for x in row] for row in head_out]
+    head_out = [_row_out(*row, v, gate) for row in zip(weights, allowed, strict=True)]
     return Trace(scores, capped, masked, weights, lse, head_out)
 
 
@@ -111,11 +109,15 @@ def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]
     return weights, log(total) + top
 
 
-def _weighted_sum(weights: Vector, allowed: Sequence[bool], v: Matrix) -> list[Scalar]:
-    """The values (S,E) times their weights (S,), added up: (E,). Those that may not be attended are not read."""
+def _row_out(weights: Vector, allowed: Sequence[bool], v: Matrix, gate: Scalar | None) -> list[Scalar]:
+    """The values (S,E) times their weights (S,), added up, times the gate: (E,). What is forbidden is not read."""
     seen = [j for j, ok in enumerate(allowed) if ok]
+    width = len(v[0]) if v else 0
+    if not seen:
+        return [0.0] * width
     seen_weights = [weights[j] for j in seen]
-    return [dot(seen_weights, [v[j][e] for j in seen]) for e in range(len(v[0]) if v else 0)]
+    row = [dot(seen_weights, [v[j][e] for j in seen]) for e in range(width)]
+    return row if gate is None else [gate * x for x in row]
 
 
 @dataclass

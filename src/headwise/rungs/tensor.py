@@ -196,18 +196,18 @@ def _sink_as_key(
     sink, and float16, which ends at 65504, two that count 2^15 times. A feature times a key's zero must be zero, and
     the kernel must not overflow, so an infinite sink becomes a large one.
     """
-    limits = torch.finfo(q.dtype)
     factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
-    most = limits.max / (4 * max(1.0, abs(scale)))
+    most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
     if q.dtype == torch.float16:
         factors = [2.0**15, 2.0**15, 1.0, 1.0]
-        most = limits.max * factors[0]
+        most = torch.finfo(q.dtype).max * factors[0]
     rest = (sink_h / scale).clamp(-most, most)
     parts = []
     for factor in factors:
         # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
-        parts.append(((rest if factor == 1 else rest.detach()) / factor).clamp(limits.min, limits.max).to(q.dtype))
-        rest = rest - parts[-1].to(rest.dtype) * factor
+        parts.append((rest if factor == 1 else rest.detach() / factor).to(q.dtype))
+        if len(parts) < len(factors):
+            rest = rest - parts[-1].to(rest.dtype) * factor
     features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
     sink_key = torch.cat([k.new_zeros(k.shape[-1]), *(k.new_full((1,), factor) for factor in factors)])
     q = torch.cat([q, features], -1)
