@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headwise.heads.documents import Document
-from headwise.heads.statistics import IDS, POSITIONS, W_O, formulas
+from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
 from headwise.masks import BroadcastGrid, resolve
 from headwise.records import Call
 from headwise.rungs.tensor import as_tensor
@@ -75,6 +75,7 @@ class Pass:
         layout: Layout,
         offsets: Sequence[int] = (),
         w_o: Tensor | None = None,
+        top: bool = False,
     ) -> None:
         self.call, self.b, self.document, self.layout = call, b, document, layout
         self.H, self.T = call.q.shape[1:3]
@@ -89,6 +90,7 @@ class Pass:
         self.index = resolve_kv_index(self.H, self.G, options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
+        self.top = top
         self.marks = {name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()}
         self.formulas = formulas(self._known(), offsets, self.marks)
         self.j = torch.arange(self.S, device=self.device, dtype=self.dtype)
@@ -105,6 +107,7 @@ class Pass:
             POSITIONS: document.start is not None,
             IDS: document.q_ids is not None and document.k_ids is not None,
             W_O: self.w_o is not None,
+            TOP: self.top,
         }
         return {name for name, there in present.items() if there}
 
@@ -157,7 +160,8 @@ class Pass:
             scores = self._scores(heads, rows, keys, _of(bias, heads), _of(allowed, heads))
             block = Block(self, scores, heads, rows, keys, real, copies)
             self.real[rows] |= block.seen.any(0)
-            self.argmax[heads, rows] = block.argmax + keys.start
+            if self.top:
+                self.argmax[heads, rows] = block.argmax + keys.start
             for name, formula in self.formulas.items():
                 self.rows[name][heads, rows] = formula(block)
             self._columns(block.e, block.share, heads, rows, keys)
@@ -244,8 +248,7 @@ class Block:
     ) -> None:
         """`scores` (h,t,s) are overwritten; `real` (t,) is False for padding."""
         self._work, self._heads, self._rows, self._keys, self._copies = work, heads, rows, keys, copies
-        top, argmax = scores.max(-1)
-        self.argmax: Tensor = argmax  # (h,t); keys count from the first of the block
+        top = scores.amax(-1)
         self.seen: Tensor = top > FORBIDDEN / 2  # (h,t) may the query attend anything?
         if real is not None:
             self.seen = self.seen & real
@@ -269,6 +272,11 @@ class Block:
     def largest(self) -> Tensor:
         """The largest weight of each row, (h,t): there e is 1."""
         return self.share
+
+    @cached_property
+    def argmax(self) -> Tensor:
+        """(h,t) the key with the largest weight, counted from the first of the block. It takes as long as a product."""
+        return self.e.max(-1).indices
 
     @property
     def shifted(self) -> Tensor:

@@ -33,17 +33,20 @@ class Measured(NamedTuple):
 
     rows: dict[str, Tensor]  # name -> (H,n) float32
     places: Tensor  # (n,) the numbers of those rows among the T queries
-    argmax: Tensor  # (H,n) the key with the largest weight
+    argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
     received: Tensor  # (H,S)
     thumbnail: Tensor  # (H,b,b), b = THUMBNAIL, or fewer where there are fewer rows or keys
     first_key: Tensor  # (H,b) the part of the thumbnail's first column that the first key alone accounts for
     mean_out: Tensor  # (H,E) mean of the head's output over those rows
 
 
-def measure(call: Call, b: int, document: Document, offsets: Sequence[int] = (), w_o: Tensor | None = None) -> Measured:
+def measure(
+    call: Call, b: int, document: Document, offsets: Sequence[int] = (), w_o: Tensor | None = None, top: bool = True
+) -> Measured:
     """All statistics of document `b` of a call.
 
     offsets  distances k whose mass is wanted as `offset_k`; that of 1 is `previous`, which is always there
+    top      also look for the key with the largest weight, which takes time: `argmax`
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
     H, T = call.q.shape[1:3]
@@ -52,7 +55,7 @@ def measure(call: Call, b: int, document: Document, offsets: Sequence[int] = (),
     threads = torch.get_num_threads() if device.type == "cpu" and H * T * S >= blocks.BLOCK else 1
     layout = Layout.of(document, T, S, device)
     passes = [
-        Pass(part, b, document, layout, offsets, None if w_o is None else w_o[heads])
+        Pass(part, b, document, layout, offsets, None if w_o is None else w_o[heads], top)
         for heads, part in split_heads(call, threads)
     ]
     _run_all(passes)

@@ -20,24 +20,46 @@ Array = NDArray[np.float32]
 Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
 
 
+class _Growing:
+    """Numbers (H,N) that grow with N. Room is doubled where it ends, so that each is copied twice at most on average.
+
+    One large array does not break up the heap, as many small ones do; pages of it that are not written take no memory.
+    """
+
+    def __init__(self, heads: int) -> None:
+        self._room = np.empty((heads, 0), np.float32)
+        self.n = 0
+
+    def add(self, values: Array) -> None:
+        end = self.n + values.shape[1]
+        if end > self._room.shape[1]:
+            before = self.values
+            self._room = np.empty((len(values), max(2 * self.n, end)), np.float32)
+            self._room[:, : self.n] = before
+        self._room[:, self.n : end] = values
+        self.n = end
+
+    @property
+    def values(self) -> Array:
+        return self._room[:, : self.n]
+
+
 class _SeenSite:
-    """What the heads of one attention did: chunks of rows, joined when somebody reads them, and the last pictures."""
+    """What the heads of one attention did: their rows so far, and the pictures of the last document."""
 
     def __init__(self) -> None:
-        self._chunks: list[dict[str, Array]] = []  # statistic -> (H,n)
-        self._joined: dict[str, Array] = {}  # statistic -> (H,N)
+        self._rows: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
-        self.names: list[str] = []  # of the statistics that every document has
         self.n_rows = 0
         self._out_sum: NDArray[np.float64] | float = 0.0  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
-        chunk = {name: as_numpy(values) for name, values in measured.rows.items()}
-        self.names = [name for name in self.names or chunk if name in chunk]
-        for name, values in self._joined.items():
-            self._chunks[0][name] = values  # what has been joined is the first chunk of what comes
-        self._joined, self._means = {}, {}
-        self._chunks.append(chunk)
+        if not self._rows:
+            self._rows = {name: _Growing(len(values)) for name, values in measured.rows.items()}
+        self._rows = {name: rows for name, rows in self._rows.items() if name in measured.rows}
+        for name, rows in self._rows.items():
+            rows.add(as_numpy(measured.rows[name]))
+        self._means = {}
         self.n_rows += len(measured.places)
         self._out_sum = self._out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
         self.received = as_numpy(measured.received)  # (H,S)
@@ -45,14 +67,15 @@ class _SeenSite:
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._rows)
+
     def rows(self, name: str) -> Array:
-        """One statistic of all heads, (H,N). The chunks are let go of: nothing is held twice."""
-        if name not in self.names:
-            raise unknown_statistic(name, self.names)
-        if name not in self._joined:
-            parts = [chunk.pop(name) for chunk in self._chunks if name in chunk]
-            self._joined[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
-        return self._joined[name]
+        """One statistic of all heads, (H,N)."""
+        if name not in self._rows:
+            raise unknown_statistic(name, self._rows)
+        return self._rows[name].values
 
     def means(self, name: str) -> NDArray[np.float64]:
         """The mean over the rows of each head, (H,)."""
@@ -132,7 +155,7 @@ class SeenHead(Statistics[float]):
 class Seen(Mapping[str, SeenHead]):
     """Every head that ran, by name: `seen["L3.H5"]`.
 
-    It holds the rows, four bytes for each row, head and statistic, and little else.
+    It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
     """
 
     def __init__(self, heads: Sequence[str], shown: Shown | None = None) -> None:

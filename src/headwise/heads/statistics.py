@@ -27,6 +27,7 @@ Formula = Callable[["Block"], "Tensor"]
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
 IDS = "ids"  # the tokens are known
 W_O = "W_O"  # what is done to the head's output is known
+TOP = "top"  # the key with the largest weight is looked for
 
 
 class Statistic:
@@ -43,7 +44,7 @@ class Statistic:
         self.name = ""
         self.meaning = meaning  # and unit, for a reader
         self.formula = formula  # None: a survey takes it from all documents together, or from the weights
-        self.needs = needs  # POSITIONS, IDS, W_O, or a marked set of keys
+        self.needs = needs  # POSITIONS, IDS, W_O, TOP, or a marked set of keys
         self.repeated = repeated  # it is this statistic, measured on random tokens that are repeated
         self.even = even  # the statistic whose value for even attention is the control; default: its own
 
@@ -106,7 +107,7 @@ class Statistics(Generic[V]):
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
         lambda b: b.marked("rare")[b.argmax].where(b.mass > 0, 0),
-        ("rare",),
+        ("rare", TOP),
         even="rare",
     )
     positional = Statistic(

@@ -62,7 +62,7 @@ def watch(
         T = call.q.shape[2]
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
-            seen.add(site, measure(call, b, document, offsets, factors.of(site)), document)
+            seen.add(site, measure(call, b, document, offsets, factors.of(site), top=False), document)
             if rows:
                 seen.add_top(site, rows, *top_keys(call, b, [row % T for row in rows], top_k))
 
