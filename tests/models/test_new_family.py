@@ -22,8 +22,8 @@ from headwise.layer.importing import family
 from headwise.layer.importing.family import Family
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
-from headwise.reshape.prune import prune
-from headwise.reshape.share import share
+from headwise.reshape.remove import prune_heads
+from headwise.reshape.share import share_heads
 
 NovelRotaryEmbedding = LlamaRotaryEmbedding  # importers look for it beside the attention
 
@@ -115,8 +115,8 @@ def test_one_record_is_enough(model: Any) -> None:
     assert imported.difference < 1e-5 and imported.layer.spec.n_kv_heads == 3
     layers = read_layers(model)
     assert layers[0].wq.shape == (6, 4, 24) and layers[0].wk.shape == (3, 4, 24)
-    shared = share(model, 1, "mean").model
+    shared = share_heads(model, 1, "mean").model
     assert head_counts(shared) == (6, 1, 4)
     assert answers(shared, ids).isfinite().all() and type(shared) is NovelForCausalLM
-    pruned = prune(model, ((0, 1), (4, 5)), uniform=True).model
+    pruned = prune_heads(model, ((0, 1), (4, 5)), uniform=True).model
     assert head_counts(pruned)[0] == 4 and answers(pruned, ids).shape == (1, 7, 19)

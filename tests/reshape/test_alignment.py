@@ -32,8 +32,10 @@ def changed(model: nn.Module, change: dict[int, AttentionWeights]) -> nn.Module:
     return with_layers(model, [change.get(n, weights) for n, weights in enumerate(layers)])
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float64) for name in BUILD] + [(name, torch.float32) for name in ("rope", "qwen3", "gpt2", "bert")],
+)
 def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype=dtype)
     roots = moments(model, [texts()])

@@ -16,6 +16,7 @@ from headwise import HeadwiseError
 from headwise.gpt.run import Settings, run_training
 from headwise.models.open import open_folder
 from headwise.models.weights import head_counts
+from headwise.reshape import export
 from headwise.reshape.job import Listener
 from headwise.reshape.prune import prune
 from headwise.reshape.share import share
@@ -92,11 +93,14 @@ def test_ids_that_do_not_fit_are_refused() -> None:
         share(model, 3, text=LETTERS)
 
 
-def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(run: Path, tmp_path: Path) -> None:
+def test_an_opened_model_is_written_with_its_ancestors_unless_it_was_changed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
     opened = open_folder(run).model
     lines: list[str] = []
     child = share(opened, 2, out=tmp_path / "child", listener=Listener(say=lines.append))
-    assert child.verified is not None and "stock transformers" in child.verified
+    assert child.verified == "not verified"
     assert lines[0] == "reading the text to calibrate" and lines[-1] == "verifying in a fresh process"
     assert json.loads((tmp_path / "child" / "headwise.json").read_text()) == child.document()
     assert [(tmp_path / "child" / older.folder).resolve() for older in child.ancestors] == [run]

@@ -53,7 +53,7 @@ def test_pruning_is_a_gate_of_zero(name: str, names: tuple[str, Gone]) -> None:
         assert (weights.wq[2] == 0).all() and (weights.wo[:, 2] == 0).all() and (weights.wk[2] != 0).any()
 
 
-@pytest.mark.parametrize("name", BUILD)
+@pytest.mark.parametrize("name", ["rope", "llama, GQA", "gpt2", "bert"])
 def test_a_gate_of_zero_changes_something(name: str) -> None:
     model = build(name)
     with torch.no_grad():

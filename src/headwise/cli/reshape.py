@@ -109,14 +109,14 @@ def _listening(as_json: bool) -> Iterator[Listener]:
     from headwise.reshape.job import Listener
     from headwise.view.reshape import print_changed, print_damage
 
-    def point(found: HealPoint, steps: int) -> None:
-        loss = "" if found.held_out_loss is None else f"held-out {found.held_out_loss:.3f}  "
-        progress("step", found.step, steps, f"{loss}distance {found.distance:.4f}", milestone=True)
+    def point(evaluation: HealPoint, steps: int) -> None:
+        loss = "" if evaluation.held_out_loss is None else f"held-out {evaluation.held_out_loss:.3f}  "
+        progress("step", evaluation.step, steps, f"{loss}distance {evaluation.distance:.4f}", milestone=True)
 
-    def damage(what: str, notes: tuple[str, ...], found: Damage) -> None:
+    def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
         if not as_json:
             print_changed(out, what, notes)
-            print_damage(out, "Before any training, on held-out text", found)
+            print_damage(out, "Before any training, on held-out text", first)
 
     with Progress() as progress:
         yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)

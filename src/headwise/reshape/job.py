@@ -60,17 +60,20 @@ class Listener:
 def run_job(job: Job, change: Change, listener: Listener | None = None) -> Reshaped:
     """Do a job. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
     listener = listener or Listener()
-    known = described(job.model) if isinstance(job.model, nn.Module) else None
-    path = known.path if known else IN_MEMORY if isinstance(job.model, nn.Module) else Path(job.model)
+    if isinstance(job.model, nn.Module):
+        source = described(job.model) or _in_memory(job.model)
+        path = source.path
+    else:
+        source, path = None, Path(job.model)
     out = None if job.out is None else Path(job.out)
     with nullcontext() if out is None else Workplace(path, out, job.force) as workplace:
-        source = open_folder(path) if not isinstance(job.model, nn.Module) else known or _in_memory(job.model)
+        source = source or open_folder(path)
         with _left_alone(source.model):
             _check_model(source.model)
             if out is not None and source.tokens is None and source.family == "headwise":
                 raise HeadwiseError(
-                    "the model has no tokenizer, and a folder of headwise needs one; open the model with hw.open, or "
-                    "leave out= away"
+                    "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder with "
+                    "hw.open, or leave out= away and keep the model of the result"
                 )
             change.check(source.model)
             calibration = read_calibration(job.text, source, job.tokens)
