@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import transformers
 from invoking import Invoke, Outcome
 from safetensors.torch import load_file, save_file
 
-from headwise import cli
+from headwise import HeadwiseError, cli
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 from headwise.models.generate import generate
@@ -324,7 +324,7 @@ def test_a_bad_option_of_generate(options: str, run: Path, invoke: Invoke) -> No
 
 
 def test_bad_input_of_heads(run: Path, invoke: Invoke, tmp_path: Path) -> None:
-    assert_refused(invoke("heads", run, "--text", ""), "empty", "--text")
+    assert_refused(invoke("heads", run, "--text", ""), "the text is empty")
     assert_refused(invoke("heads", run, "--text", "the cat sat"), "11 tokens", "takes 8 at a time", "--tokens 8")
     assert_refused(invoke("heads", run, "--text", "QUIZ"), "has not seen", "'I', 'Q', 'U', 'Z'")
     assert_refused(invoke("heads", run, "--html", tmp_path / "no" / "page.html"), "--html", "does not exist")
@@ -544,6 +544,19 @@ def test_resume_from_a_state_of_another_model(half: Path, invoke: Invoke) -> Non
     assert_refused(invoke("train", "--out", half, "--resume"), "state.safetensors")
 
 
+def test_resume_writes_a_report_that_is_missing(damaged: Path, invoke: Invoke) -> None:
+    """As after a kill between the last file of the run and its report."""
+    before = contents(damaged)
+    (damaged / "report.html").unlink()
+    code, out, err = invoke("train", "--out", damaged, "--resume")
+    assert code == 0, err
+    assert out.splitlines()[-1] == f"report: {damaged / 'report.html'}" and "held-out loss" in out
+    assert {name: data for name, data in contents(damaged).items() if name != "report.html"} == {
+        name: data for name, data in before.items() if name != "report.html"
+    }
+    assert "<html" in (damaged / "report.html").read_text("utf-8")
+
+
 def test_resume_says_when_there_is_nothing_to_resume(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, _, err = invoke("train", text, *TINY, "--out", tmp_path / "new", "--resume")
     assert code == 0 and "nothing to resume" in err.splitlines()[0]
@@ -552,25 +565,24 @@ def test_resume_says_when_there_is_nothing_to_resume(text: Path, invoke: Invoke,
 # Real processes
 
 
-def test_debug_shows_the_traceback(text: Path) -> None:
-    outcome = process("train", text, "--steps", 0, "--debug")
-    assert outcome.code != 0 and outcome.out == ""
-    assert "Traceback" in outcome.err and outcome.err.splitlines()[-1].endswith("steps=0 must be at least 1")
+def test_debug_lets_the_error_through(text: Path, invoke: Invoke) -> None:
+    with pytest.raises(HeadwiseError, match="steps=0 must be at least 1"):
+        invoke("train", text, "--steps", 0, "--debug")
 
 
 def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "long"
-    given = ("train", text, *TINY, "--steps", 2000, "--out", folder)
+    given = ("train", text, *TINY, "--steps", 400, "--out", folder)
     child = start(*given)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").read_bytes(), child)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
     assert_refused(Outcome(child.returncode, out, err), "stopped after step", "saved", "--resume", code=130)
     stopped = int(re.findall(r"after step (\d+)", err)[0])
-    assert 0 < stopped < 2000 and (folder / "state.safetensors").is_file()
+    assert 0 < stopped < 400 and (folder / "state.safetensors").is_file()
     code, out, err = invoke(*given, "--resume")
     assert code == 0, err
-    assert int(re.findall(r"step (\d+)/2000", err)[0]) > stopped
+    assert int(re.findall(r"step (\d+)/400", err)[0]) > stopped
     assert not (folder / "state.safetensors").exists() and (folder / "model.safetensors").is_file()
 
 
@@ -590,14 +602,17 @@ def test_ctrl_c_while_generating(run: Path) -> None:
     assert child.returncode == 130 and err.strip() == "headwise: interrupted"
 
 
-@pytest.mark.parametrize("options", ["", "--json"])
-def test_a_reader_that_goes_away(options: str, run: Path, tmp_path: Path) -> None:
-    child = start("heads", run, "--text", "the", "--html", tmp_path / "page.html", *options.split())
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.close()
-    assert child.stderr.read() == ""
-    child.stderr.close()
-    assert child.wait(30) in (0, 1, 141)
+def test_a_reader_that_goes_away(run: Path, tmp_path: Path) -> None:
+    given = ("heads", run, "--text", "the", "--html", tmp_path / "page.html")
+    children = [start(*given), start(*given, "--json")]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.close()
+    for child in children:
+        assert child.stderr is not None
+        assert child.stderr.read() == ""
+        child.stderr.close()
+        assert child.wait(30) in (0, 1, 141)
 
 
 def test_no_standard_output_at_all(run: Path) -> None:
@@ -613,39 +628,46 @@ def test_standard_output_that_is_full(run: Path) -> None:
     assert_refused(outcome, "cannot write")
 
 
-def limited(size: int) -> Callable[[], None]:
-    """No file may grow beyond `size` bytes: what a full disk does to a write, without a full disk."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes here: what a full disk does to a write, without a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_disk_that_fills_up_while_training(text: Path, run: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_while_training(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "full"
-    # Run and log are smaller, weights and state larger.
-    outcome = process("train", text, *TINY, "--out", folder, before=limited(2000))
+    with limited(2000):  # run and log are smaller, weights and state larger
+        outcome = invoke("train", text, *TINY, "--out", folder)
     assert_refused(outcome, "cannot write", "File too large", "whole")
     assert sorted(contents(folder)) == ["metrics.jsonl", "run.json"]
     assert json.loads((folder / "run.json").read_text())["status"] == "training"
-    outcome = process("train", text, "--out", folder, "--resume")
+    outcome = invoke("train", text, "--out", folder, "--resume")
     assert outcome.code == 0, outcome.err
 
 
-def test_a_disk_that_fills_up_while_a_report_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_while_a_report_is_replaced(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     page = tmp_path / "pages" / "page.html"
     page.parent.mkdir()
     page.write_text("earlier")
-    outcome = process("heads", run, "--text", "the", "--html", page, before=limited(2000))
+    with limited(2000):
+        outcome = invoke("heads", run, "--text", "the", "--html", page)
     assert_refused(outcome, "cannot write", "File too large")
     assert contents(page.parent) == {"page.html": b"earlier"}
 
 
-def test_a_small_disk(text: Path, run: Path, tmp_path: Path) -> None:
+def test_a_small_disk(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "headwise-test", str(disk)]
     if not shutil.which("mount") or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small disk could not be mounted (needs root); the limit on file sizes covers the same errors")
     try:
-        outcome = process("train", text, *TINY, "--out", disk / "run")
+        outcome = invoke("train", text, *TINY, "--out", disk / "run")
         assert_refused(outcome, "cannot write", "No space left on device")
         assert not [name for name in contents(disk) if name.endswith(".tmp")]
         json.loads((disk / "run" / "run.json").read_text())
