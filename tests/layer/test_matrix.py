@@ -307,6 +307,7 @@ def test_every_argument_of_the_layer_has_a_row() -> None:
     assert set(CALL_ROWS) == set(FORWARD)
 
 
+COMPILED = ("out_proj", "kv_index", "gate")  # the rest is compiled by test_works_with, for several lengths
 CELLS = [
     pytest.param(
         rows[argument],
@@ -319,6 +320,7 @@ CELLS = [
     for argument in rows
     if argument not in SPECIAL
     for path in LAYER_PATHS
+    if path != "compiled" or argument in COMPILED
     for gradients in (False, True)
     if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
 ]
@@ -407,7 +409,7 @@ def test_watching_with_a_cache(path: str) -> None:
     assert [call.k.shape[2] for call in seen] == [2, 3, 5]  # the rolling one holds 3 when the last 2 come
 
 
-@pytest.mark.parametrize("path", CACHES)
+@pytest.mark.parametrize("path", ["growing", "rolling"])
 @pytest.mark.slow
 def test_compiled_with_a_cache(path: str, by_paper: Any) -> None:
     case, x = Case({"sink": True, "n_kv_heads": 2}), numbers("x", B, T, 29)
@@ -418,18 +420,14 @@ def test_compiled_with_a_cache(path: str, by_paper: Any) -> None:
     np.testing.assert_allclose(to_numpy(out), reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
 
 
-MASKS: dict[str, hw.Mask] = {
-    "lengths": hw.Lengths([3, 5]),
-    "segments": hw.Segments([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]], [[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]]),
-    "allowed": hw.Allowed([True, False, True, True, True]),
+MASKS: dict[str, hw.Mask] = {  # what test_works_with does not compile
     "bias": hw.Bias([0.5, -1.0, 2.0, -math.inf, 1.5]),
-    "alibi": hw.Alibi([0.1, 0.2, 0.3, 0.5, 0.7, 1.1]),
     "causal": hw.Causal(offset=-1),
 }
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_compiled(mask: str, by_paper: Any) -> None:
+def test_masks_compiled(mask: str, by_paper: Any) -> None:
     case, x = Case(call={"mask": MASKS[mask]}), numbers("x", B, T, 29)
     layer = case.layer()
     out = to_numpy(run("compiled", layer, x, case.call))
