@@ -246,9 +246,9 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
     for mask in masks:
         both = mask if both is None else both & mask
     out = hw.attend(
-        q.tolist(), k.tolist(), v.tolist(), both, spec.scale, spec.softcap,
-        None if layer.sink is None else layer.sink.tolist(), 0.0, call["gate"].tolist() if "gate" in call else None,
-        spec.kv_index,
+        q.tolist(), k.tolist(), v.tolist(), both, scale=spec.scale, softcap=spec.softcap, kv_index=spec.kv_index,
+        sink=None if layer.sink is None else layer.sink.tolist(),
+        gate=call["gate"].tolist() if "gate" in call else None,
     )  # fmt: skip
     joined = torch.cat([torch.tensor(out, dtype=torch.float64)[:, h] for h in range(spec.n_heads)], -1)
     if layer.o_proj is None:
@@ -443,7 +443,7 @@ X = numbers("x", B, T, 29)
     [
         ({}, {"mask": hw.Lengths([3, 5]), "cache": hw.KVCache(window=3)}, ("Lengths", "window=3")),
         ({}, {"mask": hw.Causal(offset=1), "cache": hw.KVCache(window=3)}, ("Causal(offset=1)", "window=3")),
-        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(offset=1)", "window=3")),
+        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(slopes=None, offset=1)", "window=3")),
         ({}, {"cache": hw.KVCache(window=1)}, ("Window(left=2)", "window=1")),
         ({"mask": hw.Causal()}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
         ({"mask": None}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
