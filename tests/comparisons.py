@@ -39,7 +39,7 @@ def comparison(
     """Arms by name with their scores; the first is what the others are compared with."""
     (first_name, first), *others = arms.items()
     found = (arm(first_name, first, None, metrics), *(arm(one, scores, first, metrics) for one, scores in others))
-    message = tuple(score.verdict for one in found for score in one.scores.values() if score.verdict)
+    verdicts = tuple(score.verdict for one in found for score in one.scores.values() if score.verdict)
     return Comparison(
         name,
         f"What about {name}?",
@@ -48,7 +48,7 @@ def comparison(
         (0, 1, 2),
         tuple(metrics),
         found,
-        message,
+        verdicts,
         ("a note",),
         tables,
         1.5,
