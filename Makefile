@@ -16,14 +16,14 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
 # For work in between: no browser, nothing slow, and three cases of each test that has many.
 quick: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --quick
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal --quick
 
 # The pages as a site that needs no network: build/site/index.html.
 docs: $(VENV)/.docs

@@ -19,6 +19,7 @@ import typer
 from invoking import Invoke
 from typer.exceptions import TyperException
 
+import headwise
 from headwise.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -226,3 +227,30 @@ def test_the_readme_is_short() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!http)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / link).exists(), link
+
+
+def test_the_page_of_the_house_names_every_file() -> None:
+    page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "headwise"
+    for path in source.rglob("*.py"):
+        room = path.relative_to(source).parts[0] if path.parent != source else ""
+        name = path.relative_to(source / room).as_posix()
+        assert path.stem.startswith("__") or f"| `{name}` |" in page, f"{path} is new: run examples/house_page.py"
+
+
+def test_the_site_has_every_page() -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    assert "font: false" in config
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: headwise\.(\w+)$", page, re.MULTILINE)) == sorted(headwise.__all__)
+
+
+def test_every_command_has_a_section() -> None:
+    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == commands

@@ -18,7 +18,6 @@ from headwise.cost.shape import MAIN, Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
 from headwise.errors import HeadwiseError, unknown
 from headwise.files import read_text
-from headwise.masks import Window
 from headwise.spec import AttentionSpec
 
 CONFIG = "config.json"
@@ -123,15 +122,16 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
             f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
         )
     mask = spec.mask
-    band = mask if isinstance(mask, Window) and mask.right == 0 else None  # Causal is one, open at the left
+    low, high = (None if mask is None else mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
+    causal = high == 0
     attention = Attention(
         d_model=spec.d_model,
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
         value_dim=spec.value_dim,
-        window=None if band is None or band.left is None else band.left + 1,
-        causal=band is not None,
+        window=1 - low if causal and low is not None else None,
+        causal=causal,
         q_bias=spec.q_bias,
         k_bias=spec.kv_bias,
         v_bias=spec.kv_bias,

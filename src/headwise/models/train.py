@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import text_path, write_whole
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import TEXT, Settings, load_run, run_training
 from headwise.models.open import remember
@@ -25,7 +25,8 @@ def train(
 ) -> GPT:
     """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
 
-    text       the path of a UTF-8 text; a string with a line break is the text itself; None: the built-in verb corpus
+    text       the path of a UTF-8 text, or "tale", a little book; a string with a line break is the text itself;
+               None: the built-in verb corpus
     preset     verbs, microgpt, nanogpt, llama or fast
     out        a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
     steps      updates of the weights; None takes the preset's
@@ -42,7 +43,7 @@ def train(
             text = _write_text(folder, Path(temporary) if out is None else folder, text)
         settings = Settings(
             preset=preset,
-            text=None if text is None else str(Path(text).absolute()),
+            text=None if text is None else str(text_path(text).absolute()),
             tokenizer=None if tokenizer is None else str(tokenizer),
             lines=lines,
             seed=seed,

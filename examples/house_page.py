@@ -1,0 +1,45 @@
+"""Write docs/house.md: every file of the package with the first line of its docstring, room by room."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "headwise"
+ROOMS = ("", "cost", "rungs", "layer", "gpt", "models", "heads", "reshape", "lab", "view", "cli")
+INTRODUCTION = """# The house
+
+Written by `python examples/house_page.py` from the first lines of the files. `CONTRIBUTING.md` says which file to open
+for which change.
+
+Data flows from left to right. A module imports from its own room and from the rooms to its left; a test holds that.
+
+`spec, masks, cost ... -> rungs -> layer -> gpt -> models -> heads -> reshape -> lab -> view -> cli`
+"""
+
+BASE = "What crosses all rooms. These files import no room, and `import headwise` is written in `__init__.py`."
+
+
+def page() -> str:
+    return INTRODUCTION + "".join(map(section, ROOMS))
+
+
+def section(room: str) -> str:
+    """The table of one room; that of "" is the top of the package, whose files cross all rooms."""
+    folder = SOURCE / room
+    files = sorted(folder.rglob("*.py") if room else folder.glob("*.py"))
+    rows = [
+        f"| `{path.relative_to(folder)}` | {first_line(path)} |" for path in files if not path.stem.startswith("__")
+    ]
+    title, about = (f"{room}/", first_line(folder / "__init__.py")) if room else ("The top of the package", BASE)
+    return "\n".join(["", f"## {title}", "", about, "", "| file | what it holds |", "| --- | --- |", *rows, ""])
+
+
+def first_line(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n", 1)[0]
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "house.md").write_text(page(), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""Rules on the text of the package: what stands in one place, how long a function is, which words are names."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import headwise
+
+SOURCE = Path(headwise.__file__).parent
+MOST_LINES, LONGEST_FUNCTION = 19_950, 50
+VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
+
+
+def trees() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name == getattr(node.func, "attr", getattr(node.func, "id", None)):
+            yield node
+
+
+def classes_asked(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and class of every isinstance."""
+    for call in calls(tree, "isinstance"):
+        yield from ((call.lineno, name.id) for name in ast.walk(call.args[1]) if isinstance(name, ast.Name))
+
+
+def bound_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every variable, argument and attribute that is assigned."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def long_functions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and name of every function that is too long."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if (node.end_lineno or first) - first + 1 > LONGEST_FUNCTION:
+                yield first, node.name
+
+
+def masks() -> set[str]:
+    tree = ast.parse((SOURCE / "masks.py").read_text(encoding="utf-8"))
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    return names - {"Mask", "Grid", "BroadcastGrid"}  # "is it a mask at all" is a fair question
+
+
+def imported_masks(tree: ast.AST) -> set[str]:
+    """What a module imports from the masks."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "headwise.masks")
+    return {alias.name for node in nodes for alias in node.names}
+
+
+def test_only_gpt_and_models_know_the_class_of_our_model() -> None:
+    places = [
+        f"{name}:{line}"
+        for name, tree in trees()
+        if not name.startswith(("gpt/", "models/"))
+        for line, asked in classes_asked(tree)
+        if asked == "GPT"
+    ]
+    assert places == []
+
+
+def test_only_masks_are_asked_which_mask_they_are() -> None:
+    places = [
+        f"{name}:{line} {asked}"
+        for name, tree in trees()
+        if name != "masks.py"
+        for line, asked in classes_asked(tree)
+        if asked in masks() & imported_masks(tree)
+    ]
+    assert places == []
+
+
+
+
+def test_escaping_and_suggestions_have_one_place_each() -> None:
+    homes = {"escape": "markup.py", "get_close_matches": "errors.py"}
+    for name, tree in trees():
+        for what, home in homes.items():
+            lines = [
+                c.lineno for c in calls(tree, what) if not (what == "escape" and ast.unparse(c.func) != "html.escape")
+            ]
+            assert name == home or not lines, f"{name}:{lines} calls {what}, which belongs in {home}"
+
+
+
+def test_the_rules_object() -> None:
+    tree = ast.parse("def f(found):\n    one, x = 1, isinstance(found, (GPT, Causal))\n" + "    x\n" * 49)
+    assert set(bound_names(tree)) == {(1, "found"), (2, "one"), (2, "x")}
+    assert set(classes_asked(tree)) == {(2, "GPT"), (2, "Causal")}
+    assert list(long_functions(tree)) == [(1, "f")]
+    assert {"Causal", "Lengths", "Alibi", "Both"} <= masks()
+    assert re.fullmatch(r"[a-z]+", "".join(VAGUE))
