@@ -83,8 +83,6 @@ def test_only_masks_are_asked_which_mask_they_are() -> None:
     assert places == []
 
 
-
-
 def test_escaping_and_suggestions_have_one_place_each() -> None:
     homes = {"escape": "markup.py", "get_close_matches": "errors.py"}
     for name, tree in trees():
@@ -93,7 +91,6 @@ def test_escaping_and_suggestions_have_one_place_each() -> None:
                 c.lineno for c in calls(tree, what) if not (what == "escape" and ast.unparse(c.func) != "html.escape")
             ]
             assert name == home or not lines, f"{name}:{lines} calls {what}, which belongs in {home}"
-
 
 
 def test_the_rules_object() -> None:
