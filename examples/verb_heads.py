@@ -83,8 +83,8 @@ def scores(model: GPT, corpus: Corpus, lines: Sequence[str]) -> dict[str, np.nda
                 sums[role] += weights[:, looking, decides]
                 even[role] += 1 / (looking + 1)
                 counts[role] += 1
-    found = {role: (total / counts[role]).reshape(n_layers, n_heads) for role, total in sums.items()}
-    return found | {f"even {role}": np.array(even[role] / counts[role]) for role in ROLES}
+    means = {role: (total / counts[role]).reshape(n_layers, n_heads) for role, total in sums.items()}
+    return means | {f"even {role}": np.array(even[role] / counts[role]) for role in ROLES}
 
 
 @torch.no_grad()
@@ -94,8 +94,8 @@ def cost_of_silence(model: GPT, corpus: Corpus) -> np.ndarray:
     costs = np.zeros((model.config.n_layers, model.config.n_heads))
     for layer, head in np.ndindex(*costs.shape):
         silenced = copy.deepcopy(model)
-        own = attention_layers(silenced)[layer].heads[head]
-        own.wo = torch.zeros_like(own.wo)
+        silent = attention_layers(silenced)[layer].heads[head]
+        silent.wo = torch.zeros_like(silent.wo)
         costs[layer, head] = evaluate(silenced, corpus.data) - whole
     return costs
 

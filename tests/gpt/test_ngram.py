@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.ngram import NGram, NGramModel, best_ngram, ngram_losses
+from headwise.gpt.ngram import NGramModel, best_order, ngram_losses
 
 V = 7
 BOUNDARY = 3
@@ -180,8 +180,8 @@ def test_best_is_the_lowest_of_the_losses() -> None:
     assert list(losses) == [1, 2, 3, 4, 5, 6]
     order = min(losses, key=lambda n: losses[n])
     assert order > 1  # the stream has structure for a context to find
-    assert best_ngram(train, held_out, V) == NGram(order, losses[order])
-    assert best_ngram(train, held_out, V, orders=[1]) == NGram(1, losses[1])
+    assert best_order(losses) == (order, losses[order])
+    assert best_order({3: 1.5, 2: 1.5, 7: 1.75}) == (3, 1.5)
 
 
 def test_random_tokens_cost_what_random_tokens_cost() -> None:
@@ -193,8 +193,11 @@ def test_random_tokens_cost_what_random_tokens_cost() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ngram_losses([0, 1], [0], 2, orders=[]), "orders is empty"),
-        (lambda: ngram_losses([0, 1], [0], 2, orders=[0, 2]), "orders begin at 1, the model without context; got 0"),
+        (lambda: ngram_losses([0, 1], [0], 2, orders=[]), r"orders=\[\]: give at least one"),
+        (
+            lambda: ngram_losses([0, 1], [0], 2, orders=[0, 2]),
+            r"orders=\[0, 2\]: give at least one, and 1, the model without context",
+        ),
         (lambda: ngram_losses([0, 1], [0, 2], 2), "held_out has token ids 0 to 2; vocab_size=2 allows 0 to 1"),
         (lambda: ngram_losses([-1, 1], [0], 2), "train has token ids -1 to 1; vocab_size=2 allows 0 to 1"),
         (lambda: ngram_losses([0.5, 1], [0], 2), "train is float64 of shape"),

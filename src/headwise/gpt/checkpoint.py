@@ -72,8 +72,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load(data)
     except SafetensorError as error:
         if data[:1] == b"\x80" or data[:2] == b"PK":
-            said = "is a pickle under another name, which can run code; convert it to safetensors"
-            raise HeadwiseError(f"{path} {said}") from None
+            raise HeadwiseError(
+                f"{path} is a pickle under another name, which can run code; convert it to safetensors"
+            ) from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     return tensors
 
@@ -107,8 +108,7 @@ def _read_config(folder: Path) -> GPTConfig:
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
     try:
-        own = json.loads((folder / "config.json").read_text(encoding="utf-8"))["headwise"]
-        return GPTConfig(**own)
+        return GPTConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["headwise"])
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, HeadwiseError):
             raise HeadwiseError(f"{folder / 'config.json'}: {error}") from None

@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.gpt import verbs
-from headwise.gpt.ngram import NGramModel, best_ngram
+from headwise.gpt.ngram import NGramModel, best_order, ngram_losses
 from headwise.gpt.tokens import Tokens
 
 IGNORED = -100  # a target that does not count
@@ -62,8 +62,7 @@ class Stream:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
-        best = best_ngram(self.train.numpy(), self.held_out.numpy(), vocab_size)
-        return best.order, best.loss
+        return best_order(ngram_losses(self.train.numpy(), self.held_out.numpy(), vocab_size))
 
 
 class Documents:
@@ -122,8 +121,7 @@ class Documents:
         """Order and loss of the best n-gram on the scored tokens."""
         train, held_out = (np.concatenate([np.array(ids) for ids in lines]) for lines in (self._train, self._held_out))
         counted = np.concatenate([self._counted(ids) for ids in self._held_out])
-        best = best_ngram(train, held_out, vocab_size, counted=counted, boundary=self.boundary)
-        return best.order, best.loss
+        return best_order(ngram_losses(train, held_out, vocab_size, counted=counted, boundary=self.boundary))
 
     def ngram_model(self, vocab_size: int, order: int) -> NGramModel:
         train = np.concatenate([np.array(ids) for ids in self._train])
@@ -184,7 +182,7 @@ def text_corpus(
         return Corpus(
             path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
         )
-    if lines and not hold_out:
+    if not hold_out:
         data = Documents(tokens, documents, documents, context)
         return Corpus(path.name, tokens, data, documents[0])
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -40,14 +40,13 @@ def hf_form(config: GPTConfig) -> str | None:
 def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     """config.json: the Hugging Face fields, where there is a form, and our own under `headwise`."""
     form, spec = hf_form(config), config.attention
-    own = {f.name: getattr(config, f.name) for f in fields(config)}
     general = {
         "vocab_size": config.vocab_size,
         "bos_token_id": boundary,
         "eos_token_id": boundary,
         "tie_word_embeddings": config.tied,
         "dtype": "float32",
-        "headwise": own,
+        "headwise": {f.name: getattr(config, f.name) for f in fields(config)},
     }
     if form is None:
         return {"model_type": "headwise", **general}
@@ -131,10 +130,10 @@ def _gpt2_entries(config: GPTConfig) -> list[Entry]:
     for kind in ("weight", "bias"):
         entries.append(Entry(f"transformer.ln_f.{kind}", (f"final_norm.{kind}",)))
         for n in range(config.n_layers):
-            for theirs, one in norms.items():
-                entries.append(Entry(f"transformer.h.{n}.{theirs}.{kind}", (f"blocks.{n}.{one}.{kind}",)))
-            for theirs, several in matrices.items():
-                ours = tuple(f"blocks.{n}.{name}.{kind}" for name in several)
+            for theirs, norm in norms.items():
+                entries.append(Entry(f"transformer.h.{n}.{theirs}.{kind}", (f"blocks.{n}.{norm}.{kind}",)))
+            for theirs, names in matrices.items():
+                ours = tuple(f"blocks.{n}.{name}.{kind}" for name in names)
                 entries.append(Entry(f"transformer.h.{n}.{theirs}.{kind}", ours, transposed=kind == "weight"))
     return entries
 

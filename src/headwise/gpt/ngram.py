@@ -17,7 +17,7 @@ Sources: R. Kneser and H. Ney, "Improved backing-off for m-gram language modelin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +28,6 @@ from headwise.errors import HeadwiseError
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class NGram:
-    """The best order and its loss in nats per token."""
-
-    order: int
-    loss: float
 
 
 def ngram_losses(
@@ -53,10 +45,8 @@ def ngram_losses(
     opens a document: nothing predicts it, so it is not learned from, and by default it is not counted.
     """
     orders = list(orders)
-    if not orders:
-        raise HeadwiseError("orders is empty; give at least one order, for example range(1, 7)")
-    if min(orders) < 1:
-        raise HeadwiseError(f"orders begin at 1, the model without context; got {min(orders)}")
+    if min(orders, default=0) < 1:
+        raise HeadwiseError(f"orders={orders}: give at least one, and 1, the model without context, is the lowest")
     tokens = _checked(held_out, vocab_size, "held_out")
     chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
     if chosen.dtype != np.bool_ or chosen.shape != tokens.shape:
@@ -71,22 +61,14 @@ def ngram_losses(
     return {order: losses[order] for order in orders}
 
 
-def best_ngram(
-    train: npt.ArrayLike,
-    held_out: npt.ArrayLike,
-    vocab_size: int,
-    orders: Iterable[int] = range(1, 7),
-    counted: npt.ArrayLike | None = None,
-    boundary: int | None = None,
-) -> NGram:
-    """The order with the lowest loss ON the held-out tokens themselves (of equal ones the first).
+def best_order(losses: Mapping[int, float]) -> tuple[int, float]:
+    """The order with the lowest loss ON the held-out tokens themselves (of equal ones the first), and that loss.
 
     This choice is in the baseline's favour: it has looked at the tokens it is judged on, and a model that is compared
     with it has no such advantage. A model that wins has therefore beaten every order.
     """
-    losses = ngram_losses(train, held_out, vocab_size, orders, counted, boundary)
     order = min(losses, key=lambda order: losses[order])
-    return NGram(order, losses[order])
+    return order, losses[order]
 
 
 class NGramModel:
@@ -216,8 +198,8 @@ def _join(high: Ints, low: Ints, low_size: int) -> Ints:
 def _find(keys: Ints, wanted: Ints) -> Ints:
     """The place of each wanted key in the sorted table, -1 where it is not there."""
     place = np.searchsorted(keys, wanted)
-    found = (wanted >= 0) & (np.append(keys, -1)[place] == wanted)
-    return np.where(found, place, -1)
+    is_there = (wanted >= 0) & (np.append(keys, -1)[place] == wanted)
+    return np.where(is_there, place, -1)
 
 
 def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
