@@ -176,7 +176,8 @@ def _kernel(
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
     not_a_number = None
-    if mask is None and k.shape[2] < FEW_KEYS and q.device.type == "cpu" and not torch.compiler.is_compiling():
+    # A compiler must not learn of a length from this, or it would make two graphs.
+    if mask is None and not torch.compiler.is_compiling() and q.device.type == "cpu" and k.shape[2] < FEW_KEYS:
         not_a_number = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
     if T == 1 and G < H:
         q = q.reshape(B, G, H // G, q.shape[-1])
