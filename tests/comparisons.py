@@ -25,8 +25,8 @@ def arm(
             found[key] = Score(tuple(values), interval_of(values), None, None)
             continue
         difference = interval_of([mine - (first[key] + extra) for mine, extra in zip(values, WIGGLE, strict=True)])
-        said = sentence(name, "first", difference, known[key]) if key in known else None
-        found[key] = Score(tuple(values), interval_of(values), difference, said)
+        message = sentence(name, "first", difference, known[key]) if key in known else None
+        found[key] = Score(tuple(values), interval_of(values), difference, message)
     return ArmResult(name, "", size, found, None)
 
 
@@ -39,9 +39,19 @@ def comparison(
     """Arms by name with their scores; the first is what the others are compared with."""
     (first_name, first), *others = arms.items()
     found = (arm(first_name, first, None, metrics), *(arm(one, scores, first, metrics) for one, scores in others))
-    said = tuple(score.verdict for one in found for score in one.scores.values() if score.verdict)
+    verdicts = tuple(score.verdict for one in found for score in one.scores.values() if score.verdict)
     return Comparison(
-        name, f"What about {name}?", "made-up data", 7, (0, 1, 2), tuple(metrics), found, said, ("a note",), tables, 1.5
+        name,
+        f"What about {name}?",
+        "made-up data",
+        7,
+        (0, 1, 2),
+        tuple(metrics),
+        found,
+        verdicts,
+        ("a note",),
+        tables,
+        1.5,
     )
 
 

@@ -24,8 +24,9 @@ Invoke = Callable[..., Outcome]
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Runs the command in this process."""
+    """Runs the command in this process, without lines of progress, which depend on how busy the machine is."""
     monkeypatch.setattr(cli.app, "_show_traceback", False)
+    monkeypatch.setattr(cli.app.Progress, "FIRST", 3600.0)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])

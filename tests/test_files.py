@@ -203,6 +203,8 @@ def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    names = read_text(text_path("names")).split()
+    assert len(names) > 190 and set("".join(names)) == set("abcdefghijklmnopqrstuvwxyz")
     book = read_text(text_path("tale"))
     assert book.isascii()
     assert book.startswith("The Village by the River\n")

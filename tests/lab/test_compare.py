@@ -231,10 +231,10 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, monkey
         patch.setattr(units, "run_unit", stopping)
         compare(tiny(), tmp_path / "parts", n_seeds=2, steps=3)
     assert len(list((tmp_path / "parts").iterdir())) == 3
-    heard: list[tuple[str, int, int]] = []
-    resumed = compare(tiny(), tmp_path / "parts", n_seeds=2, steps=3, report=lambda *said: heard.append(said))
+    messages: list[tuple[str, int, int]] = []
+    resumed = compare(tiny(), tmp_path / "parts", n_seeds=2, steps=3, report=lambda *message: messages.append(message))
     assert no_times(resumed) == no_times(whole)
-    assert [said[1:] for said in heard] == [(3, 4), (4, 4)] and "finished before" in heard[0][0]
+    assert [message[1:] for message in messages] == [(3, 4), (4, 4)] and "finished before" in messages[0][0]
 
 
 def test_a_unit_of_other_settings_is_another_unit(tmp_path: Path) -> None:
@@ -373,14 +373,14 @@ def test_where_sharing_pays() -> None:
     def decoded(context: int, ratio: float) -> sharing.Decoded:
         return sharing.Decoded(3, context, {}, {"GQA": ratio})
 
-    def said(*pairs: tuple[int, float]) -> list[str]:
+    def message(*pairs: tuple[int, float]) -> list[str]:
         return sharing.where_it_pays([decoded(*pair) for pair in pairs])
 
-    assert said((20, 1.0), (1000, 1.2), (5000, 1.5)) == ["At batch 3 GQA pays from 1,000 cached tokens on."]
-    assert said((20, 1.2), (1000, 1.0), (5000, 1.5)) == ["At batch 3 GQA pays from 5,000 cached tokens on."]
-    two_dips = said((20, 1.0), (1000, 1.2), (5000, 1.0), (9000, 1.3))
+    assert message((20, 1.0), (1000, 1.2), (5000, 1.5)) == ["At batch 3 GQA pays from 1,000 cached tokens on."]
+    assert message((20, 1.2), (1000, 1.0), (5000, 1.5)) == ["At batch 3 GQA pays from 5,000 cached tokens on."]
+    two_dips = message((20, 1.0), (1000, 1.2), (5000, 1.0), (9000, 1.3))
     assert two_dips == ["At batch 3 GQA pays from 9,000 cached tokens on."]
-    assert said((20, 1.2), (1000, 1.05)) == ["At batch 3 GQA does not pay up to 1,000."]
+    assert message((20, 1.2), (1000, 1.05)) == ["At batch 3 GQA does not pay up to 1,000."]
 
 
 def test_a_decode_step_adds_one_token_after_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: MultiHeadAttn(7, 33, 5, 0.0, 0), "num_heads=0 must be a positive whole number"),
         (lambda: CausalAttention(7, 3, 0, 0.0), "context_length=0 must be a positive whole number"),
@@ -194,10 +194,10 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
         ),
     ],
 )
-def test_what_the_torch_classes_refuse(call: Any, said: str) -> None:
+def test_what_the_torch_classes_refuse(call: Any, message: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         call()
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 class PrintedHead(nn.Module):
@@ -473,7 +473,7 @@ def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: numpy_layer.MultiHeadAttention(35, 0), "n_heads=0 must be a positive whole number"),
         (
@@ -496,7 +496,7 @@ def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
         ),
     ],
 )
-def test_what_the_numpy_layer_refuses(call: Any, said: str) -> None:
+def test_what_the_numpy_layer_refuses(call: Any, message: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         call()
-    assert str(error.value) == said
+    assert str(error.value) == message

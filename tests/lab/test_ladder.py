@@ -90,8 +90,8 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
 def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
     """The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings."""
     certificate = Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
-    for name, found in {**certificate.steps, **certificate.slopes}.items():
-        assert np.abs(found).max() > 1e8 * certificate.tolerances[name], name
+    for name, results in {**certificate.steps, **certificate.slopes}.items():
+        assert np.abs(results).max() > 1e8 * certificate.tolerances[name], name
     assert len({str((rung.differences, rung.gradients, rung.timed_difference)) for rung in ladder_of(**GQA).rungs}) > 4
 
 
@@ -166,8 +166,8 @@ def with_future(sizes: LadderSizes, leaves: Any) -> Any:
     def forward(x: Any, keep: Any) -> Any:
         d = sizes.d_model // sizes.n_heads
         q, k, v = ((x @ leaves[name].T).unflatten(2, (-1, d)).transpose(1, 2) for name in ("W_Q", "W_K", "W_V"))
-        heard = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-        return heard.transpose(1, 2).flatten(2) @ leaves["W_O"].T
+        messages = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return messages.transpose(1, 2).flatten(2) @ leaves["W_O"].T
 
     return forward
 
@@ -242,16 +242,16 @@ def test_bounds_hold_for_arithmetic_in_single_precision(seed: int) -> None:
     rounded = {name: array.astype(np.float32).astype(np.float64) for name, array in leaves.items()}
     slope = np.random.default_rng(seed).standard_normal(leaves["x"].shape)
     bounds = layer_bounds(leaves, slope, 6, 2, "float32")
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for dtype, values in ((torch.float64, leaves), (torch.float32, rounded)):
         tensors = {name: torch.tensor(array, dtype=dtype, requires_grad=True) for name, array in values.items()}
         keep: dict[str, Any] = {}
         out = RUNGS[8].prepare(sizes, tensors)(tensors["x"], keep)
         (out * torch.tensor(slope, dtype=dtype)).sum().backward()
-        found.append(keep | {"output": out} | {name: leaf.grad for name, leaf in tensors.items()})
+        results.append(keep | {"output": out} | {name: leaf.grad for name, leaf in tensors.items()})
     allowed = np.tri(7, dtype=bool)
     for name, bound in bounds.items():
-        exact, near = (x[name].detach().double().numpy() for x in found)
+        exact, near = (x[name].detach().double().numpy() for x in results)
         gap = np.abs(exact - near)
         far = (gap * allowed if name == "scores" else gap).max()
         assert 0 < far <= bound, name
@@ -379,7 +379,7 @@ def test_the_seed_draws_the_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"width": 66, "heads": 4}, "heads=4 does not divide width=66; pass a width that 4 divides"),
         ({"heads": 4, "kv_heads": 3}, "kv_heads=3 does not divide heads=4; query heads share in equal groups"),
@@ -393,10 +393,10 @@ def test_the_seed_draws_the_numbers() -> None:
         ({"seed": -1}, "seed=-1 is negative; pass 0 or more"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], said: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], message: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         run_ladder(**sizes)
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 # The tables

@@ -219,7 +219,7 @@ def test_documents_are_stripped_and_empty_ones_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"rung": "numpy"}, "rung='numpy' is not known; one of plain, array, tensor"),
         ({"steps": 0}, "steps=0 trains nothing; pass at least 1"),
@@ -231,10 +231,10 @@ def test_documents_are_stripped_and_empty_ones_left_out() -> None:
         ({"documents": "ada"}, "documents is one text; pass a list of them, such as its lines"),
     ],
 )
-def test_what_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         replay(**{"documents": NAMES, **arguments})
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 # The nodes that plain uses beside those tested with the autograd
@@ -304,8 +304,8 @@ try:
 except ValueError as error:
     print(json.dumps([type(error).__name__, str(error)]))
 """
-    said = ["HeadwiseError", "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"]
-    assert fresh_python(code) == said
+    message = ["HeadwiseError", "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"]
+    assert fresh_python(code) == message
 
 
 @pytest.mark.slow

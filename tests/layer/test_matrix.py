@@ -246,9 +246,9 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
     for mask in masks:
         both = mask if both is None else both & mask
     out = hw.attend(
-        q.tolist(), k.tolist(), v.tolist(), both, spec.scale, spec.softcap,
-        None if layer.sink is None else layer.sink.tolist(), 0.0, call["gate"].tolist() if "gate" in call else None,
-        spec.kv_index,
+        q.tolist(), k.tolist(), v.tolist(), both, scale=spec.scale, softcap=spec.softcap, kv_index=spec.kv_index,
+        sink=None if layer.sink is None else layer.sink.tolist(),
+        gate=call["gate"].tolist() if "gate" in call else None,
     )  # fmt: skip
     joined = torch.cat([torch.tensor(out, dtype=torch.float64)[:, h] for h in range(spec.n_heads)], -1)
     if layer.o_proj is None:
@@ -307,6 +307,7 @@ def test_every_argument_of_the_layer_has_a_row() -> None:
     assert set(CALL_ROWS) == set(FORWARD)
 
 
+COMPILED = ("out_proj", "kv_index", "gate")  # the rest is compiled by test_works_with, for several lengths
 CELLS = [
     pytest.param(
         rows[argument],
@@ -319,6 +320,7 @@ CELLS = [
     for argument in rows
     if argument not in SPECIAL
     for path in LAYER_PATHS
+    if path != "compiled" or argument in COMPILED
     for gradients in (False, True)
     if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
 ]
@@ -407,7 +409,7 @@ def test_watching_with_a_cache(path: str) -> None:
     assert [call.k.shape[2] for call in seen] == [2, 3, 5]  # the rolling one holds 3 when the last 2 come
 
 
-@pytest.mark.parametrize("path", CACHES)
+@pytest.mark.parametrize("path", ["growing", "rolling"])
 @pytest.mark.slow
 def test_compiled_with_a_cache(path: str, by_paper: Any) -> None:
     case, x = Case({"sink": True, "n_kv_heads": 2}), numbers("x", B, T, 29)
@@ -418,18 +420,14 @@ def test_compiled_with_a_cache(path: str, by_paper: Any) -> None:
     np.testing.assert_allclose(to_numpy(out), reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
 
 
-MASKS: dict[str, hw.Mask] = {
-    "lengths": hw.Lengths([3, 5]),
-    "segments": hw.Segments([[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]], [[0, 0, 1, 1, 1], [0, 1, 1, 1, 2]]),
-    "allowed": hw.Allowed([True, False, True, True, True]),
+MASKS: dict[str, hw.Mask] = {  # what test_works_with does not compile
     "bias": hw.Bias([0.5, -1.0, 2.0, -math.inf, 1.5]),
-    "alibi": hw.Alibi([0.1, 0.2, 0.3, 0.5, 0.7, 1.1]),
     "causal": hw.Causal(offset=-1),
 }
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_compiled(mask: str, by_paper: Any) -> None:
+def test_masks_compiled(mask: str, by_paper: Any) -> None:
     case, x = Case(call={"mask": MASKS[mask]}), numbers("x", B, T, 29)
     layer = case.layer()
     out = to_numpy(run("compiled", layer, x, case.call))
@@ -445,7 +443,7 @@ X = numbers("x", B, T, 29)
     [
         ({}, {"mask": hw.Lengths([3, 5]), "cache": hw.KVCache(window=3)}, ("Lengths", "window=3")),
         ({}, {"mask": hw.Causal(offset=1), "cache": hw.KVCache(window=3)}, ("Causal(offset=1)", "window=3")),
-        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(offset=1)", "window=3")),
+        ({}, {"mask": hw.Alibi(offset=1), "cache": hw.KVCache(window=3)}, ("Alibi(slopes=None, offset=1)", "window=3")),
         ({}, {"cache": hw.KVCache(window=1)}, ("Window(left=2)", "window=1")),
         ({"mask": hw.Causal()}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),
         ({"mask": None}, {"cache": hw.KVCache(window=3)}, ("no Window", "window=3")),

@@ -37,12 +37,20 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Call]]] = {
     "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, lambda T: {}),
     "sink": ({"mask": hw.Causal(), "sink": True}, lambda T: {}),
     "softcap": ({"mask": hw.Causal(), "softcap": 0.7}, lambda T: {}),
+    "scale and biases": (
+        {"mask": hw.Causal(), "scale": 0.2, "q_bias": True, "kv_bias": True, "out_bias": True},
+        lambda T: {},
+    ),
     "gate": ({"mask": hw.Causal()}, lambda T: {"gate": torch.linspace(-1, 1, 6)}),
     "allowed": ({}, lambda T: {"mask": hw.Allowed(draw(B, 1, T, T, seed=5) > 0)}),
     "lengths": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Lengths(torch.tensor([3, T]))}),
     "segments": ({"mask": hw.Causal()}, lambda T: {"mask": hw.Segments(*2 * [torch.arange(B * T).reshape(B, T) // 3])}),
     "bias": ({}, lambda T: {"mask": hw.Bias(draw(T, T, seed=7))}),
     "cross": ({"d_context": 13}, lambda T: {"context": draw(B, S, 13, seed=8)}),
+    "values": (
+        {"d_context": 13, "d_values": 11},
+        lambda T: {"context": draw(B, S, 13, seed=8), "values": draw(B, S, 11, seed=9)},
+    ),
     "cross lengths": (
         {"d_context": 13},
         lambda T: {"context": draw(B, S, 13), "mask": hw.Lengths(torch.tensor([S, 2]))},
@@ -107,7 +115,10 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
 # torch.compile and torch.export
 
 
-@pytest.mark.parametrize("case", CASES)
+# Those whose steps between the projections and the kernel differ; every case is compiled again below.
+@pytest.mark.parametrize(
+    "case", ["value_dim", "window", "qk_norm", "relative bias", "sink", "softcap", "lengths", "values"]
+)
 def test_compiles_into_one_graph(case: str, build: Any, fresh_compiler: None) -> None:
     """fullgraph=True makes a graph break an error. Values and gradients are those of the layer itself."""
     layer, call = build(case).double(), cast(CASES[case][1](T), torch.float64)
@@ -143,7 +154,8 @@ def test_compiles_to_machine_code(build: Any, fresh_compiler: None) -> None:
         pytest.skip("no C++ compiler, so torch.compile's own backend is not tried")
     layer, x = build("qk_norm"), draw(B, T, 29)
     compiled = torch.compile(layer, fullgraph=True)
-    assert_same(answers(compiled, layer, x, {}), answers(layer, layer, x, {}))
+    with torch.no_grad():  # gradients would take as long again; test_compiles_into_one_graph has them
+        torch.testing.assert_close(compiled(x), layer(x))
 
 
 class Fixed(nn.Module):

@@ -120,6 +120,16 @@ def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
     assert far(model, share_heads(model, 3, "aligned", "adjacent", roots).model) > 1e-4
 
 
+def test_under_a_qk_norm_the_size_of_a_key_head_does_not_count() -> None:
+    """The norm divides it out, but for its eps."""
+    model = build("qk-norm")
+    factors = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.7], dtype=torch.float64)[:, None, None]
+    scaled = with_layers(model, [dataclasses.replace(w, wk=w.wk * factors) for w in read_layers(model)])
+    assert far(model, scaled) < 1e-3
+    shared, other = (share_heads(x, 3, "aligned", "adjacent", roots_of(model)).model for x in (model, scaled))
+    assert far(shared, other) < 1e-3 < far(model, shared)
+
+
 def test_pools_are_what_they_are_called() -> None:
     model = build("llama")
     roots = roots_of(model)

@@ -145,11 +145,11 @@ def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -
         browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
-            heard: list[str] = []
-            page.on("console", lambda message, heard=heard: heard.append(message.text))
-            page.on("dialog", lambda dialog, heard=heard: heard.append(dialog.message))
+            messages: list[str] = []
+            page.on("console", lambda message, messages=messages: messages.append(message.text))
+            page.on("dialog", lambda dialog, messages=messages: messages.append(dialog.message))
             page.goto(f"file://{tmp_path / 'page.html'}")
-            assert heard == []
+            assert messages == []
             assert page.evaluate("document.documentElement.scrollWidth") == 390
             colours = page.evaluate(
                 "['.seed', '.arm'].map(name => getComputedStyle(document.querySelector(name)).fill)"

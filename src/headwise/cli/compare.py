@@ -23,29 +23,38 @@ FOLDER = Path("runs") / "compare"
 PAGE = Path("docs") / "claims.md"
 
 
+Experiment = Annotated[
+    str,
+    typer.Argument(
+        metavar="EXPERIMENT",
+        help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which runs them all.",
+    ),
+]
+Text = Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: the built-in data.")]
+Seeds = Annotated[int, typer.Option(help="Number of seeds for each model, at least 2.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps for each model. Default: those of the experiment.")]
+Folder = Annotated[
+    Path, typer.Option("--out", help="Folder that keeps finished work, so that the command can continue.")
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Number of processes. Default: one for each core. The results are the same.")
+]
+Png = Annotated[Path | None, typer.Option(help="Write a plot to this file (needs matplotlib).")]
+Html = Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")]
+Page = Annotated[Path | None, typer.Option(help=f"Write the list of claims to this file. Default: {PAGE}.")]
+
+
 @app.command(epilog="Example: headwise compare heads --seeds 3 --steps 200 --html heads.html")
 def compare(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="EXPERIMENT",
-            help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which runs them all.",
-        ),
-    ],
-    text: Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: the built-in data.")] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds for each model, at least 2.")] = 5,
-    steps: Annotated[
-        int | None, typer.Option(help="Training steps for each model. Default: those of the experiment.")
-    ] = None,
-    folder: Annotated[
-        Path, typer.Option("--out", help="Folder that keeps finished work, so that the command can continue.")
-    ] = FOLDER,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes. Default: one for each core. The results are the same.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option(help="Write a plot to this file (needs matplotlib).")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")] = None,
-    page: Annotated[Path | None, typer.Option(help=f"Write the list of claims to this file. Default: {PAGE}.")] = None,
+    experiment: Experiment,
+    text: Text = None,
+    seeds: Seeds = 5,
+    steps: Steps = None,
+    folder: Folder = FOLDER,
+    workers: Workers = None,
+    png: Png = None,
+    html: Html = None,
+    page: Page = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -93,8 +93,8 @@ def heads(
     survey, maps = look(model, choices)
     other = None if against is None else _compared(model, against, choices)
     # The report in a run tells of the run: a look at another text goes where --html says.
-    own = (model / "run.json").exists() and not text and ids is None and controls and other is None
-    report = html or (model / REPORT if own else None)
+    of_the_run = (model / "run.json").exists() and not text and ids is None and controls and other is None
+    report = html or (model / REPORT if of_the_run else None)
     if report is not None:
         _write_report(model, report, survey, maps, other)
     if csv is not None:

@@ -20,44 +20,68 @@ if TYPE_CHECKING:
     from headwise.gpt.train import Progress as TrainingProgress
 
 
+Text = Annotated[
+    Path | None,
+    typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus."),
+]
+
+
+def _presets() -> list[str]:
+    from headwise.gpt.presets import PRESETS
+
+    return list(PRESETS)
+
+
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.", autocompletion=_presets
+    ),
+]
+Heads = Annotated[int | None, typer.Option(help="Query heads per layer.")]
+KvHeads = Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")]
+HeadDim = Annotated[int | None, typer.Option(help="Width of a head. Default: --width divided by --heads.")]
+Layers = Annotated[int | None, typer.Option(help="Number of layers.")]
+Width = Annotated[int | None, typer.Option(help="Width of the model.")]
+Context = Annotated[int | None, typer.Option(help="Longest text the model sees, in tokens.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps (updates of the weights).")]
+Seed = Annotated[int | None, typer.Option(help="Seed for the weights, the batches and the choice of held-out text.")]
+Tokenizer = Annotated[Path | None, typer.Option(help="A tokenizer.json. Default: a token is a character.")]
+Lines = Annotated[
+    bool | None,
+    typer.Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?"),
+]
+Rung = Annotated[
+    str | None,
+    typer.Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."),
+]
+Samples = Annotated[int | None, typer.Option(min=0, help="How many texts to sample from the trained model.")]
+OutFolder = Annotated[Path | None, typer.Option("--out", help="The run folder. Default: a new folder in runs/.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
+AsList = Annotated[bool, typer.Option("--list", help="List the presets and train nothing.")]
+
+
 @app.command(
     epilog="Example: headwise train book.txt --preset llama --heads 8 --kv-heads 2 --steps 500 --out runs/book"
 )
 def train(
-    text: Annotated[
-        Path | None,
-        typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus."),
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.")
-    ] = None,
-    heads: Annotated[int | None, typer.Option(help="Query heads per layer.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option(help="Width of a head. Default: --width divided by --heads.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Number of layers.")] = None,
-    width: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
-    context: Annotated[int | None, typer.Option(help="Longest text the model sees, in tokens.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps (updates of the weights).")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed for the weights, the batches and the choice of held-out text.")
-    ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json. Default: a token is a character.")] = None,
-    lines: Annotated[
-        bool | None,
-        typer.Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?"),
-    ] = None,
-    rung: Annotated[
-        str | None,
-        typer.Option(
-            help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."
-        ),
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=0, help="How many texts to sample from the trained model.")] = None,
-    out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The run folder. Default: a new folder in runs/.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
-    as_list: Annotated[bool, typer.Option("--list", help="List the presets and train nothing.")] = False,
+    text: Text = None,
+    preset: Preset = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    head_dim: HeadDim = None,
+    layers: Layers = None,
+    width: Width = None,
+    context: Context = None,
+    steps: Steps = None,
+    seed: Seed = None,
+    tokenizer: Tokenizer = None,
+    lines: Lines = None,
+    rung: Rung = None,
+    samples: Samples = None,
+    out_folder: OutFolder = None,
+    resume: Resume = False,
+    as_list: AsList = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +101,7 @@ def train(
         "d_model": width,
         "context": context,
     }
-    given = {
+    options = {
         "preset": preset,
         "text": None if text is None else str(text_path(text).resolve()),
         "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
@@ -88,9 +112,13 @@ def train(
     }
     if rung is not None:
         folder = out_folder or _free_folder("microgpt" if text is None else text.stem)
-        replay_microgpt(given, rung, 20 if samples is None else samples, resume, folder, as_json)
+        replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
         return
-    folder, settings = _run_settings(given, out_folder, resume)
+    _train(*_run_settings(options, out_folder, resume), resume, samples, as_json)
+
+
+def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool) -> None:
+    """Train, report, and print what came out."""
     with needs_torch(), _training_progress() as report:
         from headwise.gpt.run import run_training
 
@@ -125,11 +153,11 @@ def _list_presets(as_json: bool) -> None:
         )
 
 
-def _run_settings(given: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
-    """The settings of a new run, or those of the run that is resumed, with which the given ones must agree."""
+def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
+    """The settings of a new run, or those of the run that is resumed, with which these options must agree."""
     with needs_torch():
         from headwise.gpt.run import Settings, read_run
-    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted = {name: value for name, value in options.items() if value is not None}
     if folder is None:
         if resume:
             raise HeadwiseError("--resume needs --out, the folder of the run to go on with")

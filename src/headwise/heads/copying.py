@@ -34,5 +34,5 @@ def copying(site: Site, model: nn.Module) -> list[float] | None:
     through = w_v @ (embed.double().T @ unembed.double()) @ w_o  # (H,E,E)
     values = torch.linalg.eigvals(through)
     ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
-    found: list[float] = ratio.tolist()
-    return found
+    scores: list[float] = ratio.tolist()
+    return scores

@@ -48,11 +48,11 @@ class Reader:
 
     def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call: what the model is given."""
-        given = self._given(args, kwargs)
-        if given.get("output_attentions"):
+        arguments = self._arguments(args, kwargs)
+        if arguments.get("output_attentions"):
             raise HeadwiseError("output_attentions=True: a watched model keeps no maps; drop it, and read `seen`")
-        self.past, cache = _past(given)
-        ids = given.get("input_ids", given.get("ids"))
+        self.past, cache = _past(arguments)
+        ids = arguments.get("input_ids", arguments.get("ids"))
         known = self.ids is not None and self.past <= self.ids.shape[1] and self._same(cache)
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
@@ -62,13 +62,13 @@ class Reader:
             self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
         else:  # tokens that were not watched, or that have changed places
             self.ids = None
-        self.padding = self._real(given.get("attention_mask"))
-        self.context_padding = _flat(given.get("encoder_attention_mask"))
+        self.padding = self._real(arguments.get("attention_mask"))
+        self.context_padding = _flat(arguments.get("encoder_attention_mask"))
 
     def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache."""
-        given = self._given(args, kwargs)
-        cache = _past(given)[1]
+        arguments = self._arguments(args, kwargs)
+        cache = _past(arguments)[1]
         self.cache = (
             cache if cache is not None else _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
         )
@@ -78,13 +78,13 @@ class Reader:
             cache is not None and self.cache is not None and all(a is b for a, b in zip(cache, self.cache, strict=True))
         )
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _real(self, mask: Any) -> Tensor | None:
         """Which of the tokens so far are real, (B,L) or None for all; generation may pass whole maps for each layer."""
         if isinstance(mask, Mapping):
-            mask = next((one for one in mask.values() if one is not None), None)
+            mask = next((layer_mask for layer_mask in mask.values() if layer_mask is not None), None)
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None
         if mask.ndim == 2:
@@ -101,16 +101,15 @@ def _flat(mask: Any) -> Tensor | None:
     return mask.detach().bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-def _past(given: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
+def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     """Tokens that the cache held before a call; and two objects that stay the same while nobody moves its rows."""
-    caches = given.get("caches")
+    caches = arguments.get("caches")
     if caches and isinstance(caches[0], KVCache):
         return int(caches[0].length), (caches[0], caches[0].reorders)
-    cache = given.get("past_key_values")
+    cache = arguments.get("past_key_values")
     if cache is None or not hasattr(cache, "get_seq_length"):
         return 0, None
-    own = getattr(cache, "self_attention_cache", cache)
-    layers = getattr(own, "layers", None) or [None]
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or [None]
     return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
 
 
@@ -168,8 +167,8 @@ def _crossdocument_of(call: Call, b: int, reader: Reader | None) -> Document:
     T, S = call.q.shape[2], call.k.shape[2]
     if reader is None:
         return Document(start=None)
-    own, context = reader.padding, reader.context_padding
-    rows = None if own is None or own.shape[0] <= b else _longer(own[b], reader.past + T)[-T:]
+    padding, context = reader.padding, reader.context_padding
+    rows = None if padding is None or padding.shape[0] <= b else _longer(padding[b], reader.past + T)[-T:]
     keys = None if context is None or context.shape[0] <= b or context.shape[1] != S else context[b]
     return Document(real_rows=rows, real_keys=keys, start=None)
 

@@ -88,7 +88,7 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
             f"must not change the answer; pass means=, what `watch` saw"
         )
     out = call.out.detach()
-    real = [one.real_rows if one.real_rows is not None else torch.ones(T, dtype=torch.bool) for one in documents]
+    real = [torch.ones(T, dtype=torch.bool) if item.real_rows is None else item.real_rows for item in documents]
     weight = torch.stack([rows.to(out.device) for rows in real]).to(out.dtype)
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
@@ -119,8 +119,8 @@ def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
             outs.clear()
             loss = next_token_losses(model, ids).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
             for n, (out, slope) in enumerate(zip(outs, torch.autograd.grad(loss, outs), strict=True)):
-                found = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
-                totals[names[n].name] = totals.get(names[n].name, torch.zeros_like(found)) + found
+                effect = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
+                totals[names[n].name] = totals.get(names[n].name, torch.zeros_like(effect)) + effect
             rows += ids.numel()
     if not rows:
         raise HeadwiseError("importance needs at least one batch of ids")
@@ -159,11 +159,11 @@ def ablation(
         for ids in batches:
             base = next_token_losses(model, ids)
             for name, numbers in chosen.items():
-                for some in _chunks(numbers, _variants(model, ids)):
-                    losses = _without_each(model, ids, sites[name], some, how)
-                    for h, found in zip(some, losses, strict=True):
-                        changes.setdefault(sites[name].head(h), []).extend((found - base).tolist())
-                    done += len(some)
+                for chunk in _chunks(numbers, _variants(model, ids)):
+                    losses = _without_each(model, ids, sites[name], chunk, how)
+                    for h, loss in zip(chunk, losses, strict=True):
+                        changes.setdefault(sites[name].head(h), []).extend((loss - base).tolist())
+                    done += len(chunk)
                     if progress is not None:
                         progress(done, total)
     return {name: interval_of(values) for name, values in changes.items()}

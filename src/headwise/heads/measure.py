@@ -81,13 +81,13 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 
     Where a query may attend fewer than k keys, the rest have weight 0.
     """
-    found_keys, found_weights = [], []
+    top, top_weights = [], []
     for keys, weights in _weights_of(call, b, rows):
         values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
         gap = min(k, call.k.shape[2]) - places.shape[2]
-        found_keys.append(F.pad(places + keys.start, (0, gap)))
-        found_weights.append(F.pad(values, (0, gap)))
-    return torch.cat(found_keys, 1), torch.cat(found_weights, 1)
+        top.append(F.pad(places + keys.start, (0, gap)))
+        top_weights.append(F.pad(values, (0, gap)))
+    return torch.cat(top, 1), torch.cat(top_weights, 1)
 
 
 @torch.no_grad()

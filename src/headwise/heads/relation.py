@@ -49,7 +49,7 @@ def relation(
     fixed offset. Raises HeadwiseError when pairs and documents do not fit.
     """
     _check_pairs(documents, pairs)
-    offsets = Counter(query - key for some in pairs for query, key in some)
+    offsets = Counter(query - key for of_document in pairs for query, key in of_document)
     offset, hits = offsets.most_common(1)[0]
     total = offsets.total()
     masses: dict[str, list[float]] = {}
@@ -62,10 +62,10 @@ def relation(
         weights = row_weights(call, 0, rows)
         keys = torch.tensor([key for _, key in wanted])
         at_key = weights[:, torch.arange(len(rows)), keys]
-        found = weights.argmax(-1) == keys
+        hit = weights.argmax(-1) == keys
         for h in range(weights.shape[0]):
             masses.setdefault(site.head(h), []).append(float(at_key[h].mean()))
-            right[site.head(h)] += int(found[h].sum())
+            right[site.head(h)] += int(hit[h].sum())
 
     with listening(model, listener), evaluating(model):
         for ids, wanted in zip(documents, pairs, strict=True):
@@ -83,8 +83,8 @@ def _check_pairs(documents: Sequence[Sequence[int]], pairs: Sequence[Sequence[Pa
         raise HeadwiseError(f"{len(pairs)} lists of pairs for {len(documents)} documents; pass one for each")
     if not any(pairs):
         raise HeadwiseError("there is no pair; a relation is a list of (query, key) positions for each document")
-    for n, (ids, some) in enumerate(zip(documents, pairs, strict=True)):
-        for query, key in some:
+    for n, (ids, of_document) in enumerate(zip(documents, pairs, strict=True)):
+        for query, key in of_document:
             if not (0 <= query < len(ids) and 0 <= key < len(ids)):
                 raise HeadwiseError(f"document {n} has {len(ids)} tokens, and a pair names ({query}, {key})")
 
@@ -114,8 +114,8 @@ def retrieval(model: nn.Module, ids: Sequence[int], needle: tuple[int, int], ste
         for _ in range(steps):
             written = int(logits(model, torch.tensor([text]), last=True)[0, -1].argmax())
             for name, key in tops.items():
-                found = fetched.setdefault(name, set())
+                places = fetched.setdefault(name, set())
                 if first <= key < last and text[key] == written:
-                    found.add(key)
+                    places.add(key)
             text.append(written)
-    return {name: len(found) / (last - first) for name, found in fetched.items()}
+    return {name: len(places) / (last - first) for name, places in fetched.items()}

@@ -58,9 +58,9 @@ def head_steps(
     seen = _run(model, ids, layer)
     spec, call = seen.layer.spec, seen.call
     _check_place("head", head, spec.n_heads, f"layer {layer}")
-    mine = seen.layer.heads[head]
+    chosen = seen.layer.heads[head]
     added = _added(seen.layer, call.out[0, :, at])
-    query = _stages(seen.layer, seen.layer.q_norm, mine.wq, mine.bq, seen.normed[at], at, call.q[0, head, at])
+    query = _stages(seen.layer, seen.layer.q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
     gate = call.options.gate
     q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, _output(seen.layer).bias
     return HeadSteps(
@@ -71,8 +71,8 @@ def head_steps(
         at=at,
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
-        kv_head=mine.kv_index,
-        sharing=mine.shared_with,
+        kv_head=chosen.kv_index,
+        sharing=chosen.shared_with,
         query=query,
         q_gain=None if q_norm is None else _floats(q_norm.weight),
         k_gain=None if k_norm is None else _floats(k_norm.weight),
@@ -81,7 +81,7 @@ def head_steps(
         **_softmax(seen, head, at, query[-1].values),
         gate=None if gate is None else float(torch.as_tensor(gate)[head]),
         out=_floats(call.out[0, head, at]),
-        wo=_rows(mine.wo),
+        wo=_rows(chosen.wo),
         added=_rows(added),
         norms=_floats(added.norm(dim=1)),
         out_bias=None if bias is None else _floats(bias),
@@ -118,17 +118,17 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
         layer.watchers.clear()  # those of the model, copied along: they must not see this run
     block = twin.blocks[number]
     assert isinstance(block, Block)
-    found: dict[str, Tensor] = {}
+    noted: dict[str, Tensor] = {}
     calls: list[Call] = []
 
     def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            found[name] = inputs[0][0]
+            noted[name] = inputs[0][0]
 
         return hook
 
     def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found["out"] = output[0]
+        noted["out"] = output[0]
 
     block.attention_norm.register_forward_pre_hook(keep("x"))
     block.attention.register_forward_pre_hook(keep("normed"))
@@ -136,7 +136,7 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     block.feed_forward_norm.register_forward_pre_hook(keep("x_new"))
     with observe(block.attention, calls.append):
         twin(torch.tensor([list(ids)]))
-    return _Seen(block.attention, calls[0], **found)
+    return _Seen(block.attention, calls[0], **noted)
 
 
 def _stages(
@@ -192,20 +192,20 @@ def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[
     """The fields of HeadSteps from the scores to the sum of the weighted values."""
     call, layer = seen.call, seen.layer
     steps = trace(call.q, call.k, call.v, call.options)
-    mine = layer.heads[head]
+    chosen = layer.heads[head]
     scores, capped, logits, weights = (
         record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights)
     )
     visible = [j for j, logit in enumerate(logits) if logit > -math.inf]
-    sink = None if mine.sink is None else float(mine.sink)
+    sink = None if chosen.sink is None else float(chosen.sink)
     if sink == -math.inf or not visible:
         sink = None  # it takes nothing
     top = max([logits[j] for j in visible] + ([] if sink is None else [sink]), default=0.0)
     sink_exp = None if sink is None else math.exp(sink - top)
     keys = []
     for j in visible:
-        key, value = call.k[0, mine.kv_index, j], _floats(call.v[0, mine.kv_index, j])
-        stages = _stages(layer, layer.k_norm, mine.wk, mine.bk, seen.normed[j], j, key)
+        key, value = call.k[0, chosen.kv_index, j], _floats(call.v[0, chosen.kv_index, j])
+        stages = _stages(layer, layer.k_norm, chosen.wk, chosen.bk, seen.normed[j], j, key)
         products = tuple(a * b for a, b in zip(query, stages[-1].values, strict=True))
         keys.append(
             KeySteps(

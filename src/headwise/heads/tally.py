@@ -127,5 +127,5 @@ def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, up to BATCH tokens together."""
     for length, group in itertools.groupby(documents, key=len):
         together = max(1, BATCH // length)
-        while some := list(itertools.islice(group, together)):
-            yield torch.tensor([list(document) for document in some])
+        while chunk := list(itertools.islice(group, together)):
+            yield torch.tensor([list(document) for document in chunk])

@@ -176,7 +176,7 @@ def _room(folder: Folder, tokens: int | None) -> int:
 
 def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
     """Name and content of every text."""
-    found: list[tuple[str, str]] = []
+    contents: list[tuple[str, str]] = []
     for source in sources:
         if not source.strip():
             raise HeadwiseError("the text is empty; pass a file, a folder or some words")
@@ -185,14 +185,14 @@ def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
             if not files:
                 raise HeadwiseError(f"{path} holds no text files ({', '.join(SUFFIXES)})")
-            found += [(str(file), read_text(file)) for file in files]
+            contents += [(str(file), read_text(file)) for file in files]
         elif _exists(path):
-            found.append((source, read_text(path)))
+            contents.append((source, read_text(path)))
         elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in SUFFIXES or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
         else:
-            found.append(("the text", source))
-    return found
+            contents.append(("the text", source))
+    return contents
 
 
 def _exists(path: Path) -> bool:

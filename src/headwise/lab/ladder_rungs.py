@@ -128,13 +128,8 @@ class _Softmaxes(TorchFunctionMode):
         return result
 
 
-def _module(
-    layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: Callable[[Tensor], Tensor], axis: int | None
-) -> Forward:
-    """A torch module: its watchers tell q, k, v and heads, and what W_O is given is `joined`.
-
-    axis  where its softmaxes' maps are joined for all heads, 1 for one of each head in turn; None: it has none to show
-    """
+def _module(layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: Callable[[Tensor], Tensor]) -> Forward:
+    """A torch module: its watchers are told q, k, v and heads; `joined` is what its W_O is given."""
 
     def forward(x: Tensor, keep: Keep | None) -> Tensor:
         if keep is None:
@@ -142,21 +137,22 @@ def _module(
         calls: list[Call] = []
         joined: list[Tensor] = []
         hook = projection.register_forward_pre_hook(lambda _, inputs: joined.append(inputs[0]))
-        with observe(layer, calls.append), _Softmaxes() as softmaxes:
+        with observe(layer, calls.append), _Softmaxes() as maps:
             output = run(x)
         hook.remove()
         q, heads = (torch.cat([getattr(call, name) for call in calls], 2) for name in ("q", "out"))
-        keep.update(
-            q=q, k=calls[-1].k, v=calls[-1].v, heads=heads, joined=torch.cat(joined, 1)
-        )  # a cache holds all keys
-        if axis is not None:
-            shape = (len(x), -1, x.shape[1], x.shape[1])
-            keep["scores"], keep["weights"] = (
-                torch.stack(maps, axis).reshape(shape) for maps in (softmaxes.scores, softmaxes.weights)
-            )
+        k, v = calls[-1].k, calls[-1].v  # of all tokens: a cache holds those of the calls before
+        keep.update(q=q, k=k, v=v, heads=heads, joined=torch.cat(joined, 1))
+        if maps.scores:
+            keep.update(scores=_all_heads(maps.scores), weights=_all_heads(maps.weights))
         return output
 
     return forward
+
+
+def _all_heads(maps: list[Tensor]) -> Tensor:
+    """(B,H,T,T) from one such map, or from one of (B,T,T) for each head."""
+    return maps[0] if maps[0].ndim == 4 else torch.stack(maps, 1)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
@@ -174,7 +170,7 @@ def _stacked(n: LadderSizes, w: Leaves) -> Forward:
         for name, leaf, place in (("W_query", "W_Q", h), ("W_key", "W_K", h // group), ("W_value", "W_V", h // group)):
             setattr(head, name, _linear(w[leaf][place * d : (place + 1) * d]))
     projection = _linear(w["W_O"])
-    return _module(wrapper, projection, nn.Sequential(wrapper, projection), 1)
+    return _module(wrapper, projection, nn.Sequential(wrapper, projection))
 
 
 def _as_printed(n: LadderSizes, w: Leaves) -> Forward:
@@ -191,7 +187,7 @@ def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
         repeated = w[leaf].reshape(-1, d, n.d_model).repeat_interleave(times, 0)
         setattr(layer, name, _linear(repeated.reshape(n.d_model, n.d_model)))
     layer.out_proj = _linear(w["W_O"])
-    return _module(layer, layer.out_proj, layer, 0)
+    return _module(layer, layer.out_proj, layer)
 
 
 def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
@@ -205,7 +201,7 @@ def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
         cache = KVCache()
         return torch.cat([layer(token, cache=cache) for token in torch.split(x, 1, dim=1)], 1)
 
-    return _module(layer, layer.o_proj, decode if cached else layer, None)
+    return _module(layer, layer.o_proj, decode if cached else layer)
 
 
 def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:

@@ -196,12 +196,12 @@ class Head:
     @property
     def cost(self) -> HeadCost:
         """Parameters and cache; see `HeadCost`."""
-        own = (self.wq, self.wo, self.bq, self.sink, self.relative_bias)
-        shared = (self.wk, self.wv, self.bk, self.bv)
+        of_query_head = (self.wq, self.wo, self.bq, self.sink, self.relative_bias)
+        of_kv_head = (self.wk, self.wv, self.bk, self.bv)
         spec = self.layer.spec
         return HeadCost(
-            parameters=sum(tensor.numel() for tensor in own if tensor is not None),
-            kv_parameters=sum(tensor.numel() for tensor in shared if tensor is not None),
+            parameters=sum(tensor.numel() for tensor in of_query_head if tensor is not None),
+            kv_parameters=sum(tensor.numel() for tensor in of_kv_head if tensor is not None),
             cache_bytes=(spec.head_dim + spec.value_dim) * self.wk.element_size(),
             shared_by=1 + len(self.shared_with),
         )

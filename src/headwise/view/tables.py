@@ -38,7 +38,8 @@ def print_table(
     least = [_least(column, place in lefts) for place, column in enumerate(columns)]
     fits = sum(wide) + 2 * len(wide) <= console.width
     gap = 2 if fits else 1  # between two columns
-    first = wide[0] if fits else min(wide[0], max(least[0], console.width // 3))
+    beside = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)  # where all columns stand in one table
+    first = wide[0] if fits else min(wide[0], max(least[0], console.width // 3, beside))
     start = 1
     while start < len(columns) or start == 1:
         end, room = start, console.width - first - 2
