@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from real_models import BERT, CASES, LLAMA, T5, WIDE
 from transformers import CONFIG_MAPPING
 
 from headwise.cost import cache_bytes_per_token, price
+from headwise.cost.decoders import decoder
 from headwise.cost.encoders import SIGLIP
 from headwise.cost.fields import Family
 from headwise.cost.read import FAMILIES
@@ -251,3 +254,11 @@ def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: 
         assert len(str(error)) < 500
     else:
         assert 0 < found.parameters.active <= 2 * found.parameters.total
+
+
+def test_a_new_family_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of Qwen2 under another name, with its windows left out, which this config leaves out too."""
+    newcomer = replace(FAMILIES["qwen2"], name="newcomer", build=partial(decoder, qkv_bias=True))
+    monkeypatch.setitem(FAMILIES, "newcomer", newcomer)
+    prices = [price(LLAMA | {"model_type": kind}) for kind in ("newcomer", "qwen2")]
+    assert prices[0].parameters == prices[1].parameters and prices[0].layers == prices[1].layers
