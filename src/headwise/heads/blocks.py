@@ -291,7 +291,11 @@ class Block:
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of x, weighted with p."""
-        return self._sum(x) * torch.where(self.mass > 0, self.share / self.mass, 0)
+        return self._sum(x) * self._mean_share
+
+    @cached_property
+    def _mean_share(self) -> Tensor:
+        return torch.where(self.mass > 0, self.share / self.mass, 0)
 
     def _sum(self, x: Tensor) -> Tensor:
         if x.ndim == 1:

@@ -46,13 +46,7 @@ def watch(
     Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
     known from `attention_mask` or from `Lengths`, is left out.
     """
-    if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
-        raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
-    for name in marks or {}:
-        if name in (table := all_statistics()) and table[name].needs != (name,):
-            raise HeadwiseError(
-                f"marks={name!r}: there is a statistic of that name; choose another for the set of keys"
-            )
+    _check(offsets, marks or {})
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     seen = Seen([head for site in sites_of(model) for head in site.heads], shown)
@@ -72,6 +66,17 @@ def watch(
 
     with listening(model, note, mark if marks else None):
         yield seen
+
+
+def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:
+    if not isinstance(offsets, Sequence) or any(type(k) is not int or k < 1 for k in offsets):
+        raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
+    table = all_statistics()
+    taken = [name for name in marks if name in table and name not in table[name].needs]
+    if taken:
+        raise HeadwiseError(
+            f"marks={taken[0]!r}: there is a statistic of that name; choose another for the set of keys"
+        )
 
 
 class Factors:
