@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise.files import read_text, remove_unfinished, text_path, write_whole
+from headwise import HeadwiseError
+from headwise.files import read_text, remove_unfinished, take_lock, text_path, write_whole
 
 WRITER = """
 import sys
@@ -212,3 +213,16 @@ def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(
     Path("tale").write_text("mine")
     assert text_path("tale").resolve() == tmp_path / "tale"
     assert text_path("book.txt") == Path("book.txt")
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = take_lock(path, "busy")
+    with pytest.raises(HeadwiseError, match="busy"):
+        take_lock(path, "busy")
+    path.unlink()
+    os.close(held)
+    code = "import os, pathlib, sys; from headwise.files import take_lock; take_lock(pathlib.Path(sys.argv[1]), '')"
+    subprocess.run([sys.executable, "-c", f"{code}; os._exit(1)", str(path)], check=False)
+    assert path.exists()  # left by a process that died
+    os.close(take_lock(path, "busy"))

@@ -230,6 +230,7 @@ def test_a_file_of_an_earlier_version_reads_alike() -> None:
     layout["model"]["unk_token"] = "<unk>"
     earlier = Tokens(Tokenizer.from_str(json.dumps(layout)))
     assert earlier.prompt("habló él") == tokens.prompt("habló él")
+    assert json.loads(earlier.to_json())["model"]["unk_token"] == BOUNDARY  # written again, it is up to date
     for reader in (earlier, tokens):
         for text, word in (("él hablo", "hablo"), (f"él {BOUNDARY}", BOUNDARY)):
             with pytest.raises(HeadwiseError, match=re.escape(f"has not seen the words '{word}'; it knows 3: = habló")):

@@ -24,6 +24,7 @@ class Tokens:
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
         self._tokenizer.post_processor = _post_processor(self.boundary)
+        _stand_in(tokenizer, self.vocabulary)
         self.frame: tuple[list[int], list[int]] = ([] if self.boundary is None else [self.boundary], [])
         self.specials = frozenset(() if self.boundary is None else (self.boundary,))
         layout = json.loads(tokenizer.to_str())
@@ -113,17 +114,22 @@ class Tokens:
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
-    """A vocabulary of whole tokens, numbered in order, the boundary last.
-
-    Readers other than `Tokens` need an id for what is unknown, and a further token would have no row in the model's
-    embedding: they take the boundary, where there is none the space, else the first token.
-    """
+    """A vocabulary of whole tokens, numbered in order, the boundary last."""
     vocabulary = {token: i for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)}
-    unknown = BOUNDARY if boundary else " " if " " in vocabulary else next(iter(vocabulary), "")
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
     if boundary:
         tokenizer.add_special_tokens([BOUNDARY])
     return tokenizer
+
+
+def _stand_in(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> None:
+    """Let a token stand for what a vocabulary of whole tokens lacks.
+
+    Readers other than `Tokens` need an id for the unknown, and a further token would have no row in the model's
+    embedding: they take the boundary, where there is none the space, else the first token.
+    """
+    if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
+        tokenizer.model.unk_token = next((x for x in (BOUNDARY, " ") if x in vocabulary), next(iter(vocabulary), ""))
 
 
 def _post_processor(boundary: int | None) -> processors.TemplateProcessing:
