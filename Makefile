@@ -18,7 +18,7 @@ test: $(VENV)/.tests
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist worksteal
 
-# For work in between: no browser, nothing slow, and three cases of each test that has many.
+# For work in between: no browser, nothing slow, and two cases of each test that has more.
 quick: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
