@@ -19,7 +19,7 @@ from invoking import Invoke, Outcome
 
 from headwise.lab.compare import claims, units
 from headwise.lab.compare.arithmetic import split_heads
-from headwise.lab.compare.experiment import Arm, Experiment, Scored
+from headwise.lab.compare.experiment import Scored, Unit
 
 FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
 
@@ -40,8 +40,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def scored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that take no time: their loss is 1, but 0.5 for the models without W_O; a seed adds a tenth."""
 
-    def fake(experiment: Experiment, arm: Arm, seed: int, steps: int | None, text: Path | None) -> Scored:
-        return Scored(31, {"loss": (0.5 if arm.name.startswith("without") else 1.0) + seed / 10}, None, 0.1)
+    def fake(unit: Unit) -> Scored:
+        return Scored(31, {"loss": (0.5 if unit.arm.name.startswith("without") else 1.0) + unit.seed / 10}, None, 0.1)
 
     monkeypatch.setattr(units, "run_unit", fake)
 
@@ -85,7 +85,7 @@ def test_a_real_experiment_on_a_text(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_claims_writes_its_page(invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(claims, "compare_all", lambda *given: all_comparisons())
+    monkeypatch.setattr(claims, "compare", lambda *given: all_comparisons())
     monkeypatch.setattr(claims.run_claims, "__defaults__", (*claims.run_claims.__defaults__[:-1], {"s": split_heads}))
     assert_refused(invoke("compare", "claims"), "--page docs/claims.md", "docs does not exist")
     (tmp_path / "docs").mkdir()

@@ -202,7 +202,7 @@ def test_an_arm_that_diverged_shows_nothing() -> None:
 
 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
-    monkeypatch.setattr(claims, "compare_all", lambda *given: all_comparisons())
+    monkeypatch.setattr(claims, "compare", lambda *given: all_comparisons())
     return run_claims(tmp_path, "headwise compare claims", counted={"split heads": split_heads})
 
 

@@ -21,16 +21,14 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.data import IGNORED, Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare import sharing, units
-from headwise.lab.compare.experiment import Arm, Experiment, Scored, count_parameters, run_unit, with_attention
+from headwise.lab.compare import run, sharing, units
+from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, by_model_width, unscaled, without_output
-from headwise.lab.compare.registry import EXPERIMENTS, find_experiment
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
 from headwise.lab.compare.roles import person, previous_token, role_scores, same_token, translation
-from headwise.lab.compare.run import compare, compare_all
+from headwise.lab.compare.run import EXPERIMENTS, find_experiment, units_of
 from headwise.lab.compare.timing import in_turn, median_ratio
 from headwise.lab.compare.two_lookups import NAMES, NUMBERS, TWO_LOOKUPS, lines, lookups
-from headwise.lab.compare.units import Unit, units_of
 from headwise.models.sites import attention_layers, observe
 from headwise.records import Call
 
@@ -48,6 +46,10 @@ def broken(config: GPTConfig) -> GPT:
 def tiny(*arms: Arm, **changes: Any) -> Experiment:
     arms = arms or (Arm(name="two", shape=TINY), Arm(name="three", shape={**TINY, "n_heads": 3}))
     return Experiment(**{"name": "tiny", "question": "Why?", "task": VERBS_OR_TEXT, "arms": arms} | changes)
+
+
+def compare(experiment: Experiment, *arguments: Any, **options: Any) -> Comparison:
+    return run.compare([experiment], *arguments, **options)[0]
 
 
 def no_times(comparison: Comparison) -> Comparison:
@@ -143,7 +145,7 @@ def test_the_answer_alone_is_learned_and_scored() -> None:
 
 def test_untrained_models_are_at_chance() -> None:
     arm = replace(TWO_LOOKUPS.arms[0], trained=False)
-    scores = run_unit(TWO_LOOKUPS, arm, 0, None, None).scores
+    scores = run_unit(Unit(TWO_LOOKUPS, arm, 0, None, None)).scores
     assert scores["accuracy"] < 3 / NUMBERS**2
     assert str(round(1 / NUMBERS**2, 3)) in TWO_LOOKUPS.notes[0]
 
@@ -197,8 +199,8 @@ def test_a_claim_holds_in_all_cases_or_depends() -> None:
 def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {("two", 0): 1.0, ("two", 1): 3.0, ("three", 0): 1.5, ("three", 1): 3.75}
 
-    def scored(experiment: Experiment, arm: Arm, seed: int, steps: int | None, text: Path | None) -> Scored:
-        return Scored(31, {"loss": figures[arm.name, seed]}, None, 2.0)
+    def scored(unit: Unit) -> Scored:
+        return Scored(31, {"loss": figures[unit.arm.name, unit.seed]}, None, 2.0)
 
     monkeypatch.setattr(units, "run_unit", scored)
     found = compare(tiny(), tmp_path, n_seeds=2)
@@ -221,11 +223,11 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, monkey
     whole = compare(tiny(), tmp_path / "whole", n_seeds=2, steps=3)
     done: list[str] = []
 
-    def stopping(experiment: Experiment, arm: Arm, seed: int, *rest: Any) -> Scored:
+    def stopping(unit: Unit) -> Scored:
         if len(done) == 3:
             raise KeyboardInterrupt
-        done.append(f"{arm.name} {seed}")
-        return run_unit(experiment, arm, seed, *rest)
+        done.append(unit.label)
+        return run_unit(unit)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(units, "run_unit", stopping)
@@ -276,7 +278,7 @@ def test_the_seed_decides_alone() -> None:
     found = []
     for state, seed in ((1, 0), (2, 0), (1, 1)):
         torch.manual_seed(state)
-        found.append(run_unit(tiny(), tiny().arms[0], seed, 2, None).scores["loss"])
+        found.append(run_unit(Unit(tiny(), tiny().arms[0], seed, 2, None)).scores["loss"])
     assert found[0] == found[1] != found[2]
 
 
@@ -358,7 +360,7 @@ def test_names_and_their_neighbours() -> None:
     with pytest.raises(HeadwiseError, match=r"there are heads, .*claims"):
         find_experiment("xyz")
     with pytest.raises(HeadwiseError, match="alone; leave --text out"):
-        compare_all([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
+        run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
 
 
 # Caches and speed
@@ -370,11 +372,8 @@ def test_the_formula_of_the_cache_is_what_a_cache_holds() -> None:
 
 
 def test_where_sharing_pays() -> None:
-    def decoded(context: int, ratio: float) -> sharing.Decoded:
-        return sharing.Decoded(3, context, {}, {"GQA": ratio})
-
     def message(*pairs: tuple[int, float]) -> list[str]:
-        return sharing.where_it_pays([decoded(*pair) for pair in pairs])
+        return sharing.where_it_pays({(3, context): {"GQA": ratio} for context, ratio in pairs})
 
     assert message((20, 1.0), (1000, 1.2), (5000, 1.5)) == ["At batch 3 GQA pays from 1,000 cached tokens on."]
     assert message((20, 1.2), (1000, 1.0), (5000, 1.5)) == ["At batch 3 GQA pays from 5,000 cached tokens on."]

@@ -64,9 +64,10 @@ def compare(
     Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
     """
     with needs_torch():
-        from headwise.lab.compare.registry import CLAIMS, find_experiment
+        from headwise.lab.compare import run
+        from headwise.lab.compare.claims import run_claims
 
-    chosen = None if experiment == CLAIMS else find_experiment(experiment)
+    chosen = None if experiment == run.CLAIMS else run.find_experiment(experiment)
     if chosen is None and text is not None:
         raise HeadwiseError("claims is about the built-in data; leave --text out, or name one experiment")
     if chosen is not None and page is not None:
@@ -78,13 +79,9 @@ def compare(
     record: Comparison | Ledger
     with _progress(folder) as report:
         if chosen is None:
-            from headwise.lab.compare.claims import run_claims
-
             record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
-            from headwise.lab.compare.run import compare as run
-
-            record = run(chosen, folder, seeds, steps, text, count, report)
+            record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
     _show(record, png, html, page, as_json)
 
 

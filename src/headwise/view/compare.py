@@ -59,11 +59,7 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
             ("the first", MISSING) if far is None else (f"{far.mean:+z.3f}", f"{far.low:+z.3f} to {far.high:+z.3f}")
         )
         rows.append((name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}", *differs))
-    return Table(
-        with_unit(metric),
-        ("arm", "parameters", "mean", "±", "difference", "95 % interval"),
-        tuple(rows),
-    )
+    return Table(with_unit(metric), ("arm", "parameters", "mean", "±", "difference", "95 % interval"), tuple(rows))
 
 
 def with_unit(metric: Metric) -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare.arithmetic import flops_with_heads, parameters_with_heads, split_heads
 from headwise.lab.compare.experiment import Report
-from headwise.lab.compare.registry import EXPERIMENTS
 from headwise.lab.compare.results import (
     FAILS,
     HOLDS,
@@ -29,7 +28,7 @@ from headwise.lab.compare.results import (
     of_all,
 )
 from headwise.lab.compare.roles import ROLES
-from headwise.lab.compare.run import SEEDS, compare_all, silent
+from headwise.lab.compare.run import EXPERIMENTS, SEEDS, compare, silent
 from headwise.lab.compare.speed import course_forms, decoding, printed_wrapper
 from headwise.lab.compare.timing import machine
 
@@ -84,7 +83,7 @@ def run_claims(
     counted  what is counted and timed, by name
     """
     wall, cpu = time.monotonic(), _cpu_seconds()
-    comparisons = compare_all(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
+    comparisons = compare(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
     rows: dict[str, tuple[Claim, Table]] = {}
     for done, (name, measure) in enumerate(counted.items()):
         report(f"claims: {name}", done, len(counted))

@@ -6,16 +6,17 @@ held-out tokens, so that their differences can be taken seed by seed.
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headwise import __version__
 from headwise.errors import HeadwiseError
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -92,6 +93,44 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Unit:
+    """One arm of an experiment with one seed."""
+
+    experiment: Experiment
+    arm: Arm
+    seed: int
+    steps: int | None  # None takes the recipe's
+    text: Path | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.experiment.name}: {self.arm.name}, seed {self.seed}"
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """All that decides the scores."""
+        arm, first = self.arm, self.experiment.arms[0]
+        return {
+            "model": _shape_of(arm) | {"trained": arm.trained},
+            "parameters_of": _shape_of(first) if arm.widened else None,
+            "data": _name_of(self.experiment.task.corpus),
+            "text": None if self.text is None else hashlib.sha256(self.text.read_bytes()).hexdigest(),
+            "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
+            "measure": _name_of(self.experiment.measure),
+            "seed": self.seed,
+            "versions": {"headwise": __version__, "torch": torch.__version__},
+        }
+
+
+def _shape_of(arm: Arm) -> dict[str, Any]:
+    return {"shape": dict(arm.shape), "build": _name_of(arm.build)}
+
+
+def _name_of(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+@dataclass(frozen=True)
 class Scored:
     """What one unit gave."""
 
@@ -101,15 +140,18 @@ class Scored:
     cpu_seconds: float
 
 
-def run_unit(experiment: Experiment, arm: Arm, seed: int, steps: int | None, text: Path | None) -> Scored:
+def run_unit(unit: Unit) -> Scored:
     """Build, train and measure one model. The same unit gives the same scores in any process, beside any others."""
+    experiment, arm, seed = unit.experiment, unit.arm, unit.seed
     began = time.process_time()
-    with _alone(seed):
-        corpus = _corpus(experiment.task.corpus, text, seed)
+    # On one thread sums are always added up in the same order. torch's random state is left as it was.
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        corpus = _corpus(experiment.task.corpus, unit.text, seed)
         model = arm.build(experiment.config(arm, len(corpus.tokens)))
         try:
             if arm.trained:
-                fit(model, experiment.recipe(steps, text), corpus, seed)
+                fit(model, experiment.recipe(unit.steps, unit.text), corpus, seed)
             scores, failure = experiment.measure(model.eval(), corpus), None
         except DivergedError as error:
             scores, failure = {}, f"diverged with seed {seed}: {error}"
@@ -120,14 +162,6 @@ def run_unit(experiment: Experiment, arm: Arm, seed: int, steps: int | None, tex
 @lru_cache(maxsize=2)
 def _corpus(make: Callable[[Path | None, int], Corpus], text: Path | None, seed: int) -> Corpus:
     return make(text, seed)
-
-
-@contextmanager
-def _alone(seed: int) -> Iterator[None]:
-    """One thread, so that sums are always added up in the same order; torch's random state is left as it was."""
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:

@@ -67,11 +67,7 @@ OUTPUT_PROJECTION = Experiment(
     arms=(
         Arm(name="with W_O", shape=SHAPE),
         Arm(
-            name="without W_O",
-            about="feed-forward widened by as much",
-            shape=SHAPE,
-            build=without_output,
-            widened=True,
+            name="without W_O", about="feed-forward widened by as much", shape=SHAPE, build=without_output, widened=True
         ),
     ),
 )

@@ -5,8 +5,8 @@ Saved parameters go into the feed-forward, so that the arms have as many as whol
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -60,51 +60,41 @@ def cache_bytes(tokens: int = 17) -> Table:
     )
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Decode steps of all arms after as many cached tokens."""
-
-    batch: int
-    context: int
-    speeds: dict[str, float]  # tokens per second
-    ratios: dict[str, float]  # of the speed to that of MHA, for the others
-
-
 def decoding_speed(contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = BATCHES, rounds: int = ROUNDS) -> Table:
     """Tokens per second of one decode step after `context` cached tokens, and the ratios to MHA."""
     models = _decoded_models(max(contexts) + 1)
-    decoded = [_decoded(models, batch, context, rounds) for batch in batches for context in contexts]
     shared = [name for name in models if name != "MHA"]
+    ratios: dict[tuple[int, int], dict[str, float]] = {}
+    rows = []
+    for batch, context in itertools.product(batches, contexts):
+        times = in_turn({name: _Step(model, batch, context) for name, model in models.items()}, rounds)
+        ratios[batch, context] = {name: median_ratio(times, "MHA", name) for name in shared}
+        speeds = (1000 * batch / milliseconds(times, name) for name in models)
+        rows.append((batch, context, *speeds, *ratios[batch, context].values()))
     sizes = f"{DECODED['n_layers']} layers of width {DECODED['d_model']}, {DECODED['n_heads']} query heads"
     return Table(
         "Decoding: tokens per second",
         ("batch", "context", *models, *(f"{name} / MHA" for name in shared)),
-        tuple((row.batch, row.context, *row.speeds.values(), *row.ratios.values()) for row in decoded),
+        tuple(rows),
         f"{sizes}, key/value heads {', '.join(f'{n} in {name}' for name, n in KV_HEADS.items())}, feed-forwards "
         f"widened to equal parameters; keys and values are not repeated; float32, one thread, medians of {rounds} "
-        f"rounds. {' '.join(where_it_pays(decoded))}",
+        f"rounds. {' '.join(where_it_pays(ratios))}",
     )
 
 
-def _decoded(models: Mapping[str, GPT], batch: int, context: int, rounds: int) -> Decoded:
-    times = in_turn({name: _Step(model, batch, context) for name, model in models.items()}, rounds)
-    return Decoded(
-        batch,
-        context,
-        {name: 1000 * batch / milliseconds(times, name) for name in models},
-        {name: median_ratio(times, "MHA", name) for name in models if name != "MHA"},
-    )
+def where_it_pays(ratios: Mapping[tuple[int, int], Mapping[str, float]]) -> list[str]:
+    """For each batch and each way to share, the context from which on it is 1.1 times as fast as MHA or more.
 
-
-def where_it_pays(decoded: Sequence[Decoded]) -> list[str]:
-    """For each batch and each way to share, the context from which on it is 1.1 times as fast as MHA or more."""
+    ratios  (batch, context), contexts rising -> name -> speed in relation to MHA
+    """
     sentences = []
-    for batch in dict.fromkeys(row.batch for row in decoded):
-        rows = sorted((row for row in decoded if row.batch == batch), key=lambda row: row.context)
-        for name in rows[0].ratios:
-            slow = [row.context for row in rows if row.ratios[name] < PAYS]
-            after = [row.context for row in rows if not slow or row.context > slow[-1]]
-            where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {rows[-1].context:,}"
+    for batch in dict.fromkeys(batch for batch, _ in ratios):
+        of_batch = {context: ratio for (size, context), ratio in ratios.items() if size == batch}
+        last = max(of_batch)
+        for name in of_batch[last]:
+            slow = [context for context, ratio in of_batch.items() if ratio[name] < PAYS]
+            after = [context for context in of_batch if not slow or context > slow[-1]]
+            where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {last:,}"
             sentences.append(f"At batch {batch} {name} {where}.")
     return sentences
 

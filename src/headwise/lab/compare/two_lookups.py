@@ -92,11 +92,7 @@ TWO_LOOKUPS = Experiment(
     ),
     arms=(
         *(heads_arm(count, SHAPE) for count in (1, 2, 4)),
-        Arm(
-            name="1 head, more neurons",
-            about="feed-forward of 32, not 1",
-            shape={**SHAPE, "n_heads": 1, "d_ff": 32},
-        ),
+        Arm(name="1 head, more neurons", about="feed-forward of 32, not 1", shape={**SHAPE, "n_heads": 1, "d_ff": 32}),
     ),
     metrics=(ACCURACY, LOSS),
     measure=answers_right,

@@ -17,59 +17,13 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from headwise import __version__
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.lab.compare.experiment import Arm, Experiment, Report, Scored, run_unit
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One arm of an experiment with one seed."""
-
-    experiment: Experiment
-    arm: Arm
-    seed: int
-    steps: int | None  # None takes the recipe's
-    text: Path | None
-
-    @property
-    def label(self) -> str:
-        return f"{self.experiment.name}: {self.arm.name}, seed {self.seed}"
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """All that decides the scores."""
-        arm, first = self.arm, self.experiment.arms[0]
-        return {
-            "model": _shape_of(arm) | {"trained": arm.trained},
-            "parameters_of": _shape_of(first) if arm.widened else None,
-            "data": _name_of(self.experiment.task.corpus),
-            "text": None if self.text is None else hashlib.sha256(self.text.read_bytes()).hexdigest(),
-            "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
-            "measure": _name_of(self.experiment.measure),
-            "seed": self.seed,
-            "versions": {"headwise": __version__, "torch": torch.__version__},
-        }
-
-
-def _shape_of(arm: Arm) -> dict[str, Any]:
-    return {"shape": dict(arm.shape), "build": _name_of(arm.build)}
-
-
-def _name_of(function: Any) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
-
-
-def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
-    """Seed by seed, so that the arms of a seed find its data ready."""
-    return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
+from headwise.lab.compare.experiment import Report, Scored, Unit, run_unit
 
 
 class Store:
@@ -80,11 +34,7 @@ class Store:
             raise HeadwiseError(f"--out {folder} is a file; pass a folder")
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._remove_unfinished()
-
-    def _remove_unfinished(self) -> None:
-        """Remove what killed processes left half-written; another one may be writing here at the same time."""
-        for path in self.folder.iterdir():
+        for path in folder.iterdir():  # what killed processes left half-written; others may be writing here just now
             unfinished = re.fullmatch(r"\.unit-[0-9a-f]{16}\.json\.(\d+)\.tmp", path.name)
             if unfinished and not _is_running(int(unfinished[1])):
                 path.unlink(missing_ok=True)
@@ -114,14 +64,13 @@ class Store:
 
 
 def _is_running(process: int) -> bool:
-    if os.name != "posix":  # where signal 0 is not a question
-        return True
     try:
-        os.kill(process, 0)
+        if os.name == "posix":  # elsewhere signal 0 is no question, and every process counts as running
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is somebody else's
-        return True
+    except OSError:
+        pass  # it is somebody else's
     return True
 
 
@@ -153,18 +102,13 @@ def _words(unit: Unit, scored: Scored) -> str:
     return f"{metric.words} {scored.scores[metric.name]:.3f}, {scored.cpu_seconds:.1f} s of processor time"
 
 
-def _arguments(unit: Unit) -> tuple[Experiment, Arm, int, int | None, Path | None]:
-    return unit.experiment, unit.arm, unit.seed, unit.steps, unit.text
-
-
 def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Scored], None, None]:
     if workers == 1 or len(units) <= 1:
-        for path, unit in units.items():
-            yield path, run_unit(*_arguments(unit))
+        yield from ((path, run_unit(unit)) for path, unit in units.items())
         return
     with _processes(min(workers, len(units))) as pool:
         with _deaf_to_interrupts():
-            futures = {pool.submit(run_unit, *_arguments(unit)): path for path, unit in units.items()}
+            futures = {pool.submit(run_unit, unit): path for path, unit in units.items()}
         for future in as_completed(futures):
             try:
                 scored = future.result()

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Causal
+from headwise.models.sites import observe
 from headwise.records import Call
 from headwise.spec import Options, check_dropout, require_size
 
@@ -49,7 +50,47 @@ class WatchedModule(nn.Module):
         return out_bhtd
 
 
-class CausalAttention(WatchedModule):
+class _Projections(WatchedModule):
+    """What one head and many at once have in common: the three projections, dropout, the mask, and attention itself."""
+
+    mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
+
+    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
+        super().__init__()
+        for name, size in (("d_in", d_in), ("d_out", d_out), ("context_length", context_length)):
+            require_size(name, size)
+        check_dropout(dropout)
+        self.d_out = d_out
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
+
+    def check_text(self, x: Tensor) -> None:
+        """Raise HeadwiseError where x is not (B,T,d_in) with at most `context_length` tokens."""
+        d_in, context_length = self.W_query.in_features, self.mask.shape[0]
+        if x.ndim != 3:
+            raise HeadwiseError(f"x has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
+        if x.shape[2] != d_in:
+            raise HeadwiseError(f"x has width {x.shape[2]}; this layer has d_in={d_in}")
+        if x.shape[1] > context_length:
+            raise HeadwiseError(
+                f"x has {x.shape[1]} tokens, and context_length={context_length}; cut the text, or build a longer layer"
+            )
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """(...,T,d) three times -> (...,T,d); the batch, and the heads if there is an axis of them, stand before."""
+        n_tokens = queries.shape[-2]
+        # Row i, column j: how well token j answers token i. Divided by sqrt(d), since a sum of d products grows with d.
+        scores = queries @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])
+        # exp(-inf) is 0: the future gets no weight, and the rest of the row still adds up to 1.
+        scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
+        weights: Tensor = self.dropout(torch.softmax(scores, dim=-1))
+        return weights @ values
+
+
+class CausalAttention(_Projections):
     """One attention head that looks at itself and at what came before. (B,T,d_in) -> (B,T,d_out).
 
     d_in            width of the tokens
@@ -59,31 +100,12 @@ class CausalAttention(WatchedModule):
     qkv_bias        do the three projections have a bias?
     """
 
-    mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
-
-    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
-        super().__init__()
-        _check_sizes(dropout, d_in=d_in, d_out=d_out, context_length=context_length)
-        self.d_out = d_out
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
-
     def forward(self, x: Tensor) -> Tensor:
-        _check_text(x, self.W_query.in_features, self.mask.shape[0])
-        n_tokens = x.shape[1]
+        self.check_text(x)
         queries = self.W_query(x)  # (B,T,d): what each token looks for
         keys = self.W_key(x)  # (B,T,d): what each token offers to be found by
         values = self.W_value(x)  # (B,T,d): what each token passes on when it is found
-
-        # Row i, column j: how well token j answers token i. Divided by sqrt(d), since a sum of d products grows with d.
-        scores = queries @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])
-        # exp(-inf) is 0: the future gets no weight, and the rest of the row still adds up to 1.
-        scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
-        weights = self.dropout(torch.softmax(scores, dim=-1))
-        head_out = weights @ values
+        head_out = self.attend(queries, keys, values)
         return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
@@ -107,22 +129,15 @@ class MultiHeadAttentionWrapper(WatchedModule):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.watchers:
-            return self._watched_forward(x)
-        return torch.cat([head(x) for head in self.heads], dim=-1)
-
-    def _watched_forward(self, x: Tensor) -> Tensor:
-        """The same; the calls of the heads are gathered into one call of them all."""
-        heads: list[Any] = list(self.heads)
-        calls: list[Call] = []
-        for head in heads:
-            head.watchers.append(calls.append)
-            try:
+        if not self.watchers:
+            return torch.cat([head(x) for head in self.heads], dim=-1)
+        calls: list[Call] = []  # of the heads, one by one: gathered into one call of them all
+        for head in self.heads:
+            with observe(cast(CausalAttention, head), calls.append):
                 head(x)
-            finally:
-                head.watchers.remove(calls.append)
         q, k, v, out = (torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out"))
-        return self.tell(q, k, v, out, heads[0].dropout).transpose(1, 2).flatten(2)
+        dropout = cast(CausalAttention, self.heads[0]).dropout
+        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         """All heads, without W_O; see `headwise.records.Watchable`."""
@@ -130,44 +145,30 @@ class MultiHeadAttentionWrapper(WatchedModule):
         return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
 
 
-class MultiHeadAttn(WatchedModule):
+class MultiHeadAttn(_Projections):
     """All heads at once: three projections, cut into heads; then the heads joined, and W_O. (B,T,d_in) -> (B,T,d_out).
 
     Each head has width d_out / num_heads, so num_heads must divide d_out. `out_proj` has a bias. Other arguments as in
     `CausalAttention`.
     """
 
-    mask: Tensor  # as in `CausalAttention`
-
     def __init__(
         self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
-        super().__init__()
-        _check_sizes(dropout, d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
+        super().__init__(d_in, d_out, context_length, dropout, qkv_bias)
+        require_size("num_heads", num_heads)
         assert d_out % num_heads == 0, "d_out must be divisible by num_heads"  # an AssertionError, as in the course
-        self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.ones(context_length, context_length).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_text(x, self.W_query.in_features, self.mask.shape[0])
-        n_tokens = x.shape[1]
-        queries = self._split(self.W_query(x))  # (B,h,T,d)
-        keys = self._split(self.W_key(x))
-        values = self._split(self.W_value(x))
-
-        # From here on as in one head: the batch and the heads are two axes that the products go along.
-        scores = queries @ keys.transpose(2, 3) / math.sqrt(self.head_dim)  # (B,h,T,T)
-        scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
-        weights = self.dropout(torch.softmax(scores, dim=-1))
-        heads_out = self.tell(queries, keys, values, weights @ values, self.dropout)  # (B,h,T,d)
-
+        self.check_text(x)
+        shape = (*x.shape[:2], self.num_heads, self.head_dim)  # head i owns the i-th slice of the width
+        queries, keys, values = (  # (B,h,T,d)
+            projection(x).reshape(shape).transpose(1, 2) for projection in (self.W_query, self.W_key, self.W_value)
+        )
+        heads_out = self.tell(queries, keys, values, self.attend(queries, keys, values), self.dropout)
         concat = heads_out.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
         result: Tensor = self.out_proj(concat)  # W_O mixes what the heads found
         return result
@@ -175,11 +176,6 @@ class MultiHeadAttn(WatchedModule):
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         """Its heads, W_O and W_V; see `headwise.records.Watchable`."""
         return self.num_heads, self.out_proj.weight, self.W_value.weight
-
-    def _split(self, x_btc: Tensor) -> Tensor:
-        """(B,T,h*d) -> (B,h,T,d): head i owns the i-th slice of the width."""
-        B, T, _ = x_btc.shape
-        return x_btc.reshape(B, T, self.num_heads, self.head_dim).transpose(1, 2)
 
 
 MultiHeadAttention = MultiHeadAttn
@@ -195,19 +191,17 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.
     """
     course: Any = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
     d_out, d_in = course.W_query.weight.shape
-    bias, head_dim = course.W_query.bias is not None, d_out // course.num_heads
+    n_heads, bias = course.num_heads, course.W_query.bias is not None
     wrapper = MultiHeadAttentionWrapper(
-        d_in, head_dim, course.mask.shape[0], course.dropout.p, course.num_heads, qkv_bias=bias
+        d_in, d_out // n_heads, course.mask.shape[0], course.dropout.p, n_heads, qkv_bias=bias
     )
     projection = nn.Linear(d_out, d_out)
     for module in (wrapper, projection):
         module.to(course.out_proj.weight).train(layer.training)
+    rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}
     for number, head in enumerate(wrapper.heads):
-        rows = slice(number * head_dim, (number + 1) * head_dim)
-        for name in PROJECTIONS:
-            source = getattr(course, name)
-            _fill(getattr(head, name), source.weight[rows], source.bias[rows] if bias else None)
-    _fill(projection, course.out_proj.weight, course.out_proj.bias)
+        head.load_state_dict({key: chunks[number] for key, chunks in rows.items()}, strict=False)
+    _fill(projection, course.out_proj)
     return wrapper, projection
 
 
@@ -232,25 +226,22 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
         first.W_query.in_features, joined, first.mask.shape[0], first.dropout.p, len(heads), qkv_bias=bias
     )
     layer.to(first.W_query.weight).train(wrapper.training)
-    for name in PROJECTIONS:
-        sources = [getattr(head, name) for head in heads]
-        biases = torch.cat([source.bias for source in sources]) if bias else None
-        _fill(getattr(layer, name), torch.cat([source.weight for source in sources]), biases)
-    if projection is None:
-        _fill(layer.out_proj, torch.eye(joined), None)
-    else:
-        _fill(layer.out_proj, projection.weight, projection.bias)
+    parts = [_projections_of(head) for head in heads]
+    layer.load_state_dict({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False)
+    _fill(layer.out_proj, projection)
     return layer
 
 
-def _fill(linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
-    """Copy a weight and a bias; a bias that the source lacks is 0."""
+def _projections_of(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and biases of W_query, W_key and W_value, by their names in the state of the module."""
+    return {key: value for key, value in module.state_dict().items() if key.partition(".")[0] in PROJECTIONS}
+
+
+def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:
+    """Copy a projection; None is the identity, and a bias that the source lacks is 0."""
     with torch.no_grad():
-        linear.weight.copy_(weight)
-        if bias is not None:
-            linear.bias.copy_(bias)
-        elif linear.bias is not None:
-            linear.bias.zero_()
+        linear.weight.copy_(torch.eye(linear.in_features) if source is None else source.weight)
+        linear.bias.copy_(torch.zeros(()) if source is None or source.bias is None else source.bias)
 
 
 def _require(module: nn.Module, *names: str) -> Any:
@@ -259,20 +250,3 @@ def _require(module: nn.Module, *names: str) -> Any:
     if absent:
         raise HeadwiseError(f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them")
     return module
-
-
-def _check_sizes(dropout: float, **sizes: int) -> None:
-    for name, value in sizes.items():
-        require_size(name, value)
-    check_dropout(dropout)
-
-
-def _check_text(x: Tensor, d_in: int, context_length: int) -> None:
-    if x.ndim != 3:
-        raise HeadwiseError(f"x has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
-    if x.shape[2] != d_in:
-        raise HeadwiseError(f"x has width {x.shape[2]}; this layer has d_in={d_in}")
-    if x.shape[1] > context_length:
-        raise HeadwiseError(
-            f"x has {x.shape[1]} tokens, and context_length={context_length}; cut the text, or build a longer layer"
-        )

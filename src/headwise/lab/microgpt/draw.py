@@ -108,12 +108,7 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS) -> dict[str, tuple[int, in
     return shapes
 
 
-def trained(
-    draw: Draw,
-    steps: int,
-    report: Report | None,
-    learn: Callable[[list[int], float], float],
-) -> list[float]:
+def trained(draw: Draw, steps: int, report: Report | None, learn: Callable[[list[int], float], float]) -> list[float]:
     """The losses of the steps; `learn` is given the ids of a document and the learning rate, and gives the loss."""
     losses = []
     for step in range(steps):

@@ -14,17 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from headwise.lab.microgpt.draw import (
-    ADAM_EPS,
-    BETA1,
-    BETA2,
-    NORM_EPS,
-    TEMPERATURE,
-    Draw,
-    Replay,
-    Report,
-    trained,
-)
+from headwise.lab.microgpt.draw import ADAM_EPS, BETA1, BETA2, NORM_EPS, TEMPERATURE, Draw, Replay, Report, trained
 from headwise.rungs.autograd import Scalar, Value, dot, exp, log_sum_exp, number, relu
 
 Vector = Sequence[Scalar]
