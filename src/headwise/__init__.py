@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, MissingError
 from headwise.intervals import Interval
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
 from headwise.positions import RelativeBias, RoPE
@@ -123,10 +123,6 @@ _LAZY = {
 }
 
 
-class _MissingError(HeadwiseError, AttributeError):
-    """A name whose library is not installed: `hasattr(hw, "watch")` is False, and using it says what to install."""
-
-
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
@@ -136,7 +132,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tokenizers"):
             raise
-        raise _MissingError(
+        raise MissingError(  # so that `hasattr(hw, "watch")` is False
             f"headwise.{name} needs {error.name}, which is not installed: pip install 'headwise[torch]'"
         ) from None
 

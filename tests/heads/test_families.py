@@ -31,7 +31,7 @@ from families import (
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads.hooks import listening
+from headwise.heads.documents import listening
 from headwise.models import hf, interface, sites
 
 OFFSETS = (2, 5)

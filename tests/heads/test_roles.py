@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.heads.profiles import Survey
-from headwise.heads.roles import ROLES, roles_of
+from headwise.heads.profiles import ROLES, Survey
 from headwise.heads.survey import survey
 from headwise.heads.texts import Text
 from headwise.intervals import Interval
@@ -174,5 +173,5 @@ SURE = Interval(0.7, 0.6, 0.8, 5)
     ],
 )
 def test_the_rule(score: Interval, uniform: float, untrained: float | None, earned: bool) -> None:
-    other = None if untrained is None else {RULE.score: untrained}
-    assert (RULE.name in roles_of({RULE.score: score}, {RULE.score: uniform}, other)) is earned
+    other = {} if untrained is None else {RULE.score: untrained}
+    assert RULE.earned({RULE.score: score}, {RULE.score: uniform}, other) is earned

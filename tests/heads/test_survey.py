@@ -16,10 +16,10 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.heads import effect
-from headwise.heads.copying import copying
 from headwise.heads.profiles import Survey
 from headwise.heads.statistics import all_statistics
 from headwise.heads.survey import EFFECTS, fresh_model, survey
+from headwise.heads.tally import copying
 from headwise.heads.texts import Text
 from headwise.intervals import interval_of
 from headwise.models import ask
@@ -223,6 +223,10 @@ def test_a_survey_is_a_mapping_of_heads(found: Survey) -> None:
     with pytest.raises(AttributeError, match="there is no statistic 'copying' of this head"):
         _ = replace(head, scores={}).copying
     assert "12 heads" in repr(found)
+    assert repr(replace(head, roles=("induction", "copying"), ablation=interval_of([0.25]))) == (
+        f"L1.H4(entropy={head.entropy.mean:.4g}; roles: induction, copying; loss without it +0.25)"
+    )
+    assert repr(replace(head, scores={}, roles=(), ablation=None)) == "L1.H4(roles: none)"
 
 
 def test_a_survey_in_a_notebook(found: Survey) -> None:

@@ -1,20 +1,29 @@
-"""What is known about the documents of a call: their tokens, their padding, and what a cache held before."""
+"""Hand every call of a model's attentions to a listener, with what is known about the documents of the call.
+
+That is their tokens, their padding, and what a cache held before.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.models.ask import hooked
+from headwise.models.sites import Site, attach, sites_of
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 
 Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each
+Listener = Callable[[Site, Call, Sequence["Document"]], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,30 @@ class Document:
     first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
 
 
+@contextmanager
+def listening(model: nn.Module, listener: Listener, marker: Marker | None = None) -> Iterator[None]:
+    """Hand every call of every attention to `listener`; what it returns replaces the heads' output (B,H,T,E)."""
+    sites, readers = sites_of(model), _readers(model)
+
+    def watcher(site: Site, call: Call) -> Tensor | None:
+        reader = readers.get(site.module) or _Reader(model, ())
+        documents = [_document(call, b, call.cross or site.cross, reader, marker) for b in range(call.q.shape[0])]
+        return listener(site, call, documents)
+
+    handles = [
+        handle
+        for reader in set(readers.values())
+        for handle in (
+            reader.model.register_forward_pre_hook(reader.read, with_kwargs=True),
+            reader.model.register_forward_hook(reader.remember, with_kwargs=True),
+        )
+    ]
+    with hooked(handles), attach({site: partial(watcher, site) for site in sites}, model):
+        yield
+
+
 @dataclass(eq=False)
-class Reader:
+class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included."""
 
     model: nn.Module
@@ -44,7 +75,7 @@ class Reader:
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
-    cache: Any = None  # what tells whether a cache is the one of the last call, untouched since
+    cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
 
     def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call: what the model is given."""
@@ -53,30 +84,23 @@ class Reader:
             raise HeadwiseError("output_attentions=True: a watched model keeps no maps; drop it, and read `seen`")
         self.past, cache = _past(arguments)
         ids = arguments.get("input_ids", arguments.get("ids"))
-        known = self.ids is not None and self.past <= self.ids.shape[1] and self._same(cache)
+        same = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
-        elif known and self.ids is not None and self.ids.shape[0] == ids.shape[0]:
+        elif same and self.ids is not None and self.past <= self.ids.shape[1] and self.ids.shape[0] == ids.shape[0]:
             self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
         else:  # tokens that were not watched, or that have changed places
             self.ids = None
         self.padding = self._real(arguments.get("attention_mask"))
-        self.context_padding = _flat(arguments.get("encoder_attention_mask"))
+        context = arguments.get("encoder_attention_mask")
+        self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
 
     def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache."""
-        arguments = self._arguments(args, kwargs)
-        cache = _past(arguments)[1]
-        self.cache = (
-            cache if cache is not None else _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
-        )
-
-    def _same(self, cache: Any) -> bool:
-        return (
-            cache is not None and self.cache is not None and all(a is b for a, b in zip(cache, self.cache, strict=True))
-        )
+        cache = _past(self._arguments(args, kwargs))[1]
+        self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
@@ -97,10 +121,6 @@ class Reader:
         return may.any(1).any(1)[:, : mask.shape[2]]  # without a cache every real token is seen, by itself at least
 
 
-def _flat(mask: Any) -> Tensor | None:
-    return mask.detach().bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-
-
 def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     """Tokens that the cache held before a call; and two objects that stay the same while nobody moves its rows."""
     caches = arguments.get("caches")
@@ -113,14 +133,14 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
 
 
-def readers_of(model: nn.Module) -> dict[nn.Module, Reader]:
+def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     """For each module the reader of the innermost model around it that is given tokens."""
-    readers: dict[nn.Module, Reader] = {}
+    readers: dict[nn.Module, _Reader] = {}
 
-    def walk(module: nn.Module, reader: Reader | None) -> None:
+    def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = list(inspect.signature(module.forward).parameters)
         if {"ids", "input_ids"} & set(names):
-            reader = Reader(module, names)
+            reader = _Reader(module, names)
         if reader is not None:
             readers[module] = reader
         for child in module.children():
@@ -130,26 +150,32 @@ def readers_of(model: nn.Module) -> dict[nn.Module, Reader]:
     return readers
 
 
-def document_of(call: Call, b: int, cross: bool, reader: Reader | None, marker: Marker | None) -> Document:
+def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
     """What is known about document b of a call."""
     T, S = call.q.shape[2], call.k.shape[2]
-    if cross:
-        return _crossdocument_of(call, b, reader)
-    past = call.past if call.past is not None else 0 if reader is None else reader.past
+    padding, ids = _row(reader.padding, b), _row(reader.ids, b)
+    if cross:  # queries of one sequence, keys of another: there are no distances
+        context = _row(reader.context_padding, b)
+        return Document(
+            real_rows=None if padding is None else _longer(padding, reader.past + T)[-T:],
+            real_keys=None if context is None or len(context) != S else context,
+            start=None,
+        )
+    past = reader.past if call.past is None else call.past
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None
-    first = 0
-    padding = None if reader is None or reader.padding is None else reader.padding[b : b + 1]
-    if padding is not None and len(padding):
-        real = _longer(padding[0], length)
+    first, before = 0, -1
+    if padding is not None:
+        real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
         first = int(real.int().argmax()) if real.any() else 0
-    elif T == S:
-        rows = keys = _by_length(call, b)
-    ids = None if reader is None else reader.ids
-    if ids is not None and ids.shape[0] > b and ids.shape[1] == length:
-        q_ids, k_ids = ids[b, -T:], _fit(ids[b], S, -1)
+    elif T == S and call.options.mask is not None:  # in self attention a mask of lengths tells of queries, too
+        n_real = call.options.mask.real_length(b)
+        rows = keys = None if n_real is None else torch.arange(T) < n_real
+    if ids is not None and len(ids) == length:
+        q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
+        before = int(ids[gone - 1]) if gone else -1
     return Document(
         real_rows=rows,
         real_keys=keys,
@@ -157,35 +183,20 @@ def document_of(call: Call, b: int, cross: bool, reader: Reader | None, marker: 
         q_ids=q_ids,
         k_ids=k_ids,
         marks=None if marker is None or k_ids is None else dict(marker(k_ids)),
-        before=int(ids[b, gone - 1]) if k_ids is not None and ids is not None and gone else -1,
+        before=before,
         first=first - gone if first >= gone else None,
     )
 
 
-def _crossdocument_of(call: Call, b: int, reader: Reader | None) -> Document:
-    """Queries of one sequence, keys of another: there are no distances."""
-    T, S = call.q.shape[2], call.k.shape[2]
-    if reader is None:
-        return Document(start=None)
-    padding, context = reader.padding, reader.context_padding
-    rows = None if padding is None or padding.shape[0] <= b else _longer(padding[b], reader.past + T)[-T:]
-    keys = None if context is None or context.shape[0] <= b or context.shape[1] != S else context[b]
-    return Document(real_rows=rows, real_keys=keys, start=None)
+def _row(values: Tensor | None, b: int) -> Tensor | None:
+    return None if values is None or len(values) <= b else values[b]
 
 
 def _longer(real: Tensor, length: int) -> Tensor:
     """What is known of the first tokens, and True for those after them; the rest of a static mask is cut off."""
-    return torch.cat([real, real.new_ones(max(0, length - real.shape[0]))])[:length]
+    return torch.cat([real, real.new_ones(max(0, length - len(real)))])[:length]
 
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
     """The last `length` values, or all of them and a filler behind."""
-    if values.shape[0] >= length:
-        return values[values.shape[0] - length :]
-    return torch.cat([values, values.new_full((length - values.shape[0],), filler)])
-
-
-def _by_length(call: Call, b: int) -> Tensor | None:
-    """In self attention a mask of lengths tells which queries are padding, too."""
-    length = None if call.options.mask is None else call.options.mask.real_length(b)
-    return None if length is None else torch.arange(call.q.shape[2]) < length
+    return torch.cat([values[max(0, len(values) - length) :], values.new_full((max(0, length - len(values)),), filler)])

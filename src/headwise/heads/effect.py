@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document
-from headwise.heads.hooks import listening
+from headwise.heads.documents import Document, listening
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document
-from headwise.heads.hooks import listening
+from headwise.heads.documents import Document, listening
 from headwise.heads.texts import Text
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.sites import Site, sites_of

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headwise.markup import escaped, number, picture, table
 
 if TYPE_CHECKING:
-    from headwise.heads.profiles import HeadProfile, Survey
+    from headwise.heads.profiles import HeadProfile
     from headwise.heads.seen import Array, SeenHead
 
 BLUE = "30,90,200"
 
 
-def heads_table(heads: Mapping[str, SeenHead]) -> str:
-    """A line for each head: its picture, and the mean of each statistic."""
-    names = list(dict.fromkeys(name for head in heads.values() for name in head.rows))
-    rows = (
-        [
-            escaped(name),
-            _picture(name, head.thumbnail, 64),
-            *(number(head[key], 3) if key in head.rows else "" for key in names),
-        ]
-        for name, head in heads.items()
-    )
-    return table(["head", "map", *map(escaped, names)], rows)
+def heads_table(
+    heads: Sequence[SeenHead | HeadProfile], statistics: Iterable[str], columns: Mapping[str, Sequence[str]]
+) -> str:
+    """A line for each head: its picture, other `columns` of HTML, and the mean of each statistic."""
+    names = list(statistics)
+    rows = []
+    for n, head in enumerate(heads):
+        means = head.means
+        cells = [column[n] for column in columns.values()]
+        rows.append([escaped(head.name), _picture(head, 64), *cells, *(number(means.get(name), 3) for name in names)])
+    return table(["head", "map", *columns, *map(escaped, names)], rows)
 
 
-def head_card(head: SeenHead) -> str:
-    """One head: its numbers in words, and its map; on the tokens where the text is short enough."""
-    drawn = _picture(head.name, head.thumbnail, 160) if head.tokens is None else token_map(head.thumbnail, *head.tokens)
-    words = in_words({name: head[name] for name in head.rows})
-    return f"<div><p><b>{escaped(head.name)}</b> {escaped(words)}</p>{drawn}</div>"
+def head_card(head: SeenHead | HeadProfile, roles: str = "", drawn: str = "") -> str:
+    """One head: its roles, its numbers in words, and its map, or what is drawn instead."""
+    words = f" ({roles}) {in_words(head.means)}" if roles else f" {in_words(head.means)}"
+    return f"<div><p><b>{escaped(head.name)}</b>{escaped(words)}</p>{drawn or _picture(head, 160)}</div>"
 
 
 def in_words(means: Mapping[str, float]) -> str:
@@ -49,39 +47,16 @@ def in_words(means: Mapping[str, float]) -> str:
 
 def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
     """The weights (T,S) as a table whose lines are the tokens that look, and whose columns those that are looked at."""
+    style = "width:1.4em;height:1.4em"
     lines = (
-        [escaped(token), *(_cell(float(weight)) for weight in line)] for token, line in zip(rows, weights, strict=True)
+        [
+            escaped(token),
+            *(f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>' for p in line),
+        ]
+        for token, line in zip(rows, weights.tolist(), strict=True)
     )
     return table(["", *map(escaped, keys)], lines)
 
 
-def _cell(weight: float) -> str:
-    style = f"background:rgba({BLUE},{weight:.3f});width:1.4em;height:1.4em"
-    return f'<div title="{weight:.3f}" style="{style}"></div>'
-
-
-def survey_table(survey: Survey) -> str:
-    """A line for each head: its picture, its roles, what breaks without it, and the mean of each statistic."""
-    rows = (
-        [
-            escaped(profile.name),
-            _picture(profile.name, profile.thumbnail, 64),
-            escaped(", ".join(profile.roles)),
-            number(None if profile.ablation is None else profile.ablation.mean, 3, signed=True),
-            *(number(profile.scores[key].mean, 3) if key in profile.scores else "" for key in survey.statistics),
-        ]
-        for profile in survey.profiles
-    )
-    return table(["head", "map", "roles", "loss without it", *map(escaped, survey.statistics)], rows)
-
-
-def profile_card(profile: HeadProfile) -> str:
-    """One head of a survey: its roles, its numbers in words, and its map of the first document."""
-    roles = f" ({', '.join(profile.roles)})" if profile.roles else ""
-    words = in_words({name: score.mean for name, score in profile.scores.items()})
-    drawn = _picture(profile.name, profile.thumbnail, 160)
-    return f"<div><p><b>{escaped(profile.name)}</b>{escaped(roles)} {escaped(words)}</p>{drawn}</div>"
-
-
-def _picture(name: str, thumbnail: Array, height: int) -> str:
-    return picture(thumbnail.tolist(), f"{name}: keys to the right, queries downwards", height)
+def _picture(head: SeenHead | HeadProfile, height: int) -> str:
+    return picture(head.thumbnail.tolist(), f"{head.name}: keys to the right, queries downwards", height)

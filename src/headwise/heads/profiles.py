@@ -1,15 +1,21 @@
-"""The result of a survey, in plain types and NumPy arrays. No torch here."""
+"""The result of a survey, in plain types and NumPy arrays, and the roles that heads can have. No torch here.
+
+A head earns a role when its score reaches the threshold and the lower bound of its interval over documents lies above
+both controls: attention spread evenly over what the mask allows, and the largest score that any head of the same model
+reaches with untrained weights. A single document gives no interval, so no role that a text decides.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
-from headwise.heads.notebook import profile_card, survey_table
+from headwise.heads.notebook import head_card, heads_table
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.markup import plural
+from headwise.markup import escaped, number, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,8 +32,33 @@ class Role:
     meaning: str  # in a line
     source: str
 
+    def earned(self, scores: Mapping[str, Interval], *controls: Mapping[str, float]) -> bool:
+        """Does a head with these scores have the role?"""
+        if self.score not in scores:
+            return False
+        score = scores[self.score]
+        return score.mean >= self.threshold and all(score.low > control.get(self.score, -inf) for control in controls)
 
-@dataclass(frozen=True)
+
+MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
+
+ROLES = (
+    Role("previous token", "previous", MASS, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
+    Role("next token", "next", MASS, "looks at the token right after", "Clark et al. 2019, 1906.04341"),
+    Role("self", "self", MASS, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
+    Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),
+    Role("delimiter", "delimiter", MASS, "looks at separators and punctuation", "Clark et al. 2019, 1906.04341"),
+    Role("duplicate token", "duplicate", MASS, "looks at an earlier copy of the token", "Wang et al. 2022, 2211.00593"),
+    Role("induction", "prefix", MASS, "looks at what came after an earlier copy", "Olsson et al. 2022, 2209.11895"),
+    Role("positional", "positional", 0.9, "looks hardest at one fixed offset", "Voita et al. 2019, 1905.09418"),
+    Role(
+        "copying", "copying", 0.8, "raises the logits of what it looks at", "Elhage et al. 2021, transformer circuits"
+    ),
+    Role("rare token", "rare_top", MASS, "looks hardest at the rarest tokens", "Voita et al. 2019, 1905.09418"),
+)
+
+
+@dataclass(frozen=True, repr=False)
 class HeadProfile(Statistics[Interval]):
     """What one head does on many documents; numbers are means over rows, then over documents."""
 
@@ -53,8 +84,19 @@ class HeadProfile(Statistics[Interval]):
             raise unknown_statistic(name, self.scores)
         return self.scores[name]
 
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each statistic over the documents."""
+        return {name: score.mean for name, score in self.scores.items()}
+
+    def __repr__(self) -> str:
+        facts = [f"{name}={self.means[name]:.4g}" for name in ("entropy",) if name in self.scores]
+        facts += [f"roles: {', '.join(self.roles) or 'none'}"]
+        facts += [] if self.ablation is None else [f"loss without it {self.ablation.mean:+.4g}"]
+        return f"{self.name}({'; '.join(facts)})"
+
     def _repr_html_(self) -> str:
-        return profile_card(self)
+        return head_card(self, ", ".join(self.roles))
 
 
 @dataclass(frozen=True)
@@ -105,4 +147,11 @@ class Survey(Mapping[str, HeadProfile]):
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
 
     def _repr_html_(self) -> str:
-        return survey_table(self)
+        columns = {
+            "roles": [escaped(", ".join(profile.roles)) for profile in self.profiles],
+            "loss without it": [
+                number(None if profile.ablation is None else profile.ablation.mean, 3, signed=True)
+                for profile in self.profiles
+            ],
+        }
+        return heads_table(self.profiles, self.statistics, columns)

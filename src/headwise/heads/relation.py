@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document
-from headwise.heads.hooks import listening
+from headwise.heads.documents import Document, listening
 from headwise.heads.measure import row_weights
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import evaluating, logits, run_body

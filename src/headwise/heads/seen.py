@@ -12,7 +12,7 @@ from headwise.errors import MissingError
 from headwise.heads.blocks import THUMBNAIL
 from headwise.heads.documents import Document
 from headwise.heads.measure import Measured
-from headwise.heads.notebook import head_card, heads_table
+from headwise.heads.notebook import head_card, heads_table, token_map
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
 from headwise.models.sites import Site
 
@@ -48,16 +48,16 @@ class _SeenSite:
     """What the heads of one attention did: their rows so far, and the pictures of the last document."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, _Growing] = {}  # the statistics that every document has
+        self.growing: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.n_rows = 0
         self._out_sum: NDArray[np.float64] | float = 0.0  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
-        if not self._rows:
-            self._rows = {name: _Growing(len(values)) for name, values in measured.rows.items()}
-        self._rows = {name: rows for name, rows in self._rows.items() if name in measured.rows}
-        for name, rows in self._rows.items():
+        if not self.growing:
+            self.growing = {name: _Growing(len(values)) for name, values in measured.rows.items()}
+        self.growing = {name: rows for name, rows in self.growing.items() if name in measured.rows}
+        for name, rows in self.growing.items():
             rows.add(as_numpy(measured.rows[name]))
         self._means = {}
         self.n_rows += len(measured.places)
@@ -67,15 +67,11 @@ class _SeenSite:
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._rows)
-
     def rows(self, name: str) -> Array:
         """One statistic of all heads, (H,N)."""
-        if name not in self._rows:
-            raise unknown_statistic(name, self._rows)
-        return self._rows[name].values
+        if name not in self.growing:
+            raise unknown_statistic(name, self.growing)
+        return self.growing[name].values
 
     def means(self, name: str) -> NDArray[np.float64]:
         """The mean over the rows of each head, (H,)."""
@@ -100,10 +96,10 @@ class Rows(Statistics[Array]):
         return rows
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._site.names)
+        return iter(self._site.growing)
 
     def __len__(self) -> int:
-        return len(self._site.names)
+        return len(self._site.growing)
 
 
 class SeenHead(Statistics[float]):
@@ -117,6 +113,10 @@ class SeenHead(Statistics[float]):
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
         return float(self._site.means(name)[self._head])
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: self[name] for name in self.rows}
 
     @property
     def received(self) -> Array:
@@ -149,7 +149,7 @@ class SeenHead(Statistics[float]):
         return f"{self.name}({numbers}, rows={self._site.n_rows})"
 
     def _repr_html_(self) -> str:
-        return head_card(self)
+        return head_card(self, drawn="" if self.tokens is None else token_map(self.thumbnail, *self.tokens))
 
 
 class Seen(Mapping[str, SeenHead]):
@@ -195,7 +195,8 @@ class Seen(Mapping[str, SeenHead]):
         return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
 
     def _repr_html_(self) -> str:
-        return heads_table(self)
+        heads = list(self.values())
+        return heads_table(heads, dict.fromkeys(name for head in heads for name in head.rows), {})
 
 
 def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:

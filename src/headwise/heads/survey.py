@@ -19,8 +19,7 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, importance
-from headwise.heads.profiles import HeadProfile, Survey
-from headwise.heads.roles import ROLES, roles_of
+from headwise.heads.profiles import ROLES, HeadProfile, Survey
 from headwise.heads.seen import as_numpy
 from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches, collect
@@ -249,7 +248,7 @@ def _profile(site: Site, h: int, tally: Tally, untrained: Mapping[str, float] | 
         head=h,
         scores=scores,
         uniform={key: even[key] for key in scores if key in even},
-        roles=roles_of(scores, even, untrained),
+        roles=tuple(role.name for role in ROLES if role.earned(scores, even, untrained or {})),
         importance=effects.importance.get(name),
         ablation=effects.ablation.get(name),
         thumbnail=as_numpy(measured.thumbnail[h]),
