@@ -130,6 +130,7 @@ def test_the_answer_is_what_the_question_asks() -> None:
         assert answer == numbers[question[0]][0] + numbers[question[1]][1]
 
 
+@pytest.mark.slow
 def test_the_answer_alone_is_learned_and_scored() -> None:
     corpus = lookups(None, 0)
     batches = [corpus.data.batch(torch.Generator().manual_seed(1), 7), next(corpus.data.held_out_batches(11))]
@@ -143,6 +144,7 @@ def test_the_answer_alone_is_learned_and_scored() -> None:
             assert words[-1] == numbers[one][0] + numbers[other][1]
 
 
+@pytest.mark.slow
 def test_untrained_models_are_at_chance() -> None:
     arm = replace(TWO_LOOKUPS.arms[0], trained=False)
     scores = run_unit(Unit(TWO_LOOKUPS, arm, 0, None, None)).scores

@@ -87,6 +87,7 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
         assert rung.peak_bytes is not None and rung.peak_bytes > 0
 
 
+@pytest.mark.slow
 def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
     """The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings."""
     certificate = Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
@@ -95,6 +96,7 @@ def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
     assert len({str((rung.differences, rung.gradients, rung.timed_difference)) for rung in ladder_of(**GQA).rungs}) > 4
 
 
+@pytest.mark.slow
 def test_the_wrapper_as_printed_is_weighed_and_timed_apart() -> None:
     """Another function: three matrices of the whole width for each head, and no W_O. Nobody certifies it as equal."""
     ladder = ladder_of(**MHA)
@@ -208,6 +210,7 @@ def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.Monke
     json.dumps(asdict(ladder), allow_nan=False)  # what is not a number is null
 
 
+@pytest.mark.slow
 def test_a_right_rung_from_outside_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
     right = Rung("mine", "my own", "array", RUNGS[6].prepare)

@@ -112,6 +112,7 @@ def test_a_document_has_at_most_16_predictions() -> None:
     assert draw.document(2) == draw.document(2 + len(NAMES))
 
 
+@pytest.mark.slow
 def test_4192_parameters() -> None:
     assert sum(rows * columns for rows, columns in shapes(27).values()) == 4192
     for rung in RUNGS:
@@ -137,6 +138,7 @@ def test_the_frozen_run(rung: str) -> None:
     assert run.samples == SAMPLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", ["array", "tensor"])
 def test_every_loss_and_every_weight_is_that_of_plain(rung: str) -> None:
     run, expected = short_run(rung), short_run("plain")

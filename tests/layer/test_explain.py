@@ -177,6 +177,7 @@ def test_the_path_named_is_the_path_taken(
     assert_true(told, *run(layer, draw(n), **arguments))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.sampled_from([1, 2, 3, 6]), st.sampled_from([None, hw.Lengths([3, 7]), hw.Alibi()]), st.sampled_from([1, 5]),
        st.booleans())  # fmt: skip

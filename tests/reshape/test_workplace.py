@@ -121,6 +121,7 @@ for child in range(1, moment + 1):
 MOMENTS = 12  # more than `finish` and `__exit__` have calls that change the disk
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_at_its_end_leaves_nothing_that_the_next_one_does_not_settle(
     source: Path, tmp_path: Path
 ) -> None:

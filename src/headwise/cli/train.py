@@ -87,8 +87,7 @@ def train(
 ) -> None:
     """Train a small GPT and write a report.
 
-    The result is compared with the best n-gram on held-out text. The run folder holds the model, in Hugging Face layout
-    where the preset has such a form, and report.html.
+    The result is compared with the best n-gram on held-out text. The run folder holds the model and report.html.
     """
     if as_list:
         _list_presets(as_json)
@@ -113,8 +112,8 @@ def train(
     if rung is not None:
         folder = out_folder or _free_folder("microgpt" if text is None else text.stem)
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
-        return
-    _train(*_run_settings(options, out_folder, resume), resume, samples, as_json)
+    else:
+        _train(*_run_settings(options, out_folder, resume), resume, samples, as_json)
 
 
 def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool) -> None:

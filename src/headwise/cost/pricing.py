@@ -379,11 +379,11 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """What the caches of a batch may grow to in `free` bytes."""
     source = setting.source or 0
     values = free * 8 // BITS[setting.cache_dtype]
-    one = formulas.cache_values(shape, setting.context, source)
+    of_a_text = formulas.cache_values(shape, setting.context, source)
     return MemoryPrice(
         free_bytes=free,
         longest_context=formulas.longest_context(shape, values // setting.batch, source),
-        largest_batch=values // one,
+        largest_batch=values // of_a_text,
     )
 
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -75,19 +75,33 @@ def run_ladder(
             tell(f"call {rung.name}", len(rungs) + i, total)
             estimate = certificate.seconds * _work(sizes) / _work(small) if rung.kind == "plain" else 0.0
             if estimate > longest:
-                reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
-                results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
+                results[i] = _not_timed(results[i], estimate, longest)
             elif results[i].agrees or results[i].another:
                 calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
         tell("time all in turn", total - 1, total)
-        for _ in range(repeats):  # in turn, so that a slow moment of the machine is shared
-            for call in calls.values():
-                call.once_more()
+        _time_in_turn(calls.values(), repeats)
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
-    agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
-    threads = torch.get_num_threads()
-    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, _note(sizes, small))
+    threads, note = torch.get_num_threads(), _note(sizes, small)
+    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, _all_agree(priced), note)
+
+
+def _all_agree(results: Iterable[LadderRung]) -> bool:
+    """Do all rungs agree that can run the layer and are meant to be the same function?"""
+    return all(result.agrees for result in results if result.refused is None and result.another is None)
+
+
+def _not_timed(result: LadderRung, estimate: float, longest: float) -> LadderRung:
+    """The result of a rung that would take `estimate` seconds for a call."""
+    reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
+    return replace(result, not_timed=result.not_timed or reason)
+
+
+def _time_in_turn(calls: Iterable[_Timed], repeats: int) -> None:
+    """One call of each in every round, so that a slow moment of the machine is shared."""
+    for _ in range(repeats):
+        for call in calls:
+            call.once_more()
 
 
 def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
