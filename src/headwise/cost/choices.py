@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headwise.cost import formulas
-from headwise.cost.pricing import Setting, fit
+from headwise.cost.pricing import Setting, cache_price, decode_price, fit
 from headwise.cost.shape import ModelShape
 from headwise.cost.units import bytes_of
 from headwise.errors import HeadwiseError
@@ -51,30 +50,21 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
 
 def _variant(name: str, n_kv_heads: int, present: bool, shape: ModelShape, setting: Setting) -> Variant:
     weights = bytes_of(shape.parameters, setting.dtype)
-    cache = bytes_of(_cache_values(shape, setting), setting.cache_dtype)
+    cache, decode = cache_price(shape, setting), decode_price(shape, setting)
     free = None if setting.gpu_memory is None else setting.gpu_memory - weights
-    read = bytes_of(round(formulas.decode_parameters(shape, setting.batch)), setting.dtype)
     return Variant(
         name=name,
         n_kv_heads=n_kv_heads,
         present=present,
         parameters=shape.parameters,
         weight_bytes=weights,
-        cache_bytes_per_token=_per_token(shape, setting),
-        cache_bytes=cache,
-        fits=None if free is None else cache <= free,
+        cache_bytes_per_token=cache.bytes_per_token,
+        cache_bytes=cache.total_bytes,
+        fits=_fits(shape, setting),
         longest_context=None if free is None else 0 if free < 0 else fit(shape, setting, free).longest_context,
-        bytes_per_token=(read + cache) / setting.batch,
-        tokens_per_second=None if setting.bandwidth is None else setting.bandwidth * setting.batch / (read + cache),
+        bytes_per_token=decode.bytes_per_token,
+        tokens_per_second=decode.tokens_per_second,
     )
-
-
-def _cache_values(shape: ModelShape, setting: Setting) -> int:
-    return setting.batch * formulas.cache_values(shape, setting.context, setting.source or 0)
-
-
-def _per_token(shape: ModelShape, setting: Setting) -> int:
-    return bytes_of(sum(attention.cache_values for attention in shape.cached), setting.cache_dtype)
 
 
 def _name(n_kv_heads: int, n_heads: int) -> str:
@@ -143,8 +133,8 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
         n_heads=heads,
         n_kv_heads=kv,
         head_dim=width,
-        present_cache_bytes_per_token=_per_token(shape, setting),
-        cache_bytes_per_token=_per_token(advised, setting),
+        present_cache_bytes_per_token=cache_price(shape, setting).bytes_per_token,
+        cache_bytes_per_token=cache_price(advised, setting).bytes_per_token,
         fits=_fits(advised, setting),
     )
 
@@ -189,5 +179,4 @@ def _fits(shape: ModelShape, setting: Setting) -> bool | None:
     """Do weights and cache fit in the memory? None where no memory was given."""
     if setting.gpu_memory is None:
         return None
-    cache = bytes_of(_cache_values(shape, setting), setting.cache_dtype)
-    return bytes_of(shape.parameters, setting.dtype) + cache <= setting.gpu_memory
+    return bytes_of(shape.parameters, setting.dtype) + cache_price(shape, setting).total_bytes <= setting.gpu_memory

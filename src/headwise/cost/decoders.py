@@ -11,17 +11,22 @@ from functools import partial
 from typing import Any
 
 from headwise.cost.fields import Fields, family
-from headwise.cost.parts import lm_head, norm, table
-from headwise.cost.shape import MAIN, Attention, FeedForward, Latent, Layer, ModelShape, Piece
+from headwise.cost.shape import (
+    Attention,
+    FeedForward,
+    Latent,
+    Layer,
+    ModelShape,
+    Piece,
+    heads_alike,
+    lm_head,
+    norm,
+    table,
+)
 from headwise.errors import HeadwiseError
 
 Windows = Callable[[Fields], list[int | None]]  # of each layer
 Forwards = Callable[[Fields], list[FeedForward]]
-
-
-def _is_set(f: Fields, flag: str | bool) -> bool:
-    """A flag by its name, or what every model of the family has."""
-    return f.flag(flag) if isinstance(flag, str) else flag
 
 
 def _gated(f: Fields, bias: bool = False) -> FeedForward:
@@ -39,10 +44,9 @@ def _plain(f: Fields, width: str, bias: bool, gated: bool = False) -> FeedForwar
 
 
 def _attention(f: Fields, window: int | None, bias: bool, qkv_bias: bool, **options: Any) -> Attention:
-    width = f.head_dim()
-    biases = dict.fromkeys(("q_bias", "k_bias", "v_bias"), bias or qkv_bias)
-    sizes = {"d_model": f.size("hidden_size"), "n_heads": f.size("num_attention_heads"), "n_kv_heads": f.kv_heads()}
-    return Attention(**sizes | biases | options, head_dim=width, value_dim=width, window=window, out_bias=bias)
+    sizes = {"n_kv_heads": f.kv_heads(), **dict.fromkeys(("q_bias", "k_bias", "v_bias"), bias or qkv_bias)} | options
+    d_model, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    return heads_alike(d_model, heads, f.head_dim(), window=window, out_bias=bias, **sizes)
 
 
 def decoder(
@@ -68,22 +72,17 @@ def decoder(
     if attention is not None:
         attentions = [attention(f)] * n
     else:
-        make = partial(_attention, f, bias=_is_set(f, bias), qkv_bias=qkv_bias, **options)
-        attentions = [make(window=window) for window in (windows(f) if windows else [None] * n)]
+        biased = f.flag(bias) if isinstance(bias, str) else bias
+        all_windows = windows(f) if windows else [None] * n
+        attentions = [_attention(f, window, biased, qkv_bias, **options) for window in all_windows]
     a_layer, final = gains(f)
     layers = tuple(
-        Layer(name=f"L{i}", stack=MAIN, attention=heads, cross=None, feed_forward=forward, norm_parameters=a_layer * d)
+        Layer(name=f"L{i}", attention=heads, feed_forward=forward, norm_parameters=a_layer * d)
         for i, (heads, forward) in enumerate(zip(attentions, forwards(f) if forwards else [_gated(f)] * n, strict=True))
     )
     head = [lm_head(d, vocabulary, f.flag("tie_word_embeddings"))] if f.head() == "lm" else []
-    return ModelShape(
-        family=f.family.name,
-        d_model=d,
-        layers=layers,
-        pieces=(table("token embedding", vocabulary, d), *pieces(f), norm("final norm", final * d), *head),
-        positions=f.size("max_position_embeddings"),
-        notes=f.notes(),
-    )
+    parts = (table("token embedding", vocabulary, d), *pieces(f), norm("final norm", final * d), *head)
+    return ModelShape(d_model=d, layers=layers, pieces=parts, positions=f.size("max_position_embeddings"))
 
 
 def _same(make: Callable[[Fields], FeedForward]) -> Forwards:
@@ -162,21 +161,11 @@ def _deepseek_forwards(f: Fields) -> list[FeedForward]:
 def _latent_attention(f: Fields) -> Attention:
     heads, bias, rope = f.size("num_attention_heads"), f.flag("attention_bias"), f.size("qk_rope_head_dim")
     if (f.optional_size("num_key_value_heads") or heads) != heads:
-        raise HeadwiseError(
-            f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}; "
-            f"a latent gives every head keys and values of its own"
-        )
-    return Attention(
-        d_model=f.size("hidden_size"),
-        n_heads=heads,
-        n_kv_heads=heads,
-        head_dim=f.size("qk_nope_head_dim") + rope,
-        value_dim=f.size("v_head_dim"),
-        q_bias=bias,
-        k_bias=bias,
-        out_bias=bias,
-        latent=Latent(kv_rank=f.size("kv_lora_rank"), rope_dim=rope, q_rank=f.optional_size("q_lora_rank")),
-    )
+        names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
+        raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
+    latent = Latent(kv_rank=f.size("kv_lora_rank"), rope_dim=rope, q_rank=f.optional_size("q_lora_rank"))
+    width, options = f.size("qk_nope_head_dim") + rope, dict.fromkeys(("q_bias", "k_bias", "out_bias"), bias)
+    return heads_alike(f.size("hidden_size"), heads, width, value_dim=f.size("v_head_dim"), latent=latent, **options)
 
 
 def _falcon(f: Fields) -> ModelShape:
@@ -186,13 +175,8 @@ def _falcon(f: Fields) -> ModelShape:
     groups = f.kv_heads("num_kv_heads") if new or not f.flag("multi_query") else 1
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     gains = 2 * (norms if parallel else 2)
-    shape = decoder(
-        f,
-        bias="bias",
-        gains=lambda f: (gains, 2),
-        forwards=_same(lambda f: _plain(f, "ffn_hidden_size", f.flag("bias"))),
-        n_kv_heads=groups,
-    )
+    forwards = _same(lambda f: _plain(f, "ffn_hidden_size", f.flag("bias")))
+    shape = decoder(f, bias="bias", gains=lambda f: (gains, 2), forwards=forwards, n_kv_heads=groups)
     if new and groups < heads:
         note = f"transformers repeats the {groups} key/value heads in its cache, {heads // groups} times what is priced"
         shape = shape.noted(note)

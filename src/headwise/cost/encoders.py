@@ -7,38 +7,51 @@ from typing import Any
 
 from headwise.cost.decoders import GEMMA3_TEXT
 from headwise.cost.fields import Fields, check_size, family
-from headwise.cost.parts import masked_lm_head, norm, once, patches, table
-from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece
+from headwise.cost.shape import MAIN, VISION, FeedForward, Layer, ModelShape, Piece, heads_alike, norm, table
 from headwise.errors import HeadwiseError
 
 
 def _layers(f: Fields, stack: str = MAIN, prefix: str = "", qkv_bias: bool = True) -> tuple[Layer, ...]:
     """Bidirectional layers with biases and two LayerNorms each, as these four families have them."""
-    d, width = f.size("hidden_size"), f.head_dim()
-    attention = Attention(
-        d_model=d,
-        n_heads=f.size("num_attention_heads"),
-        n_kv_heads=f.size("num_attention_heads"),
-        head_dim=width,
-        value_dim=width,
-        causal=False,
-        q_bias=qkv_bias,
-        k_bias=qkv_bias,
-        v_bias=qkv_bias,
-        out_bias=True,
-    )
+    d = f.size("hidden_size")
+    biases = {"q_bias": qkv_bias, "k_bias": qkv_bias, "v_bias": qkv_bias, "out_bias": True}
+    attention = heads_alike(d, f.size("num_attention_heads"), f.head_dim(), causal=False, **biases)
     forward = FeedForward(d_model=d, width=f.size("intermediate_size"), gated=False, bias=True)
     return tuple(
-        Layer(
-            name=f"{prefix}L{n}",
-            stack=stack,
-            attention=attention,
-            cross=None,
-            feed_forward=forward,
-            norm_parameters=4 * d,
-        )
+        Layer(name=f"{prefix}L{n}", stack=stack, attention=attention, feed_forward=forward, norm_parameters=4 * d)
         for n in f.layers("num_hidden_layers")
     )
+
+
+def masked_lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
+    """BERT's and RoBERTa's head: a square matrix, a LayerNorm, then the vocabulary, with biases.
+
+    Untied, the decoder's own bias is a second one beside the head's.
+    """
+    parameters = width * width + width + 2 * width + vocabulary
+    return Piece(
+        name="masked language model head",
+        part="head",
+        parameters=parameters if tied else parameters + width * vocabulary + vocabulary,
+        weights=width * width + width * vocabulary,
+        borrowed=width * vocabulary if tied else 0,
+    )
+
+
+def once(name: str, d_in: int, d_out: int) -> Piece:
+    """A linear layer with bias that one token of a sequence meets: a pooler, a classifier."""
+    return Piece(name=name, part="head", parameters=d_in * d_out + d_out, once=d_in * d_out)
+
+
+def patches(f: Fields) -> tuple[Piece, int]:
+    """The convolution that makes vectors of the patches of an image, and how many there are."""
+    (height, width), (rows, columns) = f.side("image_size"), f.side("patch_size")
+    if rows > height or columns > width:
+        raise HeadwiseError(f"patch_size={rows}x{columns} exceeds image_size={height}x{width}: there is no patch")
+    count, d_model = (height // rows) * (width // columns), f.size("hidden_size")
+    weights = f.size("num_channels") * rows * columns * d_model
+    stem = Piece(name="patches", part="stem", parameters=weights + d_model, once=weights * count)
+    return stem, count
 
 
 def _text_encoder(f: Fields, positions: int, pooled: str) -> ModelShape:
@@ -56,15 +69,7 @@ def _text_encoder(f: Fields, positions: int, pooled: str) -> ModelShape:
         pieces.append(masked_lm_head(d, vocabulary, f.flag("tie_word_embeddings")))
     if kind == "pretraining":
         pieces.append(once("next sentence", d, 2))
-    return ModelShape(
-        family=f.family.name,
-        d_model=d,
-        layers=_layers(f),
-        pieces=tuple(pieces),
-        positions=positions,
-        generates=False,
-        notes=f.notes(),
-    )
+    return ModelShape(d_model=d, layers=_layers(f), pieces=tuple(pieces), positions=positions, generates=False)
 
 
 def bert(f: Fields) -> ModelShape:
@@ -76,33 +81,21 @@ def roberta(f: Fields) -> ModelShape:
     lost = f.count("pad_token_id") + 1
     rows = f.size("max_position_embeddings")
     if rows <= lost:
-        raise HeadwiseError(
-            f"max_position_embeddings={rows} leaves no position: the first {lost}, pad_token_id + 1, rest"
-        )
+        raise HeadwiseError(f"max_position_embeddings={rows} leaves none: the first {lost}, pad_token_id + 1, rest")
     return _text_encoder(f, rows - lost, "base")
 
 
 def vit(f: Fields) -> ModelShape:
     """An image is its patches and one class token."""
     d, (stem, count) = f.size("hidden_size"), patches(f)
-    pieces = [
-        stem,
-        Piece(name="class token", part="embeddings", parameters=d, row=d),
-        table("position embedding", count + 1, d),
-        norm("final norm", 2 * d),
-        once("pooler", d, f.optional_size("pooler_output_size") or d)
-        if f.head() == "base"
-        else once("classifier", d, _labels(f.config)),
-    ]
-    return ModelShape(
-        family=f.family.name,
-        d_model=d,
-        layers=_layers(f, qkv_bias=f.flag("qkv_bias")),
-        pieces=tuple(pieces),
-        positions=count + 1,
-        generates=False,
-        notes=f.notes(),
-    )
+    if f.head() == "base":
+        head = once("pooler", d, f.optional_size("pooler_output_size") or d)
+    else:
+        head = once("classifier", d, _labels(f.config))
+    class_token = Piece(name="class token", part="embeddings", parameters=d, row=d)
+    pieces = (stem, class_token, table("position embedding", count + 1, d), norm("final norm", 2 * d), head)
+    layers = _layers(f, qkv_bias=f.flag("qkv_bias"))
+    return ModelShape(d_model=d, layers=layers, pieces=pieces, positions=count + 1, generates=False)
 
 
 def _labels(config: dict[str, Any]) -> int:
@@ -123,24 +116,18 @@ def gemma3(f: Fields) -> ModelShape:
     if "vision_use_head" not in vision:
         raise HeadwiseError("vision_use_head is missing in vision_config, and only vision_use_head=false is priced")
     head = {"tie_word_embeddings": f.flag("tie_word_embeddings")}  # the outer one decides
-    shape, eyes = GEMMA3_TEXT.build(Fields({**text, **head}, GEMMA3_TEXT)), Fields(vision, SIGLIP)
+    shape, eyes = GEMMA3_TEXT.read({**text, **head}), Fields(vision, SIGLIP)
     d, (stem, count) = eyes.size("hidden_size"), patches(eyes)
-    projection = Piece(name="vision projection", part="stem", parameters=d * shape.d_model, stack=VISION)
     tower = (
         replace(stem, name="vision patches", stack=VISION),
         table("vision position embedding", count, d, VISION),
         norm("vision final norm", 2 * d, VISION),
-        projection,
+        Piece(name="vision projection", part="stem", parameters=d * shape.d_model, stack=VISION),
         norm("vision projection norm", d, VISION),
     )
     note = "images: the vision tower counts in the parameters, and the FLOPs are those of text alone"
-    return replace(
-        shape,
-        family="gemma3",
-        layers=shape.layers + _layers(eyes, VISION, "vision."),
-        pieces=shape.pieces + tower,
-        notes=(*shape.notes, *eyes.notes(), note),
-    )
+    layers = shape.layers + _layers(eyes, VISION, "vision.")
+    return replace(shape, layers=layers, pieces=shape.pieces + tower, notes=(*shape.notes, *eyes.notes(), note))
 
 
 ENCODERS = (family("gemma3", gemma3), family("bert", bert), family("roberta", roberta), family("vit", vit))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -36,6 +36,11 @@ class Family:
     aliases: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
+
+    def read(self, config: dict[str, Any]) -> ModelShape:
+        fields = Fields(config, self)
+        shape = self.build(fields)
+        return replace(shape, family=self.name, notes=(*fields.notes(), *shape.notes))
 
 
 def family(name: str, build: Callable[[Fields], ModelShape]) -> Family:
@@ -84,7 +89,7 @@ class Fields:
             return next(iter(values.values()))
         if name in self.family.required:
             raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
-        default = self.family.defaults[name]
+        default = self.family.defaults.get(name)
         if any(alias in self.config for alias in names):
             if name not in NULLABLE and default is not None:
                 raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
@@ -130,9 +135,7 @@ class Fields:
         """The layers, counted from 0."""
         number = self.size(name)
         if number > MOST_LAYERS:
-            raise HeadwiseError(
-                f"{self.name_of(name)}={number} exceeds {MOST_LAYERS:,}, the most layers that are priced"
-            )
+            raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {MOST_LAYERS:,}, the most layers priced")
         return range(number)
 
     def head(self) -> str:
@@ -141,21 +144,17 @@ class Fields:
         if not named:
             return next(iter(heads.values()))
         if not isinstance(named, list) or not isinstance(named[0], str) or named[0] not in heads:
-            raise HeadwiseError(
-                f"architectures={_short(named)} is not priced for {self.family.name}; known: {', '.join(heads)}"
-            )
+            kind = f"architectures={_short(named)} is not priced for {self.family.name}"
+            raise HeadwiseError(f"{kind}; known: {', '.join(heads)}")
         return heads[named[0]]
 
     def kv_heads(self, name: str = "num_key_value_heads", of: str = "num_attention_heads") -> int:
         """Key/value heads, as many as query heads where null; each serves the same number of those."""
-        known = self.name_of(name) in (*self.family.defaults, *self.family.required)
         heads = self.size(of)
-        number = (self.optional_size(name) if known else None) or heads
+        number = self.optional_size(name) or heads
         if heads % number:
-            raise HeadwiseError(
-                f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}; "
-                f"each must serve as many query heads"
-            )
+            names = f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}"
+            raise HeadwiseError(f"{names}; each must serve as many query heads")
         return number
 
     def experts(self, of: str) -> dict[str, Any]:
@@ -167,9 +166,16 @@ class Fields:
 
     def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
         """The head width: a field of its own, or the model's width shared out."""
-        known = "head_dim" in (*self.family.defaults, *self.family.required)
-        explicit = self.optional_size("head_dim") if known else None
-        return explicit or divide(self.name_of(width), self.size(width), self.name_of(heads), self.size(heads))
+        explicit = self.optional_size("head_dim")
+        if explicit is not None:
+            return explicit
+        d_model, number = self.size(width), self.size(heads)
+        if d_model % number:
+            raise HeadwiseError(
+                f"{self.name_of(heads)}={number} does not divide {self.name_of(width)}={d_model}, and there is no "
+                f"head_dim; give a width that {number} divides"
+            )
+        return d_model // number
 
     def notes(self) -> tuple[str, ...]:
         """Which sizes the file leaves out, in a line."""
@@ -185,16 +191,6 @@ def check_size(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
         raise HeadwiseError(f"{name}={_short(value)} must be a whole number from 1 to {LARGEST:,}")
     return value
-
-
-def divide(width_name: str, width: int, heads_name: str, heads: int) -> int:
-    """The width of one head, where a model has no field for it."""
-    if width % heads:
-        raise HeadwiseError(
-            f"{heads_name}={heads} does not divide {width_name}={width}, and there is no head_dim; "
-            f"give a width that {heads} divides"
-        )
-    return width // heads
 
 
 def _sizes_something(name: str, value: Any) -> bool:

@@ -13,7 +13,20 @@ them, since the next token completes the window; a test holds both counts.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape
+
+
+@dataclass(frozen=True)
+class ForwardPrice:
+    """FLOPs to read the batch once. `dense_flops` is what a kernel spends that computes every pair and every logit."""
+
+    layer_flops: int
+    attention_flops: int
+    outside_flops: int
+    total_flops: int
+    dense_flops: int
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
@@ -37,11 +50,8 @@ def linear_flops(layer: Layer, tokens: int, source: int) -> int:
     return 2 * (weights * tokens + across)
 
 
-def forward_flops(shape: ModelShape, tokens: int, source: int) -> dict[str, int]:
-    """One forward pass over one text: FLOPs in the layers' matrices, in attention, and outside the layers.
-
-    `dense` is the whole pass of a kernel that computes every pair, with logits at every position.
-    """
+def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
+    """One forward pass over each text: FLOPs in the layers' matrices, in attention, and outside the layers."""
     linear = attention = dense = 0
     for layer in shape.layers:
         if layer.stack == VISION:
@@ -54,13 +64,8 @@ def forward_flops(shape: ModelShape, tokens: int, source: int) -> dict[str, int]
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
-    return {
-        "layers": linear,
-        "attention": attention,
-        "outside": outside,
-        "total": linear + attention + outside,
-        "dense": linear + dense + once + head * tokens,
-    }
+    flops = linear, attention, outside, linear + attention + outside, linear + dense + once + head * tokens
+    return ForwardPrice(*(batch * n for n in flops))
 
 
 def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:

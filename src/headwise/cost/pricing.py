@@ -7,9 +7,10 @@ a Price is the JSON of `headwise cost`.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from headwise.cost import formulas
+from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
 from headwise.cost.units import BITS, bytes_of, number_format, read_bytes
 from headwise.errors import HeadwiseError
@@ -86,17 +87,6 @@ class CachePrice:
 
 
 @dataclass(frozen=True)
-class ForwardPrice:
-    """FLOPs to read the batch once. `dense_flops` is what a kernel spends that computes every pair and every logit."""
-
-    layer_flops: int
-    attention_flops: int
-    outside_flops: int
-    total_flops: int
-    dense_flops: int
-
-
-@dataclass(frozen=True)
 class DecodePrice:
     """One step that gives every text of the batch a token, the last of its context."""
 
@@ -156,43 +146,35 @@ class Price:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
+        cache, decode, memory, setting = self.cache, self.decode, self.memory, self.setting
         rows = [_bytes("weights", self.weight_bytes)]
-        if self.decode is not None:
-            rows += self._cache_rows()
-        rows.append(_flops("prefill" if self.decode else "forward pass", self.prefill.total_flops))
+        if decode is not None:
+            rows.append(_bytes("cache of one token", cache.bytes_per_token))
+            if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
+                rows.append(_bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows))
+            if cache.bytes_per_source_token:
+                rows.append(_bytes("cache of one source token", cache.bytes_per_source_token))
+                rows.append(_bytes("cache of the texts", cache.text_bytes))
+                rows.append(_bytes("cache of the sources", cache.source_bytes))
+            rows.append(_bytes("cache in all", cache.total_bytes))
+        rows.append(_flops("prefill" if decode else "forward pass", self.prefill.total_flops))
         rows.append(_flops("  of it in attention", self.prefill.attention_flops))
         rows.append(_flops("  if every pair is computed", self.prefill.dense_flops))
-        if self.decode is not None:
-            rows += self._decode_rows(self.decode)
-        if self.memory is not None:
-            memory, setting = self.memory, self.setting
+        if decode is not None:
+            rows.append(_flops("decode, one step", decode.flops))
+            if decode.expanded_flops != decode.flops:
+                rows.append(_flops("  if the latent is expanded", decode.expanded_flops))
+            rows.append(_bytes("weights read in a step", decode.weight_bytes))
+            rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
+            rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
+            if decode.tokens_per_second is not None:
+                rate = scaled(setting.bandwidth or 0, 1000, DECIMAL)
+                rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
+        if memory is not None:
             longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
             rows.append(("longest context that fits", longest, f"tokens at batch {setting.batch:,}"))
             rows.append(("largest batch that fits", f"{memory.largest_batch:,}", f"texts of {setting.context:,}"))
-        return rows
-
-    def _cache_rows(self) -> list[tuple[str, str, str]]:
-        cache = self.cache
-        rows = [_bytes("cache of one token", cache.bytes_per_token)]
-        if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
-            rows.append(_bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows))
-        if cache.bytes_per_source_token:
-            rows.append(_bytes("cache of one source token", cache.bytes_per_source_token))
-            rows.append(_bytes("cache of the texts", cache.text_bytes))
-            rows.append(_bytes("cache of the sources", cache.source_bytes))
-        return [*rows, _bytes("cache in all", cache.total_bytes)]
-
-    def _decode_rows(self, decode: DecodePrice) -> list[tuple[str, str, str]]:
-        rows = [_flops("decode, one step", decode.flops)]
-        if decode.expanded_flops != decode.flops:
-            rows.append(_flops("  if the latent is expanded", decode.expanded_flops))
-        rows.append(_bytes("weights read in a step", decode.weight_bytes))
-        rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
-        rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
-        if decode.tokens_per_second is not None:
-            rate = scaled(self.setting.bandwidth or 0, 1000, DECIMAL)
-            rows.append(("speed at most", f"{decode.tokens_per_second:,.1f}", f"tokens/s at {rate}B/s"))
         return rows
 
     def _all_rows(self) -> list[tuple[str, str, str]]:
@@ -234,11 +216,12 @@ def make_setting(
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
     for name, value in (("context", context), ("batch", batch), ("source", source)):
         if value is not None and not 1 <= value <= MOST:
-            raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {_counted(name)}")
+            unit = "texts" if name == "batch" else "tokens"
+            raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {unit}")
     for name, setting in (("bandwidth", bandwidth), ("cache-dtype", cache_dtype)):
         if setting is not None and not shape.generates:
-            reason = f"is about decoding, and a {shape.family} encoder writes nothing; leave it out"
-            raise HeadwiseError(f"{name}={setting} {reason}")
+            fact = f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing"
+            raise HeadwiseError(f"{fact}; leave it out")
     weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
     return Setting(
         context=context,
@@ -260,10 +243,6 @@ def _source(shape: ModelShape, source: int | None, context: int) -> int | None:
     return (source or shape.source_positions or context) if shape.two_sided else None
 
 
-def _counted(name: str) -> str:
-    return "texts" if name == "batch" else "tokens"
-
-
 def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     """Everything that `headwise cost` says about one model. Raises HeadwiseError when the weights exceed the memory."""
     weights = bytes_of(shape.parameters, setting.dtype)
@@ -275,9 +254,9 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
         parameters=Parameters(shape.parameters, shape.active_parameters, _parts(shape)),
         weight_bytes=weights,
         layers=tuple(_layer(layer, shape, setting) for layer in shape.layers),
-        cache=_cache(shape, setting),
-        prefill=_prefill(shape, setting),
-        decode=_decode(shape, setting) if shape.generates else None,
+        cache=cache_price(shape, setting),
+        prefill=formulas.forward_price(shape, setting.batch, setting.context, setting.source or 0),
+        decode=decode_price(shape, setting) if shape.generates else None,
         memory=_memory(shape, setting, weights),
         notes=(*shape.notes, *_notes(shape, setting)),
     )
@@ -315,24 +294,15 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
-    return HeadPrice(
-        variant=attention.variant,
-        n_heads=attention.n_heads,
-        n_kv_heads=attention.n_kv_heads,
-        head_dim=attention.head_dim,
-        value_dim=attention.value_dim,
-        window=attention.window,
-        sink=attention.sink,
-        latent=attention.cache_values if attention.latent else None,
-        query_head_parameters=attention.query_head_parameters,
-        kv_head_parameters=attention.kv_head_parameters,
-        shared_parameters=attention.shared_parameters,
-        parameters=attention.parameters,
-        cache_bytes_per_token=bytes_of(attention.cache_values, setting.cache_dtype) if cached else 0,
-    )
+    cache = bytes_of(attention.cache_values, setting.cache_dtype) if cached else 0
+    sizes = {
+        field.name: getattr(attention, field.name) for field in fields(HeadPrice) if hasattr(attention, field.name)
+    }
+    latent = attention.cache_values if attention.latent else None
+    return HeadPrice(**sizes | {"latent": latent, "cache_bytes_per_token": cache})
 
 
-def _cache(shape: ModelShape, setting: Setting) -> CachePrice:
+def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     per_token = sum(attention.cache_values for attention in shape.cached)
     beyond = sum(attention.cache_values for attention in shape.cached if attention.window is None)
     per_source = sum(attention.cache_values for attention in shape.crossed)
@@ -342,16 +312,11 @@ def _cache(shape: ModelShape, setting: Setting) -> CachePrice:
     return CachePrice(*sizes)
 
 
-def _prefill(shape: ModelShape, setting: Setting) -> ForwardPrice:
-    flops = formulas.forward_flops(shape, setting.context, setting.source or 0)
-    return ForwardPrice(*(setting.batch * flops[name] for name in ("layers", "attention", "outside", "total", "dense")))
-
-
-def _decode(shape: ModelShape, setting: Setting) -> DecodePrice:
+def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     source, batch = setting.source or 0, setting.batch
     flops = formulas.decode_flops(shape, setting.context, source) * batch
     weights = bytes_of(round(formulas.decode_parameters(shape, batch)), setting.dtype)
-    cache = _cache(shape, setting).total_bytes
+    cache = cache_price(shape, setting).total_bytes
     moved = weights + cache
     return DecodePrice(
         flops=flops,
@@ -379,12 +344,8 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """What the caches of a batch may grow to in `free` bytes."""
     source = setting.source or 0
     values = free * 8 // BITS[setting.cache_dtype]
-    of_a_text = formulas.cache_values(shape, setting.context, source)
-    return MemoryPrice(
-        free_bytes=free,
-        longest_context=formulas.longest_context(shape, values // setting.batch, source),
-        largest_batch=values // of_a_text,
-    )
+    longest = formulas.longest_context(shape, values // setting.batch, source)
+    return MemoryPrice(free, longest, values // formulas.cache_values(shape, setting.context, source))
 
 
 def _notes(shape: ModelShape, setting: Setting) -> list[str]:
@@ -398,7 +359,5 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     if not shape.generates:
         notes.append("an encoder writes nothing: it keeps no cache, and every text is one forward pass")
         if setting.gpu_memory is not None:
-            notes.append(
-                "the weights fit in the memory; how many texts do depends on activations, which are not counted"
-            )
+            notes.append("the weights fit in the memory; how many texts do is up to activations, which are not counted")
     return notes

@@ -11,10 +11,10 @@ from typing import Any
 
 from headwise.cost.decoders import DECODERS
 from headwise.cost.encoders import ENCODERS
-from headwise.cost.fields import Family, Fields
+from headwise.cost.fields import Family
 from headwise.cost.pricing import Price, make_setting, price_shape
 from headwise.cost.seq2seq import SEQ2SEQ
-from headwise.cost.shape import MAIN, Attention, FeedForward, Layer, ModelShape
+from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
 from headwise.errors import HeadwiseError, unknown
 from headwise.files import read_text
@@ -70,18 +70,17 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
         return _read_description(config)
     if isinstance(config, AttentionSpec):
         return "attention", _spec_shape(config)
-    if not hasattr(config, "to_dict") and not is_dataclass(config) and not isinstance(config, dict):
-        inner = getattr(config, "config", getattr(config, "spec", None))
-        if inner is None:
-            raise HeadwiseError(
-                f"a {type(config).__name__} has no price; pass a preset, a path, the dict of a config, or a model"
-            )
-        return type(config).__name__, read_shape(inner)[1]
     if isinstance(config, dict):
         return "config", model_shape(config)
+    name = type(config).__name__
     if hasattr(config, "to_dict"):
-        return type(config).__name__, model_shape(config.to_dict())
-    return type(config).__name__, model_shape({"model_type": "headwise", "headwise": asdict(config)})
+        return name, model_shape(config.to_dict())
+    if is_dataclass(config) and not isinstance(config, type):
+        return name, model_shape({"model_type": "headwise", "headwise": asdict(config)})
+    inner = getattr(config, "config", getattr(config, "spec", None))
+    if inner is None:
+        raise HeadwiseError(f"a {name} has no price; pass a preset, a path, the dict of a config, or a model")
+    return name, read_shape(inner)[1]
 
 
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
@@ -124,24 +123,17 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
     mask = spec.mask
     low, high = (None if mask is None else mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
     causal = high == 0
+    same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "value_dim", "q_bias", "out_bias", "qk_norm", "sink")
     attention = Attention(
-        d_model=spec.d_model,
-        n_heads=spec.n_heads,
-        n_kv_heads=spec.n_kv_heads,
-        head_dim=spec.head_dim,
-        value_dim=spec.value_dim,
+        **{name: getattr(spec, name) for name in same},
         window=1 - low if causal and low is not None else None,
         causal=causal,
-        q_bias=spec.q_bias,
         k_bias=spec.kv_bias,
         v_bias=spec.kv_bias,
-        out_bias=spec.out_bias,
-        qk_norm=spec.qk_norm,
-        sink=spec.sink,
         buckets=0 if spec.relative_bias is None else spec.relative_bias.n_buckets,
     )
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
-    layer = Layer(name="L0", stack=MAIN, attention=attention, cross=None, feed_forward=nothing, norm_parameters=0)
+    layer = Layer(name="L0", attention=attention, feed_forward=nothing, norm_parameters=0)
     return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
 
 
@@ -153,8 +145,7 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(FAMILIES)}")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise unknown(f"model_type={kind!r} is not one that can be priced exactly", kind, FAMILIES)
-    family = FAMILIES[kind]
-    shape = family.build(Fields(config if section is None else section, family))
+    shape = FAMILIES[kind].read(config if section is None else section)
     return replace(shape, dtype=_dtype(config), notes=(*shape.notes, *_file_notes(config)))
 
 

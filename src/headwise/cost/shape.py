@@ -116,6 +116,12 @@ class Attention:
         return tokens if self.window is None else min(tokens, self.window)
 
 
+def heads_alike(d_model: int, n_heads: int, head_dim: int, **options: Any) -> Attention:
+    """As many key/value heads as query heads, and values as wide as keys, unless `options` say else."""
+    sizes = {"n_kv_heads": n_heads, "value_dim": head_dim} | options
+    return Attention(d_model=d_model, n_heads=n_heads, head_dim=head_dim, **sizes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
     """down(act(up x)), or down(act(gate x) * up x) when gated; with experts, a router sends a token to a few of them.
@@ -169,9 +175,9 @@ class Layer:
     """One layer. `cross` is the attention to the encoder; its keys and values are made once for a source."""
 
     name: str
-    stack: str
+    stack: str = MAIN
     attention: Attention
-    cross: Attention | None
+    cross: Attention | None = None
     feed_forward: FeedForward
     norm_parameters: int
 
@@ -205,11 +211,26 @@ class Piece:
     once: int = 0
 
 
+def table(name: str, rows: int, width: int, stack: str = MAIN) -> Piece:
+    """An embedding: rows x width numbers, of which a token reads one row."""
+    return Piece(name=name, part="embeddings", parameters=rows * width, stack=stack, row=width)
+
+
+def norm(name: str, parameters: int, stack: str = MAIN) -> Piece:
+    return Piece(name=name, part="norms", parameters=parameters, stack=stack)
+
+
+def lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
+    """The matrix from the last width to the vocabulary; tied, it is the token embedding."""
+    size = width * vocabulary
+    return Piece(name="lm_head", part="head", parameters=size * (not tied), weights=size, borrowed=size * tied)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """A whole model. `positions` is the longest text that it was made for, None where nothing sets one."""
 
-    family: str
+    family: str = ""  # set by the family that reads it
     d_model: int
     layers: tuple[Layer, ...]
     pieces: tuple[Piece, ...]
