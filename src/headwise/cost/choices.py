@@ -41,20 +41,21 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     if not shape.generates:
         raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
     attention = next(iter(shape.cached))
-    rows = [_variant("MLA", attention.n_heads, True, shape, setting)] if attention.latent else []
+    rows = [_variant(shape, setting, True)] if attention.latent else []
     for n in _divisors(attention.n_heads):
         present = not attention.latent and n == attention.n_kv_heads
-        rows.append(_variant(_name(n, attention.n_heads), n, present, shape.with_heads(n_kv_heads=n), setting))
+        rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
     return tuple(rows)
 
 
-def _variant(name: str, n_kv_heads: int, present: bool, shape: ModelShape, setting: Setting) -> Variant:
+def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
+    attention = next(iter(shape.cached))
     weights = bytes_of(shape.parameters, setting.dtype)
     cache, decode = cache_price(shape, setting), decode_price(shape, setting)
     free = None if setting.gpu_memory is None else setting.gpu_memory - weights
     return Variant(
-        name=name,
-        n_kv_heads=n_kv_heads,
+        name=f"GQA-{attention.n_kv_heads}" if attention.variant == "GQA" else attention.variant,
+        n_kv_heads=attention.n_kv_heads,
         present=present,
         parameters=shape.parameters,
         weight_bytes=weights,
@@ -65,10 +66,6 @@ def _variant(name: str, n_kv_heads: int, present: bool, shape: ModelShape, setti
         bytes_per_token=decode.bytes_per_token,
         tokens_per_second=decode.tokens_per_second,
     )
-
-
-def _name(n_kv_heads: int, n_heads: int) -> str:
-    return "MHA" if n_kv_heads == n_heads else "MQA" if n_kv_heads == 1 else f"GQA-{n_kv_heads}"
 
 
 def _divisors(n: int) -> list[int]:

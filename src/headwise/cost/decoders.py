@@ -7,34 +7,26 @@ Which fields a family has stands in families.toml. What it does with them was re
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from headwise.cost.fields import Fields, family
-from headwise.cost.shape import (
-    Attention,
-    FeedForward,
-    Latent,
-    Layer,
-    ModelShape,
-    Piece,
-    heads_alike,
-    lm_head,
-    norm,
-    table,
-)
+from headwise.cost.shape import Attention, FeedForward, Latent, Layer, ModelShape, Piece, lm_head, norm, table
 from headwise.errors import HeadwiseError
 
-Windows = Callable[[Fields], list[int | None]]  # of each layer
-Forwards = Callable[[Fields], list[FeedForward]]
+Part = TypeVar("Part")
 
 
-def _gated(f: Fields, bias: bool = False) -> FeedForward:
-    return FeedForward(d_model=f.size("hidden_size"), width=f.size("intermediate_size"), gated=True, bias=bias)
+def _gated(f: Fields, width: str = "intermediate_size", **options: Any) -> FeedForward:
+    return FeedForward(d_model=f.size("hidden_size"), width=f.size(width), gated=True, **options)
 
 
 def _experts(f: Fields, of: str, width: str = "intermediate_size", **options: Any) -> FeedForward:
-    return FeedForward(d_model=f.size("hidden_size"), width=f.size(width), gated=True, **f.experts(of), **options)
+    active, number = f.size("num_experts_per_tok"), f.size(of)
+    if active > number:
+        raise HeadwiseError(f"num_experts_per_tok={active} exceeds {of}={number}; correct one of them")
+    return _gated(f, width, n_experts=number, n_active=active, **options)
 
 
 def _plain(f: Fields, width: str, bias: bool, gated: bool = False) -> FeedForward:
@@ -43,10 +35,9 @@ def _plain(f: Fields, width: str, bias: bool, gated: bool = False) -> FeedForwar
     return FeedForward(d_model=d, width=f.optional_size(width) or 4 * d, gated=gated, bias=bias)
 
 
-def _attention(f: Fields, window: int | None, bias: bool, qkv_bias: bool, **options: Any) -> Attention:
-    sizes = {"n_kv_heads": f.kv_heads(), **dict.fromkeys(("q_bias", "k_bias", "v_bias"), bias or qkv_bias)} | options
-    d_model, heads = f.size("hidden_size"), f.size("num_attention_heads")
-    return heads_alike(d_model, heads, f.head_dim(), window=window, out_bias=bias, **sizes)
+def _each(parts: Part | list[Part], n: int) -> list[Part]:
+    """The part of each layer, where one may stand for all."""
+    return parts if isinstance(parts, list) else [parts] * n
 
 
 def decoder(
@@ -54,8 +45,8 @@ def decoder(
     bias: str | bool = False,
     qkv_bias: bool = False,
     gains: Callable[[Fields], tuple[int, int]] = lambda f: (2, 1),
-    windows: Windows | None = None,
-    forwards: Forwards | None = None,
+    windows: Callable[[Fields], int | list[int | None] | None] = lambda f: None,
+    forwards: Callable[[Fields], FeedForward | list[FeedForward]] = _gated,
     attention: Callable[[Fields], Attention] | None = None,
     pieces: Callable[[Fields], list[Piece]] = lambda f: [],
     **options: Any,
@@ -64,38 +55,37 @@ def decoder(
 
     bias       on all four matrices of the attention: the name of a flag, or a constant; `qkv_bias` spares W_O
     gains      parameters of the norms of a layer, and of the final one, in model widths
-    windows    the window of each layer; default: none
-    forwards   the feed-forward of each layer; default: gated, without biases
+    windows    the window of each layer, or of all
+    forwards   the feed-forward of each layer, or of all
     attention  instead of grouped heads; `options` are further fields of those
     """
     d, n, vocabulary = f.size("hidden_size"), len(f.layers("num_hidden_layers")), f.size("vocab_size")
     if attention is not None:
         attentions = [attention(f)] * n
     else:
-        biased = f.flag(bias) if isinstance(bias, str) else bias
-        all_windows = windows(f) if windows else [None] * n
-        attentions = [_attention(f, window, biased, qkv_bias, **options) for window in all_windows]
+        options["out_bias"] = f.flag(bias) if isinstance(bias, str) else bias
+        biases = dict.fromkeys(("q_bias", "k_bias", "v_bias"), options["out_bias"] or qkv_bias)
+        all_windows = _each(windows(f), n)
+        usual = Attention.equal_heads(
+            d, f.size("num_attention_heads"), f.head_dim(), **{"n_kv_heads": f.kv_heads()} | biases | options
+        )
+        attentions = [replace(usual, window=window) for window in all_windows]
     a_layer, final = gains(f)
     layers = tuple(
         Layer(name=f"L{i}", attention=heads, feed_forward=forward, norm_parameters=a_layer * d)
-        for i, (heads, forward) in enumerate(zip(attentions, forwards(f) if forwards else [_gated(f)] * n, strict=True))
+        for i, (heads, forward) in enumerate(zip(attentions, _each(forwards(f), n), strict=True))
     )
     head = [lm_head(d, vocabulary, f.flag("tie_word_embeddings"))] if f.head() == "lm" else []
     parts = (table("token embedding", vocabulary, d), *pieces(f), norm("final norm", final * d), *head)
     return ModelShape(d_model=d, layers=layers, pieces=parts, positions=f.size("max_position_embeddings"))
 
 
-def _same(make: Callable[[Fields], FeedForward]) -> Forwards:
-    """The same feed-forward in every layer."""
-    return lambda f: [make(f)] * f.size("num_hidden_layers")
-
-
 def _positions(f: Fields) -> list[Piece]:
     return [table("position embedding", f.size("max_position_embeddings"), f.size("hidden_size"))]
 
 
-def _one_window(f: Fields) -> list[int | None]:
-    return [f.optional_size("sliding_window") for _ in f.layers("num_hidden_layers")]
+def _one_window(f: Fields) -> int | None:
+    return f.optional_size("sliding_window")
 
 
 def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
@@ -137,11 +127,6 @@ def _qwen_windows(f: Fields) -> list[int | None]:
     return windows
 
 
-def _qwen_moe_windows(f: Fields) -> list[int | None]:
-    """One window for all layers."""
-    return _one_window(f) if f.flag("use_sliding_window") else [None] * f.size("num_hidden_layers")
-
-
 def _qwen_moe_forwards(f: Fields) -> list[FeedForward]:
     """Every decoder_sparse_step-th layer has experts, unless mlp_only_layers names it."""
     step, dense = f.size("decoder_sparse_step"), f.get("mlp_only_layers") or []
@@ -165,7 +150,9 @@ def _latent_attention(f: Fields) -> Attention:
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
     latent = Latent(kv_rank=f.size("kv_lora_rank"), rope_dim=rope, q_rank=f.optional_size("q_lora_rank"))
     width, options = f.size("qk_nope_head_dim") + rope, dict.fromkeys(("q_bias", "k_bias", "out_bias"), bias)
-    return heads_alike(f.size("hidden_size"), heads, width, value_dim=f.size("v_head_dim"), latent=latent, **options)
+    return Attention.equal_heads(
+        f.size("hidden_size"), heads, width, value_dim=f.size("v_head_dim"), latent=latent, **options
+    )
 
 
 def _falcon(f: Fields) -> ModelShape:
@@ -175,8 +162,8 @@ def _falcon(f: Fields) -> ModelShape:
     groups = f.kv_heads("num_kv_heads") if new or not f.flag("multi_query") else 1
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     gains = 2 * (norms if parallel else 2)
-    forwards = _same(lambda f: _plain(f, "ffn_hidden_size", f.flag("bias")))
-    shape = decoder(f, bias="bias", gains=lambda f: (gains, 2), forwards=forwards, n_kv_heads=groups)
+    forward = _plain(f, "ffn_hidden_size", f.flag("bias"))
+    shape = decoder(f, bias="bias", gains=lambda f: (gains, 2), forwards=lambda f: forward, n_kv_heads=groups)
     if new and groups < heads:
         note = f"transformers repeats the {groups} key/value heads in its cache, {heads // groups} times what is priced"
         shape = shape.noted(note)
@@ -196,33 +183,45 @@ def _own_pieces(f: Fields) -> list[Piece]:
 
 
 def _own(f: Fields) -> ModelShape:
-    forward = _same(lambda f: _plain(f, "d_ff", f.flag("bias"), gated=f.flag("gated")))
-    return decoder(f, bias="bias", gains=_own_gains, forwards=forward, pieces=_own_pieces, qk_norm=f.flag("qk_norm"))
+    forward = _plain(f, "d_ff", f.flag("bias"), gated=f.flag("gated"))
+    return decoder(
+        f, bias="bias", gains=_own_gains, forwards=lambda f: forward, pieces=_own_pieces, qk_norm=f.flag("qk_norm")
+    )
 
 
-_EXPERTS = _same(lambda f: _experts(f, "num_local_experts"))
-_EXPERTS_WITH_BIASES = _same(lambda f: _experts(f, "num_local_experts", bias=True, router_bias=True))
-_FOUR_WIDTHS = _same(lambda f: _plain(f, "n_inner", bias=True))
-_MAYBE_BIASES = _same(lambda f: _gated(f, bias=f.flag("mlp_bias")))
+_local_experts = partial(_experts, of="num_local_experts")
+_four_widths = partial(_plain, width="n_inner", bias=True)
 _gemma = partial(decoder, bias="attention_bias", gains=lambda f: (4, 1))  # norms before and after each part of a layer
 GEMMA3_TEXT = family("gemma3_text", partial(_gemma, windows=_gemma3_windows, qk_norm=True))
 DECODERS = (
     family("headwise", _own),
-    family("gpt2", partial(decoder, bias=True, gains=lambda f: (4, 2), forwards=_FOUR_WIDTHS, pieces=_positions)),
-    family("llama", partial(decoder, bias="attention_bias", forwards=_MAYBE_BIASES)),
+    family("gpt2", partial(decoder, bias=True, gains=lambda f: (4, 2), forwards=_four_widths, pieces=_positions)),
+    family("llama", partial(decoder, bias="attention_bias", forwards=lambda f: _gated(f, bias=f.flag("mlp_bias")))),
     family("mistral", partial(decoder, windows=_one_window)),
-    family("mixtral", partial(decoder, windows=_one_window, forwards=_EXPERTS)),
+    family("mixtral", partial(decoder, windows=_one_window, forwards=_local_experts)),
     family("qwen2", partial(decoder, qkv_bias=True, windows=_qwen_windows)),
     family("qwen3", partial(decoder, bias="attention_bias", windows=_qwen_windows, qk_norm=True)),
     family(
         "qwen3_moe",
-        partial(decoder, bias="attention_bias", windows=_qwen_moe_windows, forwards=_qwen_moe_forwards, qk_norm=True),
+        partial(
+            decoder,
+            bias="attention_bias",
+            windows=lambda f: _one_window(f) if f.flag("use_sliding_window") else None,
+            forwards=_qwen_moe_forwards,
+            qk_norm=True,
+        ),
     ),
     family("gemma2", partial(_gemma, windows=_every_other)),
     GEMMA3_TEXT,
     family(
         "gpt_oss",
-        partial(decoder, bias="attention_bias", windows=_every_other, forwards=_EXPERTS_WITH_BIASES, sink=True),
+        partial(
+            decoder,
+            bias="attention_bias",
+            windows=_every_other,
+            forwards=partial(_local_experts, bias=True, router_bias=True),
+            sink=True,
+        ),
     ),
     family("deepseek_v3", partial(decoder, attention=_latent_attention, forwards=_deepseek_forwards)),
     family("falcon", _falcon),

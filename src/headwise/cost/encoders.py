@@ -7,7 +7,7 @@ from typing import Any
 
 from headwise.cost.decoders import GEMMA3_TEXT
 from headwise.cost.fields import Fields, check_size, family
-from headwise.cost.shape import MAIN, VISION, FeedForward, Layer, ModelShape, Piece, heads_alike, norm, table
+from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape, Piece, norm, table
 from headwise.errors import HeadwiseError
 
 
@@ -15,7 +15,7 @@ def _layers(f: Fields, stack: str = MAIN, prefix: str = "", qkv_bias: bool = Tru
     """Bidirectional layers with biases and two LayerNorms each, as these four families have them."""
     d = f.size("hidden_size")
     biases = {"q_bias": qkv_bias, "k_bias": qkv_bias, "v_bias": qkv_bias, "out_bias": True}
-    attention = heads_alike(d, f.size("num_attention_heads"), f.head_dim(), causal=False, **biases)
+    attention = Attention.equal_heads(d, f.size("num_attention_heads"), f.head_dim(), causal=False, **biases)
     forward = FeedForward(d_model=d, width=f.size("intermediate_size"), gated=False, bias=True)
     return tuple(
         Layer(name=f"{prefix}L{n}", stack=stack, attention=attention, feed_forward=forward, norm_parameters=4 * d)

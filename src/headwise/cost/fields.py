@@ -157,13 +157,6 @@ class Fields:
             raise HeadwiseError(f"{names}; each must serve as many query heads")
         return number
 
-    def experts(self, of: str) -> dict[str, Any]:
-        """How many experts there are and how many a token is sent to, as fields of FeedForward."""
-        active, number = self.size("num_experts_per_tok"), self.size(of)
-        if active > number:
-            raise HeadwiseError(f"num_experts_per_tok={active} exceeds {of}={number}; correct one of them")
-        return {"n_experts": number, "n_active": active}
-
     def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
         """The head width: a field of its own, or the model's width shared out."""
         explicit = self.optional_size("head_dim")

@@ -152,11 +152,9 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
 def _dtype(config: dict[str, Any]) -> str | None:
     """The number format that the file names, in itself or in the part for text."""
     text = config.get("text_config")
-    for place in (config, text if isinstance(text, dict) else {}):
-        for name in ("dtype", "torch_dtype"):
-            if isinstance(place.get(name), str) and place[name] != "auto":
-                return str(place[name])
-    return None
+    places = (config, text if isinstance(text, dict) else {})
+    formats = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
+    return next((name for name in formats if isinstance(name, str) and name != "auto"), None)
 
 
 def _file_notes(config: dict[str, Any]) -> list[str]:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwise.cost.fields import Fields, family
-from headwise.cost.shape import (
-    ENCODER,
-    MAIN,
-    Attention,
-    FeedForward,
-    Layer,
-    ModelShape,
-    Piece,
-    heads_alike,
-    lm_head,
-    norm,
-    table,
-)
+from headwise.cost.shape import ENCODER, MAIN, Attention, FeedForward, Layer, ModelShape, Piece, lm_head, norm, table
 from headwise.errors import HeadwiseError
 
 
@@ -40,7 +28,7 @@ def _stack(side: str, numbers: range, attention: Attention, forward: FeedForward
 def t5(f: Fields) -> ModelShape:
     """RMSNorm, no biases, head width d_kv; the first layer of each stack holds the bias by distance for all of it."""
     d = f.size("d_model")
-    attention = heads_alike(d, f.size("num_heads"), f.size("d_kv"))
+    attention = Attention.equal_heads(d, f.size("num_heads"), f.size("d_kv"))
     kind = f.get("feed_forward_proj")
     parts = kind.split("-") if isinstance(kind, str) else []
     if len(parts) not in (1, 2) or (len(parts) == 2 and parts[0] != "gated"):
@@ -84,7 +72,7 @@ def whisper(f: Fields) -> ModelShape:
 def _whisper_stack(f: Fields, side: str) -> list[Layer]:
     d, heads = f.size("d_model"), f"{side}_attention_heads"
     width = f.head_dim("d_model", heads)
-    attention = heads_alike(d, f.size(heads), width, q_bias=True, v_bias=True, out_bias=True)
+    attention = Attention.equal_heads(d, f.size(heads), width, q_bias=True, v_bias=True, out_bias=True)
     forward = FeedForward(d_model=d, width=f.size(f"{side}_ffn_dim"), gated=False, bias=True)
     return _stack(side, f.layers(f"{side}_layers"), attention, forward, 2 * d)
 

@@ -47,6 +47,12 @@ class Attention:
     buckets: int = 0  # of a learned bias by distance, one number for each bucket and query head (T5)
     latent: Latent | None = None
 
+    @classmethod
+    def equal_heads(cls, d_model: int, n_heads: int, head_dim: int, **options: Any) -> Attention:
+        """As many key/value heads as query heads, and values as wide as keys, unless `options` say else."""
+        sizes = {"n_kv_heads": n_heads, "value_dim": head_dim} | options
+        return cls(d_model=d_model, n_heads=n_heads, head_dim=head_dim, **sizes)
+
     @property
     def variant(self) -> str:
         """MHA, GQA, MQA, or MLA for a latent."""
@@ -114,12 +120,6 @@ class Attention:
 
     def cached_tokens(self, tokens: int) -> int:
         return tokens if self.window is None else min(tokens, self.window)
-
-
-def heads_alike(d_model: int, n_heads: int, head_dim: int, **options: Any) -> Attention:
-    """As many key/value heads as query heads, and values as wide as keys, unless `options` say else."""
-    sizes = {"n_kv_heads": n_heads, "value_dim": head_dim} | options
-    return Attention(d_model=d_model, n_heads=n_heads, head_dim=head_dim, **sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
