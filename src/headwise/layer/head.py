@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.layer.display import head_html, heads_html, kv_head_of
@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
 
 
-WRITABLE = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "sink", "relative_bias")
+# What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
+# the spec with the length of one head there. Parameters of k_proj and v_proj are those of the key/value head.
+PARTS = {
+    "wq": ("q_proj.weight", 0, "head_dim"),
+    "wk": ("k_proj.weight", 0, "head_dim"),
+    "wv": ("v_proj.weight", 0, "value_dim"),
+    "wo": ("o_proj.weight", 1, "value_dim"),
+    "bq": ("q_proj.bias", 0, "head_dim"),
+    "bk": ("k_proj.bias", 0, "head_dim"),
+    "bv": ("v_proj.bias", 0, "value_dim"),
+    "sink": ("sink", 0, None),
+    "relative_bias": ("relative_bias", 1, None),
+}
 
 
 class Heads:
@@ -118,6 +130,15 @@ class Head:
 
     layer: MultiHeadAttention
     index: int
+    wq: Tensor
+    wk: Tensor
+    wv: Tensor
+    wo: Tensor | None
+    bq: Tensor | None
+    bk: Tensor | None
+    bv: Tensor | None
+    sink: Tensor | None
+    relative_bias: Tensor | None
 
     def __init__(self, layer: MultiHeadAttention, index: int) -> None:
         vars(self).update(layer=layer, index=index)
@@ -138,43 +159,21 @@ class Head:
         index = self.layer.spec.kv_index
         return tuple(h for h, g in enumerate(index) if g == self.kv_index and h != self.index)
 
-    @property
-    def wq(self) -> Tensor:
-        return _weight(self.layer.q_proj)[self._rows(self.index, self.layer.spec.head_dim)]
-
-    @property
-    def wk(self) -> Tensor:
-        return _weight(self.layer.k_proj)[self._rows(self.kv_index, self.layer.spec.head_dim)]
-
-    @property
-    def wv(self) -> Tensor:
-        return _weight(self.layer.v_proj)[self._rows(self.kv_index, self.layer.spec.value_dim)]
-
-    @property
-    def wo(self) -> Tensor | None:
-        if self.layer.o_proj is None:
+    def __getattr__(self, name: str) -> Any:
+        if name not in PARTS:
+            raise AttributeError(f"'Head' object has no attribute {name!r}")
+        path, axis, size = PARTS[name]
+        parameter = _parameter(self.layer, path)
+        if parameter is None:
             return None
-        return _weight(self.layer.o_proj)[:, self._rows(self.index, self.layer.spec.value_dim)]
+        index = self.kv_index if path[0] in "kv" else self.index
+        if size is None:
+            return parameter.select(axis, index)
+        width = getattr(self.layer.spec, size)
+        return parameter.narrow(axis, index * width, width)
 
-    @property
-    def bq(self) -> Tensor | None:
-        return self._bias(self.layer.q_proj, self.index, self.layer.spec.head_dim)
-
-    @property
-    def bk(self) -> Tensor | None:
-        return self._bias(self.layer.k_proj, self.kv_index, self.layer.spec.head_dim)
-
-    @property
-    def bv(self) -> Tensor | None:
-        return self._bias(self.layer.v_proj, self.kv_index, self.layer.spec.value_dim)
-
-    @property
-    def sink(self) -> Tensor | None:
-        return None if self.layer.sink is None else self.layer.sink[self.index]
-
-    @property
-    def relative_bias(self) -> Tensor | None:
-        return None if self.layer.relative_bias is None else self.layer.relative_bias[:, self.index]
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *PARTS]
 
     @property
     def qk(self) -> Tensor:
@@ -207,8 +206,8 @@ class Head:
         )
 
     def __setattr__(self, name: str, value: Tensor) -> None:
-        if name not in WRITABLE:
-            raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(WRITABLE)}")
+        if name not in PARTS:
+            raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(PARTS)}")
         view = getattr(self, name)
         if view is None:
             raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
@@ -224,14 +223,6 @@ class Head:
     def _repr_html_(self) -> str:
         return head_html(self)
 
-    @staticmethod
-    def _rows(index: int, width: int) -> slice:
-        return slice(index * width, (index + 1) * width)
-
-    def _bias(self, linear: nn.Module, index: int, width: int) -> Tensor | None:
-        bias = getattr(linear, "bias", None)
-        return None if bias is None else bias[self._rows(index, width)]
-
 
 def without(layer: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttention:
     """A layer without those query heads, and without the key/value heads that nobody reads any more.
@@ -239,7 +230,7 @@ def without(layer: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttenti
     It computes what `layer` computes with gate 0 on them. Taking one query head of a group shrinks no cache: its
     keys and values are read by the others.
     """
-    gone = {_checked(layer, head) for head in heads}
+    gone = {layer.heads[head].index for head in heads}
     kept = [h for h in range(layer.spec.n_heads) if h not in gone]
     if not kept:
         raise HeadwiseError(f"all {layer.spec.n_heads} heads are to go; a layer needs one")
@@ -248,16 +239,12 @@ def without(layer: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttenti
 
 def permuted(layer: MultiHeadAttention, order: Sequence[int]) -> MultiHeadAttention:
     """A layer whose head i is head order[i] of `layer`; key/value heads follow in the order in which they are read."""
-    wanted = [_checked(layer, head) for head in order]
+    wanted = [layer.heads[head].index for head in order]
     if sorted(wanted) != list(range(layer.spec.n_heads)):
         raise HeadwiseError(
             f"order={list(order)} is no permutation of the {layer.spec.n_heads} heads 0 to {layer.spec.n_heads - 1}"
         )
     return _selected(layer, wanted)
-
-
-def _checked(layer: MultiHeadAttention, head: int) -> int:
-    return layer.heads[head].index
 
 
 @torch.no_grad()
@@ -272,39 +259,25 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
         mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
-    weight = _weight(layer.q_proj)
-    new = type(layer).from_spec(spec, device=weight.device, dtype=weight.dtype).train(layer.training)
-    for name, owners, width in (
-        ("q_proj", heads, old.head_dim),
-        ("k_proj", kv_heads, old.head_dim),
-        ("v_proj", kv_heads, old.value_dim),
-    ):
-        rows, linear = _places(owners, width, weight.device), getattr(layer, name)
-        copies = {"weight": _weight(linear)[rows]}
-        if linear.bias is not None:
-            copies["bias"] = linear.bias[rows]
-        getattr(new, name).load_state_dict(copies)
-    if layer.o_proj is not None and new.o_proj is not None:
-        new.o_proj.weight.copy_(_weight(layer.o_proj)[:, _places(heads, old.value_dim, weight.device)])
-        if layer.o_proj.bias is not None:
-            new.o_proj.bias.copy_(layer.o_proj.bias)
-    for norm, copy in ((layer.q_norm, new.q_norm), (layer.k_norm, new.k_norm)):
-        if norm is not None and copy is not None:
-            copy.load_state_dict(norm.state_dict())
-    if layer.sink is not None and new.sink is not None:
-        new.sink.copy_(layer.sink[heads])
-    if layer.relative_bias is not None and new.relative_bias is not None:
-        new.relative_bias.copy_(layer.relative_bias[:, heads])
+    like = layer.heads[0].wq
+    new = type(layer).from_spec(spec, device=like.device, dtype=like.dtype).train(layer.training)
+    parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
+    for path, copy in new.named_parameters():
+        parameter = _parameter(layer, path)
+        assert parameter is not None
+        if path in parts:  # gains and the bias of W_O are of no head
+            axis, width = parts[path]
+            first = torch.tensor(kv_heads if path[0] in "kv" else heads, device=like.device)[:, None] * width
+            parameter = parameter.index_select(axis, (first + torch.arange(width, device=like.device)).flatten())
+        copy.copy_(parameter)
     return new
 
 
-def _places(owners: Sequence[int], width: int, device: torch.device) -> Tensor:
-    """The rows of a stacked matrix that belong to these heads."""
-    return (torch.tensor(owners, device=device)[:, None] * width + torch.arange(width, device=device)).flatten()
-
-
-def _weight(linear: nn.Module) -> Tensor:
-    weight = getattr(linear, "weight", None)
-    if not isinstance(weight, Tensor):
-        raise HeadwiseError(f"{type(linear).__name__} stands for a projection and has no weight to hand out")
-    return weight
+def _parameter(layer: MultiHeadAttention, path: str) -> Tensor | None:
+    """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
+    owner, _, name = path.rpartition(".")
+    module = getattr(layer, owner) if owner else layer
+    parameter: Tensor | None = getattr(module, name, None)
+    if name == "weight" and module is not None and not isinstance(parameter, Tensor):
+        raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")
+    return parameter

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.display import layer_html
 from headwise.layer.head import Heads, permuted, without
 from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
@@ -299,7 +298,7 @@ class MultiHeadAttention(nn.Module):
             )
 
     def _repr_html_(self) -> str:
-        return layer_html(self)
+        return self.spec._repr_html_() + self.heads._repr_html_()
 
     def extra_repr(self) -> str:
         sizes = f"n_heads={self.spec.n_heads}, n_kv_heads={self.spec.n_kv_heads}, head_dim={self.spec.head_dim}"

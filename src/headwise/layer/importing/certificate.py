@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,13 +19,11 @@ from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import BroadcastGrid, Causal, Lengths, Mask
 from headwise.positions import RoPE
+from headwise.rungs.tensor import as_tensor
 
 CAUSAL = Causal()
 
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context
-
-FORMULA = "the formula written out"
-
 
 # Answers x (B,T,c), what keys are made of (B,S,c) and what values are made of (B,S,c), both x in self attention, and
 # what is added to the scores (B|1,H|1,T,S) or None, -inf = forbidden.
@@ -117,8 +114,7 @@ def _runs(
     lengths = (Lengths([n_keys, n_keys // 2 + 1, 1]),) if padding else ()
     masks: tuple[Mask | None, ...] = (None, *causal, *lengths)
     for mask in masks:
-        whole = spec.mask if mask is None else mask if spec.mask is None else spec.mask & mask
-        added = _added(whole, spec.n_heads, n_tokens, n_keys, like)
+        added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
         expected = original(x, keys, keys if values is None else values, added)
         ours = layer(x, context=context, values=values, mask=mask)
         if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
@@ -134,9 +130,7 @@ def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: T
         return None
     grid = BroadcastGrid(
         (N_TEXTS, n_heads, n_queries, n_keys),
-        array=lambda values: (values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))).to(
-            like.device
-        ),
+        array=lambda values: as_tensor(values, like.device),
         arange=lambda n: torch.arange(n, device=like.device),
     )
     mask.check(grid)

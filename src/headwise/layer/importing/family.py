@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.parts import Parts
+from headwise.layer.importing.parts import Parts, linear_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,56 +19,39 @@ class Family:
 
     The attention module is the one that has W_O: class `<prefix>Attention`. Paths of submodules and of attributes are
     seen from it, with dots; None is what the family does not have.
-
-    name          the config's `model_type`: "llama"
-    prefix        what the names of its classes begin with: "Llama" of LlamaAttention
-    core          path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
-                  `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself
-    q, k, v, o    paths of the projections, each a Linear with or without bias. Where q, k and v name one module, its
-                  outputs are all queries, then all keys, then all values
-    cross_q       path of the queries' projection in modules for cross attention, whose `k` has keys, then values
-    transposed    the projections are Conv1D of GPT-2: weights (in, out), y = x W + b
-    q_norm, k_norm    paths of RMSNorms over each head's queries and keys, before RoPE, where the module has them; one
-                  over all heads at once is refused
-    rope          does it turn queries and keys? Pairs are features m and m + d/2, the angles those of
-                  `config.rope_parameters` and of class `<prefix>RotaryEmbedding` in the same file
-    n_heads, n_kv_heads    attributes with the numbers of query heads and of key/value heads; n_kv_heads None: as many
-    scale         attribute with the factor of q.k
-    softcap       attribute with the softcap, which may be None
-    dropout       attribute with the probability of dropping a weight
-    causal        attributes of which one that is True makes self attention causal
-    window        attribute with the length of a sliding window, the query included, which may be None
-    cross_mask    keyword of the mask in a call of cross attention
-    layers        the list of layers, seen from the body of the model (its `base_model`)
-    attention     the attention module, seen from a layer
-    width         the config's field for the width of the model
-    even_width    must the number of heads divide the width, whatever head_dim says?
     """
 
-    name: str
-    prefix: str
+    name: str  # the config's `model_type`: "llama"
+    prefix: str  # what the names of its classes begin with: "Llama" of LlamaAttention
+    # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
+    # `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself.
     core: str = ""
+    # Paths of the projections, each a Linear with or without bias. Where q, k and v name one module, its outputs are
+    # all queries, then all keys, then all values.
     q: str = "q_proj"
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
-    cross_q: str | None = None
-    transposed: bool = False
+    cross_q: str | None = None  # of the queries in modules for cross attention, whose `k` has keys, then values
+    transposed: bool = False  # the projections are Conv1D of GPT-2: weights (in, out), y = x W + b
+    # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused.
     q_norm: str | None = None
     k_norm: str | None = None
+    # Are queries and keys turned? Pairs are features m and m + d/2, the angles those of `config.rope_parameters` and of
+    # class `<prefix>RotaryEmbedding` in the same file.
     rope: bool = True
-    n_heads: str = "config.num_attention_heads"
-    n_kv_heads: str | None = "config.num_key_value_heads"
-    scale: str = "scaling"
-    softcap: str | None = None
-    dropout: str = "attention_dropout"
-    causal: tuple[str, ...] = ("is_causal",)
-    window: str | None = None
-    cross_mask: str = "attention_mask"
-    layers: str = "layers"
-    attention: str = "self_attn"
-    width: str = "hidden_size"
-    even_width: bool = False
+    n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
+    n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
+    scale: str = "scaling"  # attribute with the factor of q.k
+    softcap: str | None = None  # attribute with the softcap, which may be None
+    dropout: str = "attention_dropout"  # attribute with the probability of dropping a weight
+    causal: tuple[str, ...] = ("is_causal",)  # attributes of which one that is True makes self attention causal
+    window: str | None = None  # attribute with the length of a sliding window, the query included, which may be None
+    cross_mask: str = "attention_mask"  # keyword of the mask in a call of cross attention
+    layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
+    attention: str = "self_attn"  # the attention module, seen from a layer
+    width: str = "hidden_size"  # the config's field for the width of the model
+    even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
 
     @property
     def packed(self) -> bool:
@@ -81,9 +64,9 @@ class Family:
         return f"{self.prefix}Attention"
 
     @property
-    def cores(self) -> tuple[str, ...]:
-        """Classes of the part that computes the heads."""
-        return (f"{self.prefix}SelfAttention", f"{self.prefix}CrossAttention") if self.core else (self.whole,)
+    def classes(self) -> tuple[str, ...]:
+        """Those of the attention with W_O, and of the part that computes the heads."""
+        return (self.whole, *(f"{self.prefix}{kind}Attention" for kind in ("Self", "Cross") if self.core))
 
     def is_cross(self, core: nn.Module) -> bool:
         """Is this for cross attention alone?"""
@@ -116,7 +99,7 @@ class Family:
             q, k, v = (self._projection(core, path) for path in (self.q, self.k, self.v))
         o = (None, None) if w_o is None else self._weights(w_o, f"{self.whole}.{self.o}")
         gains = [self._gain(core, path, q[0].shape[0] // n_heads) for path in (self.q_norm, self.k_norm)]
-        return Parts(q[0], k[0], v[0], o[0], q[1], k[1], v[1], o[1], *gains)
+        return Parts(q, k, v, o, *gains)
 
     def _projection(self, core: nn.Module, path: str) -> tuple[Tensor, Tensor | None]:
         return self._weights(self.read(core, path), f"{type(core).__name__}.{self.within_core(path)}")
@@ -195,7 +178,31 @@ GPT2 = Family(
     width="n_embd",
 )
 
-_families: dict[str, Family] = {}
+_families = {
+    family.name: family
+    for family in (
+        LLAMA,
+        Family(name="gemma", prefix="Gemma"),
+        Family(name="granite", prefix="Granite"),
+        Family(name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"),
+        MISTRAL,
+        replace(MISTRAL, name="mixtral", prefix="Mixtral"),
+        replace(MISTRAL, name="starcoder2", prefix="Starcoder2"),
+        QWEN2,
+        replace(QWEN2, name="qwen2_moe", prefix="Qwen2Moe"),
+        replace(QWEN2, name="ministral", prefix="Ministral"),
+        QWEN3,
+        replace(QWEN3, name="qwen3_moe", prefix="Qwen3Moe"),
+        replace(QWEN3, name="olmo2", prefix="Olmo2"),  # whose norm is refused by name
+        GEMMA2,
+        GPT2,
+        BERT,
+        replace(BERT, name="roberta", prefix="Roberta"),
+        replace(BERT, name="xlm-roberta", prefix="XLMRoberta"),
+        replace(BERT, name="camembert", prefix="Camembert"),
+        replace(BERT, name="electra", prefix="Electra"),
+    )
+}
 
 
 def register(family: Family) -> Family:
@@ -214,47 +221,13 @@ def families() -> Iterator[Family]:
 
 def family_of(module: nn.Module) -> Family | None:
     """The family whose class a module's class is, or comes from; None where none is known."""
-    for name in (known.__name__ for known in type(module).__mro__):
+    for name in class_names(module):
         for family in _families.values():
-            if name in (family.whole, *family.cores):
+            if name in family.classes:
                 return family
     return None
 
 
-def class_names(module: nn.Module) -> set[str]:
-    return {known.__name__ for known in type(module).__mro__}
-
-
-def linear_weights(linear: object, name: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a Linear, or an error that says what stands there instead."""
-    if not isinstance(linear, nn.Linear):
-        raise HeadwiseError(
-            f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
-            f"from_separate"
-        )
-    return linear.weight, linear.bias
-
-
-for known_family in (
-    LLAMA,
-    Family(name="gemma", prefix="Gemma"),
-    Family(name="granite", prefix="Granite"),
-    Family(name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"),
-    MISTRAL,
-    replace(MISTRAL, name="mixtral", prefix="Mixtral"),
-    replace(MISTRAL, name="starcoder2", prefix="Starcoder2"),
-    QWEN2,
-    replace(QWEN2, name="qwen2_moe", prefix="Qwen2Moe"),
-    replace(QWEN2, name="ministral", prefix="Ministral"),
-    QWEN3,
-    replace(QWEN3, name="qwen3_moe", prefix="Qwen3Moe"),
-    replace(QWEN3, name="olmo2", prefix="Olmo2"),  # whose norm is refused by name
-    GEMMA2,
-    GPT2,
-    BERT,
-    replace(BERT, name="roberta", prefix="Roberta"),
-    replace(BERT, name="xlm-roberta", prefix="XLMRoberta"),
-    replace(BERT, name="camembert", prefix="Camembert"),
-    replace(BERT, name="electra", prefix="Electra"),
-):
-    register(known_family)
+def class_names(module: nn.Module) -> list[str]:
+    """Of a module's class and of those that it comes from, the nearest first."""
+    return [base.__name__ for base in type(module).__mro__]

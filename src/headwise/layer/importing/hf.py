@@ -30,13 +30,15 @@ def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imp
     of the certificate. Its angles are rounded to float32, ours are exact, so in float64 the difference is about 1e-7.
     A module for cross attention becomes a layer without mask, to be called with context=.
     """
-    family = _known(module)
+    family = family_of(module)
+    if family is None:
+        names = ", ".join(known.whole for known in families())
+        raise HeadwiseError(f"{type(module).__name__} is none of {names}; try from_separate")
     whole = module if family.whole in class_names(module) else None
     core = module if whole is None else whole.get_submodule(family.core)
+    w_o = None if whole is None else whole.get_submodule(family.o)
     if output is not None:
         w_o = getattr(output, family.o.rpartition(".")[2], None)
-    else:
-        w_o = None if whole is None else whole.get_submodule(family.o)
     cross = family.is_cross(core)
     check_parameters(core, family.parameters(core))
     rope = _rope(core, family)
@@ -58,14 +60,6 @@ def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imp
         path += f", {rope.scaling or 'default'} rope"
     ways = ("cross" if cross else "self",)
     return certified(layer, _original(core, family, None if core is whole else w_o), path, what, ways)
-
-
-def _known(module: nn.Module) -> Family:
-    family = family_of(module)
-    if family is None:
-        names = ", ".join(family.whole for family in families())
-        raise HeadwiseError(f"{type(module).__name__} is none of {names}; try from_separate")
-    return family
 
 
 def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:

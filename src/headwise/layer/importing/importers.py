@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.importing.certificate import CAUSAL, N_TOKENS, Imported, certified
-from headwise.layer.importing.family import families, family_of, linear_weights
+from headwise.layer.importing.family import families, family_of
 from headwise.layer.importing.hf import from_transformers
 from headwise.layer.importing.packed import from_conv1d, from_keras, from_packed, from_separate
-from headwise.layer.importing.parts import Parts, build, check_parameters
+from headwise.layer.importing.parts import Parts, build, check_parameters, linear_weights
 from headwise.layer.layer import MultiHeadAttention
 
 __all__ = [
@@ -77,12 +77,11 @@ def from_torch(module: nn.MultiheadAttention) -> Imported:
         )
     separate = [f"{name}_proj_weight" for name in "qkv"]
     check_parameters(module, {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias", *separate})
-    packed, bias = module.in_proj_weight, module.in_proj_bias
-    q, k, v = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
-    bq, bk, bv = (None,) * 3 if bias is None else bias.chunk(3)
-    o, bo = linear_weights(module.out_proj, "out_proj")
-    n_heads = module.num_heads
-    layer = build(Parts(q, k, v, o, bq, bk, bv, bo), n_heads, dropout=module.dropout, training=module.training)
+    packed, bias, n_heads = module.in_proj_weight, module.in_proj_bias, module.num_heads
+    weights = [getattr(module, name) for name in separate] if packed is None else packed.chunk(3)
+    q, k, v = zip(weights, (None,) * 3 if bias is None else bias.chunk(3), strict=True)
+    parts = Parts(q, k, v, linear_weights(module.out_proj, "out_proj"))
+    layer = build(parts, n_heads, dropout=module.dropout, training=module.training)
     twin = copy.deepcopy(module).eval()
 
     def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
@@ -114,12 +113,10 @@ def from_course(module: nn.Module) -> Imported:
             f"mask. Pass the weights of others to from_separate(..., mask=Causal())"
         )
     check_parameters(module, {f"{name}.{kind}" for name in COURSE[:4] for kind in ("weight", "bias")})
-    (q, bq), (k, bk), (v, bv), (o, bo) = (
-        linear_weights(getattr(module, name, None), f"{type(module).__name__}.{name}") for name in COURSE[:4]
-    )
+    q, k, v, o = (linear_weights(getattr(module, name), f"{type(module).__name__}.{name}") for name in COURSE[:4])
     dropout = getattr(module, "dropout", 0.0)
     layer = build(
-        Parts(q, k, v, o, bq, bk, bv, bo),
+        Parts(q, k, v, o),
         attention.num_heads,
         mask=CAUSAL,
         dropout=getattr(dropout, "p", dropout),

@@ -1,15 +1,9 @@
-"""Bare attention weights in the layouts of the field, made into a layer, with a certificate.
-
-A certificate is a measurement: the original (or, for bare weights, the formula written out) and the layer answer the
-same random input in eval mode, and the largest difference is handed back with the layer. `importers` does the same for
-modules. Weights are copied, never kept; the caller's random state stays as it is; the copies may be trained, whether
-the originals were frozen or not.
-"""
+"""Bare attention weights in the layouts of the field, made into a layer with a `certificate`; the weights are copied."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.certificate import CAUSAL, FORMULA, Imported, attended, certified, project, split_heads
+from headwise.layer.importing.certificate import CAUSAL, Imported, attended, certified, project, split_heads
 from headwise.layer.importing.parts import Parts, build, check_matrix
 from headwise.masks import Mask
 from headwise.positions import RoPE
@@ -54,24 +48,20 @@ def from_packed(
     """
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     width = _packed_width(weight, bias, n_heads, kv_heads, layout)
-    q, k, v = _unpacked(weight, layout, n_heads, kv_heads, width)
-    bq, bk, bv = (None,) * 3 if bias is None else _unpacked(bias, layout, n_heads, kv_heads, width)
-    parts = Parts(q, k, v, out_weight, bq, bk, bv, out_bias)
-    layer = build(parts, n_heads, kv_heads, mask=mask, rope=rope, scale=scale, dropout=dropout)
+    weights = _unpacked(weight, layout, n_heads, kv_heads, width)
+    biases = (None,) * 3 if bias is None else _unpacked(bias, layout, n_heads, kv_heads, width)
+    q, k, v = zip(weights, biases, strict=True)
 
-    def formula(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+    def projected(x: Tensor, keys: Tensor, values: Tensor) -> Iterable[Tensor]:
         """Split the way those models do it: the activations, not the weights."""
         of_x, of_keys = project(x, weight, bias), project(keys, weight, bias)
         if layout == "qkv":
-            q, (k, v) = of_x[..., : n_heads * width], of_keys[..., n_heads * width :].chunk(2, -1)
-        else:
-            q = split_heads(of_x, kv_heads)[..., : -2 * width]
-            k, v = split_heads(of_keys, kv_heads)[..., -2 * width :].chunk(2, -1)
-        q, k, v = split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
-        joined = attended(q, k, v, added, rope, scale)
-        return joined if out_weight is None else project(joined, out_weight, out_bias)
+            return of_x[..., : n_heads * width], *of_keys[..., n_heads * width :].chunk(2, -1)
+        of_x, of_keys = split_heads(of_x, kv_heads), split_heads(of_keys, kv_heads)
+        return of_x[..., : -2 * width], *of_keys[..., -2 * width :].chunk(2, -1)
 
-    return certified(layer, formula, f'from_packed, layout "{layout}"', FORMULA)
+    parts, path = Parts(q, k, v, (out_weight, out_bias)), f'from_packed, layout "{layout}"'
+    return _from_bare(parts, n_heads, kv_heads, path, projected, mask=mask, rope=rope, scale=scale, dropout=dropout)
 
 
 def from_conv1d(
@@ -128,21 +118,35 @@ def from_separate(
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    (wq, bq), (wk, bk), (wv, bv) = (
-        _linear(name, part, bias) for name, part, bias in (("q", q, q_bias), ("k", k, k_bias), ("v", v, v_bias))
-    )
-    wo, bo = (None, o_bias) if o is None else _linear("o", o, o_bias)
-    layer = build(
-        Parts(wq, wk, wv, wo, bq, bk, bv, bo), n_heads, kv_heads, mask=mask, rope=rope, scale=scale, dropout=dropout
-    )
+    pairs = [_linear(name, part, bias) for name, part, bias in (("q", q, q_bias), ("k", k, k_bias), ("v", v, v_bias))]
+    parts = Parts(*pairs, (None, o_bias) if o is None else _linear("o", o, o_bias))
+
+    def projected(*inputs: Tensor) -> Iterable[Tensor]:
+        return (project(y, *pair) for y, pair in zip(inputs, pairs, strict=True))
+
+    options = {"mask": mask, "rope": rope, "scale": scale, "dropout": dropout}
+    return _from_bare(parts, n_heads, kv_heads, "from_separate", projected, **options)
+
+
+def _from_bare(
+    parts: Parts,
+    n_heads: int,
+    kv_heads: int,
+    path: str,
+    projected: Callable[[Tensor, Tensor, Tensor], Iterable[Tensor]],
+    **options: Any,
+) -> Imported:
+    """The layer, held against the formula; `projected` makes queries, keys and values of its inputs."""
+    layer = build(parts, n_heads, kv_heads, **options)
 
     def formula(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        q, k, v = project(x, wq, bq), project(keys, wk, bk), project(values, wv, bv)
-        q, k, v = split_heads(q, n_heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
-        joined = attended(q, k, v, added, rope, scale)
-        return joined if wo is None else project(joined, wo, bo)
+        counts = (n_heads, kv_heads, kv_heads)
+        q, k, v = (split_heads(y, n) for y, n in zip(projected(x, keys, values), counts, strict=True))
+        joined = attended(q, k, v, added, options["rope"], options["scale"])
+        weight, bias = parts.o
+        return joined if weight is None else project(joined, weight, bias)
 
-    return certified(layer, formula, "from_separate", FORMULA)
+    return certified(layer, formula, path, "the formula written out")
 
 
 KERAS_ROLES = ("query", "key", "value", "attention_output")
@@ -163,17 +167,15 @@ def from_keras(
     not fit.
     """
     arrays = _keras_arrays(weights)
-    kernels = [arrays[role, "kernel"] for role in KERAS_ROLES]
-    for role, kernel in zip(KERAS_ROLES, kernels, strict=True):
+    pairs = []
+    for role in KERAS_ROLES:
+        kernel, bias = arrays[role, "kernel"], arrays.get((role, "bias"))
         if kernel.ndim != 3:
             raise HeadwiseError(f"Keras {role} kernel has shape {kernel.shape}; 3 axes are needed, one of them heads")
-    tensors = {name: _from_numpy(" ".join(name), array) for name, array in arrays.items()}
-    q, k, v = (tensors[role, "kernel"].flatten(1).t() for role in KERAS_ROLES[:3])
-    o = tensors["attention_output", "kernel"].flatten(0, 1).t()
-    flat = {role: array.flatten() for (role, kind), array in tensors.items() if kind == "bias"}
-    bq, bk, bv, bo = (flat.get(role) for role in KERAS_ROLES)
-    n_heads, n_kv_heads = kernels[0].shape[1], kernels[1].shape[1]
-    layer = build(Parts(q, k, v, o, bq, bk, bv, bo), n_heads, n_kv_heads, mask=mask, dropout=dropout)
+        rows = _from_numpy(f"{role} kernel", kernel).flatten(*((0, 1) if role == "attention_output" else (1, 2))).t()
+        pairs.append((rows, None if bias is None else _from_numpy(f"{role} bias", bias).flatten()))
+    n_heads, n_kv_heads = (arrays[role, "kernel"].shape[1] for role in ("query", "key"))
+    layer = build(Parts(*pairs), n_heads, n_kv_heads, mask=mask, dropout=dropout)
 
     def documented(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         numbers = None if added is None else added.numpy()

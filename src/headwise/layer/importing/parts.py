@@ -13,23 +13,17 @@ from headwise.spec import AttentionSpec, require_size
 
 
 class Parts(NamedTuple):
-    """Weights as our layer has them, y = W x: q (h*d, in), k (g*d, context), v (g*e, context), o (out, h*e)."""
+    """Weights as our layer has them, y = W x: q (h*d, in), k (g*d, context), v (g*e, context), o (out, h*e).
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor | None = None
-    q_bias: Tensor | None = None
-    k_bias: Tensor | None = None
-    v_bias: Tensor | None = None
-    o_bias: Tensor | None = None
+    Each with its bias, which may be None; and the gains (d,) of norms over each head's queries and keys.
+    """
+
+    q: tuple[Tensor, Tensor | None]
+    k: tuple[Tensor, Tensor | None]
+    v: tuple[Tensor, Tensor | None]
+    o: tuple[Tensor | None, Tensor | None] = (None, None)
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
-
-
-PLACES = {name: f"{name}_proj.weight" for name in "qkvo"}
-PLACES |= {f"{name}_bias": f"{name}_proj.bias" for name in "qkvo"}
-PLACES |= {f"{name}_norm": f"{name}_norm.weight" for name in "qk"}
 
 
 def build(
@@ -42,71 +36,77 @@ def build(
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     require_size("n_heads", n_heads)
     require_size("n_kv_heads", kv_heads)
-    _check_parts(parts)
-    head_dim, value_dim = _head_widths(parts, n_heads, kv_heads)
-    kv_bias = parts.k_bias is not None or parts.v_bias is not None
+    tensors = _tensors(parts)
+    head_dim, value_dim = _head_widths(tensors, n_heads, kv_heads)
+    kv_bias = "k_bias" in tensors or "v_bias" in tensors
+    if kv_bias:
+        for name in "kv":
+            tensors.setdefault(f"{name}_bias", tensors[name].new_zeros(len(tensors[name])))
     spec = AttentionSpec(
-        d_model=parts.q.shape[1],
+        d_model=tensors["q"].shape[1],
         n_heads=n_heads,
         n_kv_heads=kv_heads,
         head_dim=head_dim,
         value_dim=value_dim,
-        d_context=parts.k.shape[1],
-        d_values=parts.v.shape[1],
-        d_out=n_heads * value_dim if parts.o is None else parts.o.shape[0],
-        q_bias=parts.q_bias is not None,
+        d_context=tensors["k"].shape[1],
+        d_values=tensors["v"].shape[1],
+        d_out=len(tensors["o"]) if "o" in tensors else None,
+        q_bias="q_bias" in tensors,
         kv_bias=kv_bias,
-        out_bias=parts.o_bias is not None,
-        out_proj=parts.o is not None,
-        qk_norm=parts.q_norm is not None,
+        out_bias="o_bias" in tensors,
+        out_proj="o" in tensors,
+        qk_norm="q_norm" in tensors,
         **options,
     )
-    if kv_bias:
-        parts = parts._replace(k_bias=_or_zeros(parts.k_bias, parts.k), v_bias=_or_zeros(parts.v_bias, parts.v))
-    return _filled(spec, parts).train(training)
-
-
-def _filled(spec: AttentionSpec, parts: Parts) -> MultiHeadAttention:
-    """A layer whose parameters are clones. On the meta device first: initial values would be drawn from the RNG."""
     with torch.inference_mode(False):
-        with torch.device("meta"):
+        with torch.device("meta"):  # elsewhere initial values would be drawn from the RNG
             layer = MultiHeadAttention.from_spec(spec)
-        layer.load_state_dict(
-            {
-                PLACES[name]: tensor.detach().clone(memory_format=torch.contiguous_format)
-                for name, tensor in parts._asdict().items()
-                if tensor is not None
-            },
-            assign=True,
-        )
-    return layer
+        state = {}
+        for name, tensor in tensors.items():
+            place = f"{name}.weight" if "norm" in name else f"{name[0]}_proj.{'bias' if 'bias' in name else 'weight'}"
+            state[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        layer.load_state_dict(state, assign=True)
+    return layer.train(training)
 
 
-def _or_zeros(bias: Tensor | None, weight: Tensor) -> Tensor:
-    return weight.new_zeros(weight.shape[0]) if bias is None else bias
+def _tensors(parts: Parts) -> dict[str, Tensor]:
+    """The weights that are there: q, q_bias, ... Raises HeadwiseError for what no layer can have."""
+    tensors = {"q_norm": parts.q_norm, "k_norm": parts.k_norm}
+    for name, (weight, bias) in zip("qkvo", parts[:4], strict=True):
+        tensors |= {name: weight, f"{name}_bias": bias}
+        if weight is not None:
+            check_matrix(name, weight)
+            if bias is not None and tuple(bias.shape) != (len(weight),):
+                raise HeadwiseError(f"{name}_bias has shape {tuple(bias.shape)}; {name} has {len(weight)} rows")
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    like = present["q"]
+    for name, tensor in present.items():
+        if (tensor.dtype, tensor.device) != (like.dtype, like.device):
+            raise HeadwiseError(
+                f"q is {like.dtype} on {like.device}, {name} is {tensor.dtype} on {tensor.device}; "
+                f"bring them to one dtype and device"
+            )
+    return present
 
 
-def _head_widths(parts: Parts, n_heads: int, kv_heads: int) -> tuple[int, int]:
+def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tuple[int, int]:
     """Head width and value width, on which all four matrices must agree."""
-    head_dim, key_dim = _width("q", parts.q, n_heads, "n_heads"), _width("k", parts.k, kv_heads, "n_kv_heads")
-    if key_dim != head_dim:
+    widths = {}
+    for name, field, heads in (("q", "n_heads", n_heads), ("k", "n_kv_heads", kv_heads), ("v", "n_kv_heads", kv_heads)):
+        widths[name], rest = divmod(len(tensors[name]), heads)
+        if rest:
+            raise HeadwiseError(f"{name} has {len(tensors[name])} rows; {field}={heads} does not divide them")
+    if widths["k"] != widths["q"]:
         raise HeadwiseError(
-            f"n_heads={n_heads} makes queries of width {head_dim} of {parts.q.shape[0]} rows, n_kv_heads={kv_heads} "
-            f"keys of width {key_dim} of {parts.k.shape[0]} rows; they must be equal: check the numbers of heads"
+            f"n_heads={n_heads} makes queries of width {widths['q']} of {len(tensors['q'])} rows, n_kv_heads={kv_heads}"
+            f" keys of width {widths['k']} of {len(tensors['k'])} rows; they must be equal: check the numbers of heads"
         )
-    value_dim = _width("v", parts.v, kv_heads, "n_kv_heads")
-    if parts.o is not None and parts.o.shape[1] != n_heads * value_dim:
+    joined = n_heads * widths["v"]
+    if "o" in tensors and tensors["o"].shape[1] != joined:
         raise HeadwiseError(
-            f"o reads width {parts.o.shape[1]}; {n_heads} heads of value width {value_dim} join to "
-            f"{n_heads * value_dim}"
+            f"o reads width {tensors['o'].shape[1]}; {n_heads} heads of value width {widths['v']} join to {joined}"
         )
-    return head_dim, value_dim
-
-
-def _width(name: str, weight: Tensor, heads: int, field: str) -> int:
-    if weight.shape[0] % heads:
-        raise HeadwiseError(f"{name} has {weight.shape[0]} rows; {field}={heads} does not divide them")
-    return weight.shape[0] // heads
+    return widths["q"], widths["v"]
 
 
 def check_matrix(name: str, weight: Any) -> None:
@@ -131,17 +131,11 @@ def check_parameters(module: nn.Module, known: set[str]) -> None:
         )
 
 
-def _check_parts(parts: Parts) -> None:
-    for name in "qkvo":
-        weight, bias = getattr(parts, name), getattr(parts, f"{name}_bias")
-        if weight is None:
-            continue
-        check_matrix(name, weight)
-        if bias is not None and tuple(bias.shape) != (weight.shape[0],):
-            raise HeadwiseError(f"{name}_bias has shape {tuple(bias.shape)}; {name} has {weight.shape[0]} rows")
-    for name, tensor in parts._asdict().items():
-        if tensor is not None and (tensor.dtype, tensor.device) != (parts.q.dtype, parts.q.device):
-            raise HeadwiseError(
-                f"q is {parts.q.dtype} on {parts.q.device}, {name} is {tensor.dtype} on {tensor.device}; "
-                f"bring them to one dtype and device"
-            )
+def linear_weights(linear: object, name: str) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a Linear, or an error that says what stands there instead."""
+    if not isinstance(linear, nn.Linear):
+        raise HeadwiseError(
+            f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
+            f"from_separate"
+        )
+    return linear.weight, linear.bias
