@@ -1,4 +1,4 @@
-"""Bare attention weights in the layouts of the field, made into a layer with a `certificate`; the weights are copied."""
+"""Bare attention weights in the layouts of the field, made into a layer by copying them, with a `certificate`."""
 
 from __future__ import annotations
 
