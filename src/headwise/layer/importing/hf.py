@@ -102,7 +102,7 @@ def _mask(core: Any, family: Family) -> Mask | None:
 def _scale(core: nn.Module, family: Family) -> float | None:
     """The factor of q.k; None where it is the usual one."""
     scale = float(family.read(core, family.scale))
-    head_dim = family.parts(core, None).q.shape[0] // int(family.read(core, family.n_heads))
+    head_dim = len(family.parts(core, None).q[0]) // int(family.read(core, family.n_heads))
     return None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-12) else scale
 
 

@@ -118,13 +118,13 @@ def from_separate(
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-    pairs = [_linear(name, part, bias) for name, part, bias in (("q", q, q_bias), ("k", k, k_bias), ("v", v, v_bias))]
-    parts = Parts(*pairs, (None, o_bias) if o is None else _linear("o", o, o_bias))
+    pairs = _linear("q", q, q_bias), _linear("k", k, k_bias), _linear("v", v, v_bias)
+    w_o = (None, o_bias) if o is None else _linear("o", o, o_bias)
 
     def projected(*inputs: Tensor) -> Iterable[Tensor]:
         return (project(y, *pair) for y, pair in zip(inputs, pairs, strict=True))
 
-    options = {"mask": mask, "rope": rope, "scale": scale, "dropout": dropout}
+    parts, options = Parts(*pairs, w_o), {"mask": mask, "rope": rope, "scale": scale, "dropout": dropout}
     return _from_bare(parts, n_heads, kv_heads, "from_separate", projected, **options)
 
 
@@ -167,15 +167,9 @@ def from_keras(
     not fit.
     """
     arrays = _keras_arrays(weights)
-    pairs = []
-    for role in KERAS_ROLES:
-        kernel, bias = arrays[role, "kernel"], arrays.get((role, "bias"))
-        if kernel.ndim != 3:
-            raise HeadwiseError(f"Keras {role} kernel has shape {kernel.shape}; 3 axes are needed, one of them heads")
-        rows = _from_numpy(f"{role} kernel", kernel).flatten(*((0, 1) if role == "attention_output" else (1, 2))).t()
-        pairs.append((rows, None if bias is None else _from_numpy(f"{role} bias", bias).flatten()))
+    q, k, v, o = (_keras_linear(role, arrays[role, "kernel"], arrays.get((role, "bias"))) for role in KERAS_ROLES)
     n_heads, n_kv_heads = (arrays[role, "kernel"].shape[1] for role in ("query", "key"))
-    layer = build(Parts(*pairs), n_heads, n_kv_heads, mask=mask, dropout=dropout)
+    layer = build(Parts(q, k, v, o), n_heads, n_kv_heads, mask=mask, dropout=dropout)
 
     def documented(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         numbers = None if added is None else added.numpy()
@@ -279,7 +273,13 @@ def _keras_arrays(weights: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str,
     return dict(zip(names, map(np.asarray, weights), strict=True))
 
 
-def _from_numpy(name: str, array: np.ndarray) -> Tensor:
-    if array.dtype not in (np.float16, np.float32, np.float64):
-        raise HeadwiseError(f"Keras {name} is {array.dtype}; pass float16, float32 or float64")
-    return torch.from_numpy(np.array(array))
+def _keras_linear(role: str, kernel: np.ndarray, bias: np.ndarray | None) -> tuple[Tensor, Tensor | None]:
+    """A kernel of three axes as (out, in), and its bias as (out,)."""
+    if kernel.ndim != 3:
+        raise HeadwiseError(f"Keras {role} kernel has shape {kernel.shape}; 3 axes are needed, one of them heads")
+    for name, array in (("kernel", kernel), ("bias", bias)):
+        if array is not None and array.dtype not in (np.float16, np.float32, np.float64):
+            raise HeadwiseError(f"Keras {role} {name} is {array.dtype}; pass float16, float32 or float64")
+    matrix = torch.tensor(kernel)
+    matrix = matrix.flatten(0, 1) if role == "attention_output" else matrix.flatten(1)
+    return matrix.t(), None if bias is None else torch.tensor(bias).flatten()
