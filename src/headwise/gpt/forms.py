@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,31 @@ from torch import Tensor
 
 from headwise.gpt.gpt import GPT, GPTConfig
 
-HF_ACTIVATION = {"relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "silu": "silu"}
+# What the parts of our tensors' names are called there; a part that is not in the table keeps its name.
+_LLAMA = {
+    "token_embedding": "model.embed_tokens",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "attention": "self_attn",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    **{part: f"{part}_proj" for part in ("gate", "up", "down")},
+    "final_norm": "model.norm",
+}
+_GPT2 = {
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "blocks": "transformer.h",
+    "attention_norm": "ln_1",
+    "attention": "attn",
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "c_attn"),
+    "o_proj": "c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward": "mlp",
+    "up": "c_fc",
+    "down": "c_proj",
+    "final_norm": "transformer.ln_f",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +70,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
         "eos_token_id": boundary,
         "tie_word_embeddings": config.tied,
         "dtype": "float32",
-        "headwise": {f.name: getattr(config, f.name) for f in fields(config)},
+        "headwise": asdict(config),
     }
     if form is None:
         return {"model_type": "headwise", **general}
@@ -59,7 +83,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
             "n_head": config.n_heads,
             "n_positions": config.context,
             "n_inner": config.feed_forward_width,
-            "activation_function": {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.activation],
+            "activation_function": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
             "layer_norm_epsilon": config.norm_eps,
             **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
             **general,
@@ -73,7 +97,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
         "num_attention_heads": config.n_heads,
         "num_key_value_heads": spec.n_kv_heads,
         "head_dim": spec.head_dim,
-        "hidden_act": HF_ACTIVATION[config.activation],
+        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
         "max_position_embeddings": config.context,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
@@ -86,83 +110,44 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
 
 
 def _entries(config: GPTConfig) -> list[Entry]:
-    """The tensors of the file, for the model's form."""
+    """The tensors of the file. Ours that share a name there are stacked: GPT-2 has queries, keys and values in one."""
     form = hf_form(config)
-    if form is None:
-        names = [name for name in GPT(config).state_dict() if not (config.tied and name == "lm_head.weight")]
-        return [Entry(name, (name,)) for name in names]
-    return _gpt2_entries(config) if form == "gpt2" else _llama_entries(config)
-
-
-def _llama_entries(config: GPTConfig) -> list[Entry]:
-    entries = [
-        Entry("model.embed_tokens.weight", ("token_embedding.weight",)),
-        Entry("model.norm.weight", ("final_norm.weight",)),
+    parts = {None: {}, "gpt2": _GPT2}.get(form, _LLAMA)
+    stacks: dict[str, list[str]] = {}
+    for name in _meta_state(replace(config, bias=True) if form == "gpt2" else config):  # GPT-2 always has biases
+        if not (config.tied and name == "lm_head.weight"):
+            stacks.setdefault(".".join(parts.get(part, part) for part in name.split(".")), []).append(name)
+    return [
+        Entry(name, tuple(ours), transposed=form == "gpt2" and ".c_" in name and name.endswith("weight"))
+        for name, ours in stacks.items()
     ]
-    if not config.tied:
-        entries.append(Entry("lm_head.weight", ("lm_head.weight",)))
-    matrices = {f"self_attn.{x}_proj": f"attention.{x}_proj" for x in "qkvo"}
-    matrices |= {f"mlp.{x}_proj": f"feed_forward.{x}" for x in ("gate", "up", "down")}
-    gains = {"input_layernorm": "attention_norm", "post_attention_layernorm": "feed_forward_norm"}
-    if config.qk_norm:
-        gains |= {"self_attn.q_norm": "attention.q_norm", "self_attn.k_norm": "attention.k_norm"}
-    for n in range(config.n_layers):
-        for theirs, ours in {**matrices, **gains}.items():
-            kinds = ("weight", "bias") if config.bias and theirs in matrices else ("weight",)
-            entries += [Entry(f"model.layers.{n}.{theirs}.{kind}", (f"blocks.{n}.{ours}.{kind}",)) for kind in kinds]
-    return entries
 
 
-def _gpt2_entries(config: GPTConfig) -> list[Entry]:
-    entries = [
-        Entry("transformer.wte.weight", ("token_embedding.weight",)),
-        Entry("transformer.wpe.weight", ("position_embedding.weight",)),
-    ]
-    if not config.tied:
-        entries.append(Entry("lm_head.weight", ("lm_head.weight",)))
-    norms = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
-    matrices = {
-        "attn.c_attn": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-        "attn.c_proj": ("attention.o_proj",),
-        "mlp.c_fc": ("feed_forward.up",),
-        "mlp.c_proj": ("feed_forward.down",),
-    }
-    for kind in ("weight", "bias"):
-        entries.append(Entry(f"transformer.ln_f.{kind}", (f"final_norm.{kind}",)))
-        for n in range(config.n_layers):
-            for theirs, norm in norms.items():
-                entries.append(Entry(f"transformer.h.{n}.{theirs}.{kind}", (f"blocks.{n}.{norm}.{kind}",)))
-            for theirs, names in matrices.items():
-                ours = tuple(f"blocks.{n}.{name}.{kind}" for name in names)
-                entries.append(Entry(f"transformer.h.{n}.{theirs}.{kind}", ours, transposed=kind == "weight"))
-    return entries
+def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
+    """Names and shapes of our tensors."""
+    with torch.device("meta"):
+        return GPT(config).state_dict()
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The tensors under the names of the form. GPT-2 always has biases: where the model has none, they are zeros."""
+    """The tensors under the names of the form. GPT-2's biases are zeros where the model has none."""
     state = model.state_dict()
-    tensors = {}
+    zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
+    state, tensors = zeros | state, {}
     for entry in _entries(model.config):
-        parts = [state[name] if name in state else _zero_bias(state, name) for name in entry.ours]
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+        tensor = torch.cat([state[name] for name in entry.ours])
         tensors[entry.name] = (tensor.T if entry.transposed else tensor).contiguous()
     return tensors
 
 
-def _zero_bias(state: dict[str, Tensor], name: str) -> Tensor:
-    weight = state[name.removesuffix("bias") + "weight"]
-    return weight.new_zeros(weight.shape[0])
-
-
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `to_hf`."""
-    with torch.device("meta"):
-        wanted = GPT(config).state_dict()
+    wanted, entries = _meta_state(config), _entries(config)
     state: dict[str, Tensor] = {}
-    foreign = set(tensors) - {entry.name for entry in _entries(config)}
+    foreign = set(tensors) - {entry.name for entry in entries}
     if foreign:
-        raise KeyError(f"the config has no place for {sorted(foreign)[0]}")
-    for entry in _entries(config):
+        raise KeyError(f"the config has no place for {min(foreign)}")
+    for entry in entries:
         tensor = tensors[entry.name]
         tensor = tensor.T if entry.transposed and tensor.ndim == 2 else tensor
         sizes = [wanted[name].shape[0] if name in wanted else 0 for name in entry.ours]
@@ -170,7 +155,7 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             if tensor.any():
                 raise KeyError(f"the config has no biases, and {entry.name} is not zero")
             continue
-        state |= dict(zip(entry.ours, torch.split(tensor, sizes) if len(sizes) > 1 else (tensor,), strict=True))
+        state |= dict(zip(entry.ours, torch.split(tensor, sizes), strict=True))
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]
     return {name: tensor.contiguous() for name, tensor in state.items()}

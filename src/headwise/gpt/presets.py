@@ -33,83 +33,49 @@ class Preset:
     lines: bool  # each line is a document of its own; otherwise the text is one stream
 
 
+def _shape(context: int, n_layers: int, d_model: int, n_heads: int = 4, **others: Any) -> dict[str, Any]:
+    return {"context": context, "n_layers": n_layers, "n_heads": n_heads, "d_model": d_model, **others}
+
+
 PRESETS = {
     preset.name: preset
     for preset in (
         Preset(
             name="verbs",
             about="the default: a small Qwen3 for the built-in verb corpus, 0.1 M parameters",
-            shape={
-                "context": 64,
-                "n_layers": 2,
-                "n_heads": 4,
-                "d_model": 64,
-                "d_ff": 192,
-                "norm_eps": 1e-6,
-                "qk_norm": True,
-                "tied": True,
-            },
+            shape=_shape(64, n_layers=2, d_model=64, d_ff=192, norm_eps=1e-6, qk_norm=True, tied=True),
             recipe=Recipe(steps=1000, batch=64, lr=3e-3, muon_lr=0.02, weight_decay=1.0, warmup=50),
             lines=False,
         ),
         Preset(
             name="microgpt",
             about="a toy of 4,192 parameters at 27 characters: one layer, width 16, 4 heads; each line is a document",
-            shape={
-                "context": 16,
-                "n_layers": 1,
-                "n_heads": 4,
-                "d_model": 16,
-                "norm_gain": False,
-                "embedding_norm": True,
-                "final_norm": False,
-                "position": "learned",
-                "activation": "relu",
-                "gated": False,
-                "init_std": 0.08,
-                "scale_residual_init": False,
-            },
+            shape=_shape(16, n_layers=1, d_model=16, position="learned", activation="relu", gated=False)
+            | {"norm_gain": False, "embedding_norm": True, "final_norm": False}
+            | {"init_std": 0.08, "scale_residual_init": False},
             recipe=Recipe(steps=1000, batch=32, lr=1e-2, betas=(0.85, 0.99), weight_decay=0.0, warmup=0, final_lr=0.0),
             lines=True,
         ),
         Preset(
             name="nanogpt",
             about="GPT-2's architecture at the size of nanoGPT's CPU recipe, 0.8 M parameters",
-            shape={
-                "context": 64,
-                "n_layers": 4,
-                "n_heads": 4,
-                "d_model": 128,
-                "norm": "layer",
-                "position": "learned",
-                "activation": "gelu",
-                "gated": False,
-                "tied": True,
-            },
+            shape=_shape(64, n_layers=4, d_model=128, tied=True, activation="gelu", gated=False)
+            | {"norm": "layer", "position": "learned"},
             recipe=Recipe(steps=2000, batch=12, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, warmup=100),
             lines=False,
         ),
         Preset(
             name="fast",
             about="the shortest way known here to nanoGPT's loss on tinyshakespeare, 0.4 M parameters",
-            shape={
-                "context": 64,
-                "n_layers": 2,
-                "n_heads": 4,
-                "d_model": 128,
-                "d_ff": 512,
-                "norm_eps": 1e-6,
-                "activation": "relu2",
-                "gated": False,
-                "qk_norm": True,
-            },
+            shape=_shape(64, n_layers=2, d_model=128, d_ff=512, norm_eps=1e-6, activation="relu2", gated=False)
+            | {"qk_norm": True},
             recipe=Recipe(steps=280, batch=16, lr=1e-2, muon_lr=0.012, weight_decay=0.0, warmup=20, final_lr=0.02),
             lines=False,
         ),
         Preset(
             name="llama",
             about="Llama's architecture with grouped heads, 0.8 M parameters at 65 characters",
-            shape={"context": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "d_model": 128, "d_ff": 344},
+            shape=_shape(128, n_layers=4, d_model=128, n_kv_heads=2, d_ff=344),
             recipe=Recipe(steps=1000, batch=16, lr=2e-3, muon_lr=0.02, weight_decay=0.1, warmup=50),
             lines=False,
         ),

@@ -9,7 +9,7 @@ The relations inside a line are known, so the heads that serve them can be looke
 pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
 
-Regular forms are made by rule; what the rules get wrong stands in two small tables.
+Regular forms are made by rule; what the rules get wrong stands in small tables.
 The past is the Spanish pretérito indefinido.
 """
 
@@ -31,30 +31,14 @@ WHOLE_LINES = (
 PERSONS = ("I", "you", "he")
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
-# The first twelve are regular in English, the last eight are not.
-SPANISH_PARTNER = {
-    "work": "trabajar",
-    "talk": "hablar",
-    "walk": "caminar",
-    "study": "estudiar",
-    "live": "vivir",
-    "open": "abrir",
-    "cook": "cocinar",
-    "dance": "bailar",
-    "call": "llamar",
-    "listen": "escuchar",
-    "learn": "aprender",
-    "help": "ayudar",
-    "go": "ir",
-    "have": "tener",
-    "see": "ver",
-    "come": "venir",
-    "say": "decir",
-    "do": "hacer",
-    "eat": "comer",
-    "write": "escribir",
-}
-VERBS = tuple(SPANISH_PARTNER)
+# Each verb with its Spanish partner, then its past and participle where English has no rule for them.
+_TABLE = """
+work trabajar, talk hablar, walk caminar, study estudiar, live vivir, open abrir, cook cocinar, dance bailar,
+call llamar, listen escuchar, learn aprender, help ayudar, go ir went gone, have tener had had, see ver saw seen,
+come venir came come, say decir said said, do hacer did done, eat comer ate eaten, write escribir wrote written
+"""
+_FORMS = {verb: forms for verb, *forms in map(str.split, _TABLE.split(","))}
+VERBS = tuple(_FORMS)
 
 
 @dataclass(frozen=True)
@@ -66,12 +50,8 @@ class Cell:
     person: str
 
     def __post_init__(self) -> None:
-        for kind, value, known in (
-            ("verb", self.verb, VERBS),
-            ("tense", self.tense, TENSES),
-            ("person", self.person, PERSONS),
-        ):
-            if value not in known:
+        for kind, known in (("verb", VERBS), ("tense", TENSES), ("person", PERSONS)):
+            if (value := getattr(self, kind)) not in known:
                 raise HeadwiseError(f"{kind} {value!r} is not in the corpus; choose one of: {', '.join(known)}")
 
     @property
@@ -80,7 +60,7 @@ class Cell:
 
     @property
     def spanish(self) -> str:
-        form = _spanish_forms(SPANISH_PARTNER[self.verb], self.tense)[PERSONS.index(self.person)]
+        form = _spanish_forms(_FORMS[self.verb][0], self.tense)[PERSONS.index(self.person)]
         return f"{_SPANISH_PRONOUN[self.person]} {form}"
 
     @property
@@ -88,59 +68,22 @@ class Cell:
         return f"{self.english} = {self.spanish}"
 
 
-COURSE_CELL = Cell("work", "present", "I")
-
-
 # --- English -----------------------------------------------------------------------------------------------------
 
 _TO_BE = {"I": "am", "you": "are", "he": "is"}
 
-# verb: (past, participle). `has` is the one third person that the spelling rules below do not give.
-_ENGLISH_IRREGULAR = {
-    "go": ("went", "gone"),
-    "have": ("had", "had"),
-    "see": ("saw", "seen"),
-    "come": ("came", "come"),
-    "say": ("said", "said"),
-    "do": ("did", "done"),
-    "eat": ("ate", "eaten"),
-    "write": ("wrote", "written"),
-}
-
-
-def _ends_in_consonant_y(verb: str) -> bool:
-    return verb.endswith("y") and verb[-2] not in "aeiou"  # study, but not say
-
-
-def _third_person(verb: str) -> str:
-    if verb == "have":
-        return "has"
-    if _ends_in_consonant_y(verb):
-        return verb[:-1] + "ies"
-    return verb + ("es" if verb.endswith("o") else "s")
-
-
-def _past_and_participle(verb: str) -> tuple[str, str]:
-    if verb in _ENGLISH_IRREGULAR:
-        return _ENGLISH_IRREGULAR[verb]
-    stem = verb[:-1] + "i" if _ends_in_consonant_y(verb) else verb.removesuffix("e")
-    return stem + "ed", stem + "ed"
-
-
-def _ing(verb: str) -> str:
-    silent_e = verb.endswith("e") and not verb.endswith("ee")  # living, but seeing
-    return (verb[:-1] if silent_e else verb) + "ing"
-
 
 def _english_form(verb: str, tense: str, person: str) -> str:
-    past, participle = _past_and_participle(verb)
-    present = _third_person(verb) if person == "he" else verb
+    stem = verb[:-1] + "i" if verb.endswith("y") and verb[-2] not in "aeiou" else verb  # study, but not say
+    third = "has" if verb == "have" else stem + ("es" if stem[-1] in "io" else "s")
+    past, participle = _FORMS[verb][1:] or [stem.removesuffix("e") + "ed"] * 2
+    ing = (verb if verb.endswith("ee") else verb.removesuffix("e")) + "ing"  # seeing, but living
     return {
-        "present": present,
+        "present": third if person == "he" else verb,
         "past": past,
         "future": f"will {verb}",
         "conditional": f"would {verb}",
-        "progressive": f"{_TO_BE[person]} {_ing(verb)}",
+        "progressive": f"{_TO_BE[person]} {ing}",
         "perfect": f"{'has' if person == 'he' else 'have'} {participle}",
     }[tense]
 
@@ -152,8 +95,6 @@ _SPANISH_PRONOUN = {"I": "yo", "you": "tú", "he": "él"}
 # Endings for yo, tú, él: those of the simple present and past depend on the class of the infinitive.
 _PRESENT = {"ar": "o as a", "er": "o es e", "ir": "o es e"}
 _PAST = {"ar": "é aste ó", "er": "í iste ió", "ir": "í iste ió"}
-_FUTURE = "é ás á"
-_CONDITIONAL = "ía ías ía"
 
 
 @dataclass(frozen=True)
@@ -187,17 +128,13 @@ def _spanish_forms(infinitive: str, tense: str) -> list[str]:
     gerund = odd.gerund or stem + ("ando" if ending == "ar" else "iendo")
     participle = odd.participle or stem + ("ado" if ending == "ar" else "ido")
     return {
-        "present": odd.present.split() or _attach(stem, _PRESENT[ending]),
-        "past": odd.past.split() or _attach(stem, _PAST[ending]),
-        "future": _attach(future_stem, _FUTURE),
-        "conditional": _attach(future_stem, _CONDITIONAL),
+        "present": odd.present.split() or [stem + person for person in _PRESENT[ending].split()],
+        "past": odd.past.split() or [stem + person for person in _PAST[ending].split()],
+        "future": [future_stem + person for person in ("é", "ás", "á")],
+        "conditional": [future_stem + person for person in ("ía", "ías", "ía")],
         "progressive": [f"{estar} {gerund}" for estar in ("estoy", "estás", "está")],
         "perfect": [f"{haber} {participle}" for haber in ("he", "has", "ha")],
     }[tense]
-
-
-def _attach(stem: str, endings: str) -> list[str]:
-    return [stem + ending for ending in endings.split()]
 
 
 # --- The corpus --------------------------------------------------------------------------------------------------
@@ -222,12 +159,9 @@ def cells() -> tuple[Cell, ...]:
 
 def conjugation_lines() -> tuple[str, ...]:
     """All 240 one-language lines, verb by verb and tense by tense: `I work , you work , he works`, then the Spanish."""
-    lines: list[str] = []
-    for verb, tense in product(VERBS, TENSES):
-        row = [Cell(verb, tense, person) for person in PERSONS]
-        lines.append(" , ".join(cell.english for cell in row))
-        lines.append(" , ".join(cell.spanish for cell in row))
-    return tuple(lines)
+    rows = [[Cell(verb, tense, person) for person in PERSONS] for verb, tense in product(VERBS, TENSES)]
+    clauses = (half for row in rows for half in ([cell.english for cell in row], [cell.spanish for cell in row]))
+    return tuple(" , ".join(half) for half in clauses)
 
 
 def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
@@ -238,9 +172,8 @@ def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
     model must read the person from `he`, the verb and the tense from `works`, and find a Spanish form that it has met
     only among other Spanish forms. Copying a remembered line cannot do it.
 
-    The choice is drawn with `random.Random(seed)` and spread evenly: at the default size each verb loses one or two
-    cells, and each pair of tense and person exactly two. At most half of the cells may be held out, so every verb and
-    every tense keeps some. `I work = yo trabajo`, the example of the courses, is always for training. Cells and lines
+    The choice is drawn with `random.Random(seed)` and spread evenly over verbs, tenses and persons. At most half of the
+    cells may be held out. `I work = yo trabajo`, the example of the courses, is always for training. Cells and lines
     stand in a fixed order; shuffle the lines before training.
     """
     everything = cells()
@@ -252,9 +185,9 @@ def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
 
 
 def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set[Cell]:
-    """Draw cells one at a time, always from the verb, then the tense and person, drawn from least so far."""
+    """Draw cells, each from the verb, then the tense and person, drawn from least so far."""
     left = rng.sample(everything, len(everything))  # in random order, so that ties fall at random
-    left.remove(COURSE_CELL)
+    left.remove(Cell("work", "present", "I"))
     of_verb: Counter[str] = Counter()
     of_slot: Counter[tuple[str, str]] = Counter()
     chosen: set[Cell] = set()
