@@ -197,6 +197,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rung, where = WRONG[name]
@@ -291,6 +292,7 @@ def test_the_certificate_shrinks_to_what_scalars_can_do(asked: LadderSizes, cert
     assert certificate_sizes(asked) == certified
 
 
+@pytest.mark.slow
 def test_a_large_size_is_certified_small_and_its_scalar_loops_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("plain", "NumPy batched", "torch fused", "torch.nn")
     monkeypatch.setattr(study, "RUNGS", tuple(rung for rung in RUNGS if rung.name in names))
@@ -417,6 +419,7 @@ def cells(text: str, name: str) -> list[list[str]]:
     return [line[len(name) :].split() for line in lines if line.startswith(name + " ") and ":" not in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"width": 100}, {"width": 80, "soft_wrap": True}, {"width": 80}])
 def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, Any]) -> None:
     text = printed(ladder_of(**GQA), **options)

@@ -130,6 +130,7 @@ def test_the_learning_rate_falls_in_a_line() -> None:
 # The three rungs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS)
 def test_the_frozen_run(rung: str) -> None:
     run = short_run(rung)

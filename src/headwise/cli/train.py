@@ -56,7 +56,13 @@ Rung = Annotated[
     typer.Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."),
 ]
 Samples = Annotated[int | None, typer.Option(min=0, help="How many texts to sample from the trained model.")]
-OutFolder = Annotated[Path | None, typer.Option("--out", help="The run folder. Default: a new folder in runs/.")]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="The run folder, in Hugging Face layout where the preset has such a form. Default: a new one in runs/.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
 AsList = Annotated[bool, typer.Option("--list", help="List the presets and train nothing.")]
 
