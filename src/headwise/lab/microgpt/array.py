@@ -11,42 +11,33 @@ operations for the whole model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.lab.microgpt.draw import (
-    ADAM_EPS,
-    BETA1,
-    BETA2,
-    CONTEXT,
-    NORM_EPS,
-    TEMPERATURE,
-    WIDTH,
-    Draw,
-    Replay,
-    Report,
-    shapes,
-    trained,
-)
+from headwise.lab.microgpt import draw as recipe
+from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, WIDTH, Draw, Replay, Report, shapes, trained
 
 Array = NDArray[np.float64]
+Back = Callable[[Array], Array]  # from the slope of what an operation gave to the slope of what it was given
 
 MEAN = np.full((1, WIDTH), 1 / WIDTH)  # MEAN.dot(x_ct) is the mean over c, in half the time of a reduction
 LATER = np.tril(np.full((CONTEXT, CONTEXT), -np.inf), -1)  # (s,t): added to a score; -inf where key s is after query t
 
 
-def rms_norm(x_ct: Array) -> tuple[Array, Array]:
-    """n = x r with r = 1 / sqrt(mean x^2 + eps), one r for each position. Returns n (c,t) and r (1,t)."""
-    r = 1 / np.sqrt(MEAN.dot(x_ct * x_ct) + NORM_EPS)
-    return x_ct * r, r
+def rms_norm(x_ct: Array) -> tuple[Array, Back]:
+    """n = x r with r = 1 / sqrt(mean x^2 + eps), one r for each position; and the way back."""
+    r = 1 / np.sqrt(MEAN.dot(x_ct * x_ct) + recipe.NORM_EPS)
+    n = x_ct * r
 
+    def back(dn: Array) -> Array:
+        """The part of dn that points along x changes nothing but the length, which is fixed."""
+        dx: Array = r * (dn - n * MEAN.dot(n * dn))
+        return dx
 
-def rms_norm_back(dn: Array, n: Array, r: Array) -> Array:
-    """dx = r (dn - n mean(n dn)): the part of dn that points along x changes nothing but the length, which is fixed."""
-    dx: Array = r * (dn - n * MEAN.dot(n * dn))
-    return dx
+    return n, back
 
 
 def softmax(x: Array, axis: int) -> Array:
@@ -57,25 +48,25 @@ def softmax(x: Array, axis: int) -> Array:
     return x
 
 
-def attention(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
-    """Every head at once: q, k, v (h,d,t) -> weights (h,s,t), which add up to 1 over s, and out (h,d,t)."""
+def attention(qkv: Array) -> tuple[Array, Back]:
+    """Every head at once: q, k, v (3,h,d,t) -> out (h,d,t); and the way back, to the slopes of q, k and v (3,h,d,t)."""
+    q, k, v = qkv
     scores_hst = k.transpose(0, 2, 1) @ q
     scores_hst *= q.shape[1] ** -0.5
     scores_hst += LATER[: q.shape[2], : q.shape[2]]
-    weights_hst = softmax(scores_hst, axis=1)
-    return weights_hst, v @ weights_hst
+    p = softmax(scores_hst, axis=1)  # weights (h,s,t), which add up to 1 over s; where they are 0, so is every slope
 
+    def back(dout: Array) -> Array:
+        dp = v.transpose(0, 2, 1) @ dout  # out = v p
+        dscores = p * (dp - np.add.reduce(p * dp, axis=1, keepdims=True))  # softmax: dx = p (dp - sum p dp)
+        dscores *= q.shape[1] ** -0.5
+        d_qkv = np.empty_like(qkv)
+        np.matmul(k, dscores, out=d_qkv[0])  # scores = k' q
+        np.matmul(q, dscores.transpose(0, 2, 1), out=d_qkv[1])
+        np.matmul(dout, p.transpose(0, 2, 1), out=d_qkv[2])
+        return d_qkv
 
-def attention_back(dout: Array, p: Array, q: Array, k: Array, v: Array) -> Array:
-    """The slopes of q, k and v, stacked (3,h,d,t). p are the weights (h,s,t); where they are 0, so is every slope."""
-    dp = v.transpose(0, 2, 1) @ dout  # out = v p
-    dscores = p * (dp - np.add.reduce(p * dp, axis=1, keepdims=True))  # softmax: dx = p (dp - sum p dp)
-    dscores *= q.shape[1] ** -0.5
-    d_qkv = np.empty((3, *q.shape))
-    np.matmul(k, dscores, out=d_qkv[0])  # scores = k' q
-    np.matmul(q, dscores.transpose(0, 2, 1), out=d_qkv[1])
-    np.matmul(dout, p.transpose(0, 2, 1), out=d_qkv[2])
-    return d_qkv
+    return v @ p, back
 
 
 class Layer(NamedTuple):
@@ -106,32 +97,6 @@ class Windows:
         self.wte, self.wpe, self.lm_head = (self.named[key] for key in ("wte", "wpe", "lm_head"))
 
 
-class LayerSteps(NamedTuple):
-    """What a layer leaves for the way back: each array is the input of an operation that has a slope."""
-
-    n1: Array
-    r1: Array
-    q: Array
-    k: Array
-    v: Array
-    weights_hst: Array
-    joined_ct: Array
-    n2: Array
-    r2: Array
-    hidden_ft: Array
-
-
-class Forward(NamedTuple):
-    """The same of the whole model."""
-
-    tokens_vt: Array  # one column for each token, with a single 1
-    x0: Array
-    r0: Array
-    layers: list[LayerSteps]
-    x: Array
-    logits_vt: Array
-
-
 class Model:
     """Weights, their slopes, and Adam's running means."""
 
@@ -144,62 +109,61 @@ class Model:
         self.means, self.squares, self.scratch = np.zeros((3, flat.size))
         self.updates = 0
 
-    def forward(self, ids: list[int]) -> Forward:
-        """Logits (v,t) of what follows each of the ids (t,), and everything they came from."""
-        w = self.weights
-        tokens_vt = self.one_hot.take(ids, axis=1)
-        x0, r0 = rms_norm(w.wte.T.dot(tokens_vt) + w.wpe[: len(ids)].T)
-        x, layers = x0, []
-        for layer in w.layers:
-            x, steps = self._layer(layer, x)
-            layers.append(steps)
-        return Forward(tokens_vt, x0, r0, layers, x, w.lm_head.dot(x))
+    def forward(self, ids: list[int]) -> tuple[Array, Callable[[Array], None]]:
+        """Logits (v,t) of what follows each of the ids (t,); and the way back, from their slope to all of `slopes`.
 
-    def _layer(self, w: Layer, x: Array) -> tuple[Array, LayerSteps]:
-        n1, r1 = rms_norm(x)
-        q, k, v = w.qkv.dot(n1).reshape(3, self.n_heads, WIDTH // self.n_heads, -1)
-        weights_hst, out_hdt = attention(q, k, v)
+        For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts.
+        """
+        w, d = self.weights, self.slopes
+        tokens_vt = self.one_hot.take(ids, axis=1)  # one column for each token, with a single 1
+        x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + w.wpe[: len(ids)].T)
+        layers_back = []
+        for weights, slopes in zip(w.layers, d.layers, strict=True):
+            x, layer_back = self._layer(weights, slopes, x)
+            layers_back.append(layer_back)
+
+        def back(dlogits: Array) -> None:
+            np.dot(dlogits, x.T, out=d.lm_head)
+            dx = w.lm_head.T.dot(dlogits)
+            for layer_back in reversed(layers_back):
+                dx = layer_back(dx)
+            dx = embedding_back(dx)
+            np.dot(tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
+            d.wpe[: len(ids)] = dx.T
+            d.wpe[len(ids) :] = 0.0
+
+        return w.lm_head.dot(x), back
+
+    def _layer(self, w: Layer, d: Layer, x: Array) -> tuple[Array, Back]:
+        n1, norm1_back = rms_norm(x)
+        out_hdt, attention_back = attention(w.qkv.dot(n1).reshape(3, self.n_heads, WIDTH // self.n_heads, -1))
         joined_ct = out_hdt.reshape(WIDTH, -1)
         x = x + w.wo.dot(joined_ct)
-        n2, r2 = rms_norm(x)
+        n2, norm2_back = rms_norm(x)
         hidden_ft = np.maximum(w.fc1.dot(n2), 0)
-        return x + w.fc2.dot(hidden_ft), LayerSteps(n1, r1, q, k, v, weights_hst, joined_ct, n2, r2, hidden_ft)
 
-    def backward(self, f: Forward, dlogits: Array) -> None:
-        """Fill the slopes. For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts."""
-        w, d, length = self.weights, self.slopes, f.x.shape[1]
-        np.dot(dlogits, f.x.T, out=d.lm_head)
-        dx = w.lm_head.T.dot(dlogits)
-        for i in reversed(range(len(f.layers))):
-            dx = self._layer_back(w.layers[i], d.layers[i], f.layers[i], dx)
-        dx = rms_norm_back(dx, f.x0, f.r0)
-        np.dot(f.tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
-        d.wpe[:length] = dx.T
-        d.wpe[length:] = 0.0
+        def back(dx: Array) -> Array:
+            np.dot(dx, hidden_ft.T, out=d.fc2)
+            dhidden = w.fc2.T.dot(dx)
+            dhidden *= hidden_ft > 0  # ReLU: open or shut
+            np.dot(dhidden, n2.T, out=d.fc1)
+            dx = dx + norm2_back(w.fc1.T.dot(dhidden))
+            np.dot(dx, joined_ct.T, out=d.wo)
+            dqkv = attention_back(w.wo.T.dot(dx).reshape(out_hdt.shape)).reshape(3 * WIDTH, -1)
+            np.dot(dqkv, n1.T, out=d.qkv)
+            return dx + norm1_back(w.qkv.T.dot(dqkv))
 
-    def _layer_back(self, w: Layer, d: Layer, f: LayerSteps, dx: Array) -> Array:
-        """Fill the slopes of a layer; from the slope of what it gives that of what it was given."""
-        np.dot(dx, f.hidden_ft.T, out=d.fc2)
-        dhidden = w.fc2.T.dot(dx)
-        dhidden *= f.hidden_ft > 0  # ReLU: open or shut
-        np.dot(dhidden, f.n2.T, out=d.fc1)
-        dx = dx + rms_norm_back(w.fc1.T.dot(dhidden), f.n2, f.r2)
-
-        np.dot(dx, f.joined_ct.T, out=d.wo)
-        dout_hdt = w.wo.T.dot(dx).reshape(f.q.shape)
-        dqkv = attention_back(dout_hdt, f.weights_hst, f.q, f.k, f.v).reshape(3 * WIDTH, -1)
-        np.dot(dqkv, f.n1.T, out=d.qkv)
-        return dx + rms_norm_back(w.qkv.T.dot(dqkv), f.n1, f.r1)
+        return x + w.fc2.dot(hidden_ft), back
 
     def gradient(self, ids: list[int]) -> float:
         """The loss of one document, in nats per token, and its slopes along every weight, in `slopes`."""
-        f = self.forward(ids[:-1])
+        logits_vt, back = self.forward(ids[:-1])
         following_vt = self.one_hot.take(ids[1:], axis=1)
-        p = softmax(f.logits_vt, axis=0)
+        p = softmax(logits_vt, axis=0)
         loss = -np.log(np.add.reduce(p * following_vt, axis=0)).mean()
         p -= following_vt  # loss = -mean log softmax(logits)[following], so dlogits = (p - following) / t
         p /= p.shape[1]
-        self.backward(f, p)
+        back(p)
         return float(loss)
 
     def update(self, rate: float) -> None:
@@ -218,7 +182,7 @@ class Model:
         np.multiply(slopes, slopes, out=step)
         squares += step
         np.sqrt(squares, out=step)
-        step += ADAM_EPS / b
+        step += recipe.ADAM_EPS / b
         np.divide(means, step, out=step)
         step *= rate * a / b
         self.weights.flat -= step
@@ -231,7 +195,7 @@ class Model:
 
     def following(self, ids: list[int]) -> list[float]:
         """The probabilities of the next token. The ids are read again for each: they are at most 16."""
-        probabilities: list[float] = softmax(self.forward(ids).logits_vt[:, -1] / TEMPERATURE, axis=0).tolist()
+        probabilities: list[float] = softmax(self.forward(ids)[0][:, -1] / recipe.TEMPERATURE, axis=0).tolist()
         return probabilities
 
 
