@@ -42,7 +42,7 @@ def replay_microgpt(
     written = find_spec("torch") is not None  # the rungs plain and array replay without it
     if written:
         from headwise.gpt.run import Settings
-        from headwise.lab.microgpt.folder import write_folder
+        from headwise.lab.microgpt.tensor import write_folder
 
         settings = Settings("microgpt", str(text), seed=seed, steps=steps, shape=shape, replay=rung)
         write_folder(folder, result, settings)

@@ -60,7 +60,8 @@ def run_ladder(
     forward calls without gradients, in float32 (scalars: float64); see `_python_peak` and `_torch_peak` for memory.
     HeadwiseError for sizes that do not fit.
     """
-    sizes = _checked(width, heads, kv_heads, tokens, batch, repeats, seed)
+    sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
+    _check(sizes, repeats, seed)
     rungs = (*RUNGS, *extra)
     small, total = certificate_sizes(sizes), 2 * len(rungs) + 1
     tell = report or (lambda text, done, total: None)
@@ -113,41 +114,34 @@ def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
     )
 
 
-def _checked(
-    width: int, heads: int, kv_heads: int | None, tokens: int, batch: int, repeats: int, seed: int
-) -> LadderSizes:
-    for name, value in (("width", width), ("heads", heads), ("tokens", tokens), ("batch", batch), ("repeats", repeats)):
+def _check(n: LadderSizes, repeats: int, seed: int) -> None:
+    whole = {"width": n.d_model, "heads": n.n_heads, "kv_heads": n.n_kv_heads, "tokens": n.tokens, "batch": n.batch}
+    for name, value in {**whole, "repeats": repeats}.items():
         require_size(name, value)
-    if kv_heads is not None:
-        require_size("kv_heads", kv_heads)
     if seed < 0:
         raise HeadwiseError(f"seed={seed} is negative; pass 0 or more")
-    if width % heads:
-        raise HeadwiseError(f"heads={heads} does not divide width={width}; pass a width that {heads} divides")
-    if heads % (kv_heads or heads):
-        raise HeadwiseError(f"kv_heads={kv_heads} does not divide heads={heads}; query heads share in equal groups")
-    return LadderSizes(batch, tokens, width, heads, kv_heads or heads)
+    if n.d_model % n.n_heads:
+        raise HeadwiseError(
+            f"heads={n.n_heads} does not divide width={n.d_model}; pass a width that {n.n_heads} divides"
+        )
+    if n.n_heads % n.n_kv_heads:
+        raise HeadwiseError(
+            f"kv_heads={n.n_kv_heads} does not divide heads={n.n_heads}; query heads share in equal groups"
+        )
 
 
 def certificate_sizes(sizes: LadderSizes) -> LadderSizes:
     """The sizes themselves, or smaller ones that the scalar autograd gets through in about half a second."""
-    now = {
-        "batch": sizes.batch,
-        "tokens": sizes.tokens,
-        "head_dim": sizes.d_model // sizes.n_heads,
-        "kv_heads": sizes.n_kv_heads,
-        "group": sizes.n_heads // sizes.n_kv_heads,
-    }
-    least = {"batch": 2, "tokens": 11, "head_dim": 5, "kv_heads": 3, "group": 2}  # still tells all axes apart
 
-    def made() -> LadderSizes:
-        n_heads = now["kv_heads"] * now["group"]
-        return LadderSizes(now["batch"], now["tokens"], n_heads * now["head_dim"], n_heads, now["kv_heads"])
+    def sizes_of(batch: int, tokens: int, head_dim: int, kv_heads: int, group: int) -> LadderSizes:
+        return LadderSizes(batch, tokens, kv_heads * group * head_dim, kv_heads * group, kv_heads)
 
-    for name, floor in least.items():
-        while _work(made()) > SCALAR_WORK and now[name] > floor:
-            now[name] = max(floor, now[name] // 2)
-    return made()
+    n = sizes
+    axes = [n.batch, n.tokens, n.d_model // n.n_heads, n.n_kv_heads, n.n_heads // n.n_kv_heads]
+    for i, least in enumerate((2, 11, 5, 3, 2)):  # still tells all axes apart
+        while _work(sizes_of(*axes)) > SCALAR_WORK and axes[i] > least:
+            axes[i] = max(least, axes[i] // 2)
+    return sizes_of(*axes)
 
 
 def _work(n: LadderSizes) -> float:
@@ -196,8 +190,7 @@ def _seconds(forward: Forward, x: Any) -> float:
 def _python_peak(forward: Forward, x: Any) -> int:
     """The most bytes that Python and NumPy held at a time for a call."""
     running = tracemalloc.is_tracing()
-    if not running:
-        tracemalloc.start()
+    tracemalloc.start()  # changes nothing where it runs already
     try:
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]

@@ -10,6 +10,7 @@ step taken in float32 already exceeds it, to say nothing of a wrong formula.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -65,9 +66,7 @@ class Certificate:
         began = time.perf_counter()
         self.steps = {name: _numbers(step) for name, step in self._steps(plain).items()}
         self.seconds = time.perf_counter() - began  # of a call of the scalar loops
-        slopes = self._slopes(plain)
-        assert slopes is not None
-        self.slopes = slopes
+        self.slopes = self._slopes(plain)
 
     def certify(self, rung: Rung) -> LadderRung:
         """How far a rung is from the plain loop, everywhere."""
@@ -78,20 +77,18 @@ class Certificate:
         if n.n_kv_heads != n.n_heads and not rung.grouped:
             refused = f"it cannot share {n.n_kv_heads} key/value heads among {n.n_heads} heads"
             return replace(result, refused=refused, not_timed=refused)
-        steps, slopes = self._steps(rung), self._slopes(rung)
+        steps, slopes = self._steps(rung), {} if rung.kind == "array" else self._slopes(rung)
         differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
-        gradients = None
-        if slopes is not None:
-            gradients = {name: self._difference(name, slopes[name], self.slopes[name]) for name in LEAVES}
+        gradients = {name: self._difference(name, slope, self.slopes[name]) for name, slope in slopes.items()}
         leaves = cast_leaves(self.leaves, rung.kind, dtype)
         with torch.no_grad():
             timed = self._difference("output", rung.prepare(n, leaves)(leaves["x"], None), self.steps["output"])
-        everything = differences | (gradients or {}) | {f"timed {dtype}": timed}
+        everything = differences | gradients | {f"timed {dtype}": timed}
         wrong = [name for name, far in everything.items() if far is None or far > self.tolerances[name]]
         return replace(
             result,
             differences=differences,
-            gradients=gradients,
+            gradients=gradients or None,
             timed_difference=timed,
             agrees=not wrong,
             not_timed=f"it disagrees in {', '.join(wrong)}" if wrong else None,
@@ -104,10 +101,8 @@ class Certificate:
             output = rung.prepare(self.sizes, leaves)(leaves["x"], keep)
         return keep | {"output": output}
 
-    def _slopes(self, rung: Rung) -> dict[str, Any] | None:
+    def _slopes(self, rung: Rung) -> dict[str, Any]:
         """The slope of sum(output * cotangent) along every leaf, on the path that training takes."""
-        if rung.kind == "array":
-            return None
         leaves = cast_leaves(self.leaves, rung.kind, "float64")
         if rung.kind == "tensor":
             for leaf in leaves.values():
@@ -125,20 +120,16 @@ class Certificate:
 
     def _difference(self, name: str, step: Any, expected: Array) -> float | None:
         """The largest absolute one; None when the shapes differ or a number is not finite."""
-        numbers = _numbers(step)
-        if name in ("k", "v"):  # a rung may hand out a copy for each query head
-            expected, numbers = self._for_each_head(expected), self._for_each_head(numbers)
+        numbers, n = _numbers(step), self.sizes
+        if name in ("k", "v") and numbers.ndim == 4 and numbers.shape[1] == n.n_kv_heads:
+            numbers = numbers.repeat(n.n_heads // n.n_kv_heads, axis=1)  # the plain loop has a copy for each query head
         if numbers.shape != expected.shape:
             return None
         gap = abs(numbers - expected)
         if name == "scores":  # what stands where a query may not look does not count
-            gap = np.where(np.tri(self.sizes.tokens, dtype=bool), gap, 0)
+            gap = np.where(np.tri(n.tokens, dtype=bool), gap, 0)
         largest = float(gap.max())
         return largest if math.isfinite(largest) else None
-
-    def _for_each_head(self, x_bgsd: Array) -> Array:
-        shared = x_bgsd.ndim == 4 and x_bgsd.shape[1] == self.sizes.n_kv_heads
-        return x_bgsd.repeat(self.sizes.n_heads // self.sizes.n_kv_heads, axis=1) if shared else x_bgsd
 
 
 def _numbers(step: Any) -> Array:
@@ -169,33 +160,28 @@ class Bounded:
 
     def __matmul__(self, other: Bounded) -> Bounded:
         """A sum of n products has the relative error n u / (1 - n u), whatever its order."""
-        a, b, n = abs(self.value), abs(other.value), self.value.shape[-1]
-        inherited = a @ other.error + self.error @ (b + other.error)
-        added = self._sum_of(n) * ((a + self.error) @ (b + other.error))
-        return Bounded(self.value @ other.value, inherited + added, self.unit)
+        return self._product(operator.matmul, other, self._sum_of(self.value.shape[-1]))
 
     def __mul__(self, other: Bounded) -> Bounded:
-        a, b = abs(self.value), abs(other.value)
-        inherited = a * other.error + self.error * (b + other.error)
-        added = self.unit * (a + self.error) * (b + other.error)
-        return Bounded(self.value * other.value, inherited + added, self.unit)
+        return self._product(operator.mul, other, self.unit)
+
+    def _product(self, multiply: Callable[[Array, Array], Array], other: Bounded, rounding: float) -> Bounded:
+        a, b = abs(self.value), abs(other.value) + other.error
+        inherited = multiply(a, other.error) + multiply(self.error, b)
+        added = rounding * multiply(a + self.error, b)
+        return Bounded(multiply(self.value, other.value), inherited + added, self.unit)
 
     def __add__(self, other: Bounded) -> Bounded:
-        return self._joined(self.value + other.value, other)
+        value, inherited = self.value + other.value, self.error + other.error
+        return Bounded(value, inherited + self.unit * (abs(value) + inherited), self.unit)
 
     def __sub__(self, other: Bounded) -> Bounded:
-        return self._joined(self.value - other.value, other)
-
-    def _joined(self, value: Array, other: Bounded) -> Bounded:
-        inherited = self.error + other.error
-        return Bounded(value, inherited + self.unit * (abs(value) + inherited), self.unit)
+        return self + Bounded(-other.value, other.error, self.unit)
 
     def row_sums(self) -> Bounded:
         """Sums along the last axis, which stays with length 1."""
-        error = (self.error + self._sum_of(self.value.shape[-1]) * (abs(self.value) + self.error)).sum(
-            -1, keepdims=True
-        )
-        return Bounded(self.value.sum(-1, keepdims=True), error, self.unit)
+        error = self.error + self._sum_of(self.value.shape[-1]) * (abs(self.value) + self.error)
+        return Bounded(self.value.sum(-1, keepdims=True), error.sum(-1, keepdims=True), self.unit)
 
     def softmax(self, allowed: NDArray[np.bool_]) -> Bounded:
         """Along the last axis, over the allowed places; what is taken off before exp cancels.

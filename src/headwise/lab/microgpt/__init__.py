@@ -69,6 +69,5 @@ def _rung(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise HeadwiseError(
-            "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"
-        ) from None
+        message = "rung='tensor' needs torch, which is not installed: pip install 'headwise[torch]'"
+        raise HeadwiseError(message) from None

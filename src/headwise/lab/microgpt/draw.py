@@ -110,7 +110,7 @@ def shapes(vocabulary: int, n_layers: int = N_LAYERS) -> dict[str, tuple[int, in
 
 def trained(draw: Draw, steps: int, report: Report | None, learn: Callable[[list[int], float], float]) -> list[float]:
     """The losses of the steps; `learn` is given the ids of a document and the learning rate, and gives the loss."""
-    losses = []
+    losses: list[float] = []
     for step in range(steps):
         losses.append(learn(draw.document(step), learning_rate(step, steps)))
         if report is not None:

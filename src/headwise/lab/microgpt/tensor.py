@@ -1,5 +1,7 @@
 """microgpt in torch, by the project's own GPT: the preset `microgpt` is the same function as the scalars of `plain`.
 
+Also a replay of any rung as a run folder, which `heads`, `trace` and `generate` read like that of any training.
+
 The algorithm is that of Karpathy's microgpt (2026). Nothing of the model is written here: the drawn weights go into
 `headwise.gpt.gpt.GPT` in double precision, autograd gives the gradients, and Adam is torch's, which puts its eps
 outside the root as microgpt does.
@@ -7,26 +9,23 @@ outside the root as microgpt does.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from headwise.files import write_whole
+from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
-from headwise.lab.microgpt.draw import (
-    ADAM_EPS,
-    BETA1,
-    BETA2,
-    LEARNING_RATE,
-    N_HEADS,
-    TEMPERATURE,
-    Draw,
-    Matrix,
-    Replay,
-    Report,
-    trained,
-)
+from headwise.gpt.run import Settings, write_run
+from headwise.lab.microgpt import draw as recipe
+from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, trained
+
+EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
 
 # The last part of a key of the draw, and of the same matrix's name in a GPT.
 NAMES = {
@@ -68,7 +67,7 @@ def loss_of(model: GPT, ids: list[int]) -> torch.Tensor:
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
     model = build(draw.weights, draw.n_heads)
-    adam = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(BETA1, BETA2), eps=ADAM_EPS)
+    adam = torch.optim.Adam(model.parameters(), lr=recipe.LEARNING_RATE, betas=(BETA1, BETA2), eps=recipe.ADAM_EPS)
 
     def learn(ids: list[int], rate: float) -> float:
         adam.param_groups[0]["lr"] = rate
@@ -81,10 +80,22 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
     @torch.no_grad()
     def following(ids: list[int]) -> list[float]:
         logits = model(torch.tensor([ids]), last_only=True)[0, 0]
-        probabilities: list[float] = torch.softmax(logits / TEMPERATURE, dim=0).tolist()
+        probabilities: list[float] = torch.softmax(logits / recipe.TEMPERATURE, dim=0).tolist()
         return probabilities
 
     losses = trained(draw, steps, report, learn)
     samples = [draw.write(following) for _ in range(n_samples)]
     state = model.state_dict()
     return Replay(losses, samples, {key: state[name_of(key)].tolist() for key in draw.weights})
+
+
+def write_folder(folder: Path, result: Replay, settings: Settings) -> None:
+    """Write the model in the preset microgpt, its tokenizer, run.json, and all of the replay as JSON.
+
+    settings  of the replay: its text, rung, seed and steps, and in `shape` its heads and layers
+    """
+    corpus, config, _ = settings.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / EXACT, json.dumps(asdict(result), ensure_ascii=False))
+    save_model(folder, build(result.parameters, config.n_heads).float(), corpus.tokens)
+    write_run(folder, settings, corpus.data.digest, "finished", None)
