@@ -8,12 +8,14 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,10 +24,10 @@ from headwise.heads.effect import ablation, importance
 from headwise.heads.profiles import ROLES, HeadProfile, Survey
 from headwise.heads.seen import as_numpy
 from headwise.heads.statistics import all_statistics
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches, collect
+from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
-from headwise.models.ask import context_of, has_loss, next_token_losses, reads_tokens, vocabulary_of
+from headwise.models.ask import context_of, evaluating, has_loss, next_token_losses, reads_tokens, vocabulary_of
 from headwise.models.open import Folder, TextTokens, described, open_model
 from headwise.models.sites import Site
 from headwise.records import parse_head
@@ -96,48 +98,40 @@ def _folder(model: nn.Module, tokenizer: Any) -> Folder:
     return replace(folder, tokens=tokenizer)
 
 
-@dataclass
-class _Effects:
-    importance: Mapping[str, float]
-    ablation: Mapping[str, Interval]
-    loss: float | None
-    ablated: str | None
-
-
 class _Study:
     """One survey on its way."""
 
     def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
         self.folder, self.model, self.text, self.seed, self.progress = folder, folder.model, text, seed, progress
-        self.probes = _probes(text, folder.context, seed)
+        self.probes, self.second_half = _probes(text, folder.context, seed)
         self.notes: list[str] = []
+        self.importance: Mapping[str, float] = {}
+        self.ablation: Mapping[str, Interval] = {}
+        self.loss: float | None = None
 
-    def survey(self, controls: bool, ablate: str) -> Survey:
-        tally = self._tally(self.model, self.text.documents, "reading", "repeated tokens")
+    def survey(self, controls: bool, how: str) -> Survey:
+        documents = self.text.documents
+        first = list(documents[0])
+        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, keep=True)
         if not self.probes:
             self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
                               "duplicate-token and induction heads were not looked for.")  # fmt: skip
-        if len(self.text.documents) == 1:
+        if len(documents) == 1:
             self.notes.append("One document gives no interval, so no role that a text decides is awarded; pass more "
                               "text, or cut it into documents with --tokens.")  # fmt: skip
         untrained = self._untrained() if controls else None
-        effects = self._effects(ablate)
+        self._effects(how)
         profiles = tuple(
-            _profile(site, h, tally, untrained, effects) for site in tally.sites for h in range(site.n_heads)
+            self._profile(site, h, tally, untrained or {}) for site in tally.sites.values() for h in range(site.n_heads)
         )
-        silent = [profile.name for profile in profiles if _adds_nothing(profile.scores)]
+        silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
             self.notes.append(f"Silent heads, whose output is zero whatever they look at: {', '.join(silent)}.")
-        if self.text.note and effects.loss is not None:
+        if self.text.note and self.loss is not None:
             self.notes.append(self.text.note)
-        return self._record(profiles, untrained, effects)
-
-    def _record(
-        self, profiles: tuple[HeadProfile, ...], untrained: dict[str, float] | None, effects: _Effects
-    ) -> Survey:
-        documents = self.text.documents
-        first = list(documents[0])
         present = {key for profile in profiles for key in profile.scores}
+        # A mask may hide all keys of a role from all heads; nor is such a role looked for.
+        possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
         return Survey(
             model=self.folder.name,
             family=self.folder.family,
@@ -146,10 +140,10 @@ class _Study:
             n_tokens=sum(map(len, documents)),
             longest=max(map(len, documents)),
             statistics={key: item.meaning for key, item in all_statistics().items() if key in present},
-            roles=tuple(role for role in ROLES if role.score in present and _possible(role.score, profiles)),
+            roles=tuple(role for role in ROLES if role.score in possible),
             untrained=untrained,
-            loss=effects.loss,
-            ablated=effects.ablated,
+            loss=self.loss,
+            ablated=None if self.loss is None else how,
             tokens=self.text.shown(first[:TOKENS]),
             passage=min(PASSAGE, len(first)),
             profiles=profiles,
@@ -157,72 +151,81 @@ class _Study:
         )
 
     def _tally(
-        self, model: nn.Module, documents: Sequence[Sequence[int]], stage: str, probe_stage: str, control: bool = False
+        self,
+        model: nn.Module,
+        documents: Sequence[Sequence[int]],
+        stages: tuple[str, str],
+        uniform_on: int,
+        keep: bool = False,
     ) -> Tally:
         """What the heads do on the documents, on the repeated tokens, and by their weights."""
-        tally = Tally(self.text, uniform_on=0, keep=False) if control else Tally(self.text)
-        collect(model, documents, tally, lambda done, total: self.progress(stage, done, total))
-        tally.probe.probe_from = _second_half(self.probes, self.text)
-        collect(model, self.probes, tally.probe, lambda done, total: self.progress(probe_stage, done, total))
-        tally.read_weights(model)
+        probe = Tally(model, uniform_on, first_row=self.second_half)
+        tally = Tally(model, uniform_on, keep, probe=probe)
+        tally.collect(documents, self.text.marks, partial(self.progress, stages[0]))
+        probe.collect(self.probes, None, partial(self.progress, stages[1]))
         return tally
 
     def _untrained(self) -> dict[str, float]:
         """The largest score that any head reaches in the same model with fresh weights."""
-        stage = "untrained control"
-        fresh = fresh_model(self.model, self.seed)
-        tally = self._tally(fresh, self.text.documents[:CONTROLS], stage, stage, control=True)
-        heads = [tally.of_head(site, h) for site in tally.sites for h in range(site.n_heads)]
-        largest: dict[str, float] = {}
-        for key in all_statistics():
-            means = [scores[key].mean for scores in heads if key in scores]
-            if means:
-                largest[key] = max(means)
-        return largest
+        fresh, stage = fresh_model(self.model, self.seed), "untrained control"
+        tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0)
+        heads = [tally.of_head(site, h) for site in tally.sites.values() for h in range(site.n_heads)]
+        means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
+        return {key: max(values) for key, values in means.items() if values}
 
-    def _effects(self, how: str) -> _Effects:
+    def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
         if not has_loss(self.model):
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "
                               "out.")  # fmt: skip
-            return _Effects({}, {}, None, None)
+            return
         documents = self.text.documents
-        ends = np.cumsum([len(document) for document in documents])
-        groups = list(batches(documents[: max(2, int(np.searchsorted(ends, EFFECTS, side="right")))]))
+        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
+        groups = list(batches(documents[: max(2, count)]))
         self.progress("importance", 0, 1)
-        important = importance(self.model, groups)
+        self.importance = importance(self.model, groups)
         self.progress("importance", 1, 1)
         if how == "none":
-            return _Effects(important, {}, None, None)
-        with torch.no_grad():
-            losses = torch.cat([next_token_losses(self.model, ids) for ids in groups])
-        changes = ablation(self.model, groups, how, progress=lambda done, total: self.progress("ablation", done, total))
-        return _Effects(important, changes, float(losses.mean()), how)
+            return
+        with torch.no_grad(), evaluating(self.model):
+            self.loss = float(torch.cat([next_token_losses(self.model, ids) for ids in groups]).mean())
+        self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"))
+
+    def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:
+        name = site.head(h)
+        scores, even = tally.of_head(site, h), tally.even(site)
+        measured, keys, weights = tally.first[site.name]
+        part, layer, _ = parse_head(name)
+        return HeadProfile(
+            name=name,
+            part=part,
+            layer=layer,
+            head=h,
+            scores=scores,
+            uniform={key: even[key] for key in scores if key in even},
+            roles=tuple(role.name for role in ROLES if role.earned(scores, even, untrained)),
+            importance=self.importance.get(name),
+            ablation=self.ablation.get(name),
+            thumbnail=as_numpy(measured.thumbnail[h]),
+            first_key=as_numpy(measured.first_key[h]),
+            received=as_numpy(measured.received[h, : keys.shape[1]] / max(1, len(measured.places))),
+            top_keys=keys[h].cpu().numpy(),
+            top_weights=as_numpy(weights[h]),
+        )
 
 
-def _possible(score: str, profiles: Sequence[HeadProfile]) -> bool:
-    """Could any head have this score? Not if the mask hides all of those keys from all of them."""
-    return any(profile.uniform.get(score, 1.0) > 0 for profile in profiles)
-
-
-def _probes(text: Text, context: int | None, seed: int) -> list[list[int]]:
-    """Random tokens of the text, no two alike, then the same again."""
+def _probes(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
+    """Random tokens of the text, no two alike, then the same again; and the row from which on they are known."""
     before, after = text.frame
     known = sorted(set(text.counts) - text.specials)
     room = PROBE if context is None else (context - len(before) - len(after)) // 2
     length = min(PROBE, room, len(known))
     if length < 4:
-        return []
+        return [], 0
     generator = torch.Generator().manual_seed(seed)
     drawn = [[known[i] for i in torch.randperm(len(known), generator=generator)[:length]] for _ in range(PROBES)]
-    return [[*before, *tokens, *tokens, *after] for tokens in drawn]
-
-
-def _second_half(probes: Sequence[Sequence[int]], text: Text) -> int:
-    """The row from which on every token of a probe has been seen before."""
-    before, after = text.frame
-    return len(before) + (len(probes[0]) - len(before) - len(after)) // 2 if probes else 0
+    return [[*before, *tokens, *tokens, *after] for tokens in drawn], len(before) + length
 
 
 def fresh_model(model: nn.Module, seed: int) -> nn.Module:
@@ -233,32 +236,3 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         build: Any = type(model)
         fresh: nn.Module = build(config)
     return fresh.to(next(model.parameters()).dtype).eval()
-
-
-def _profile(site: Site, h: int, tally: Tally, untrained: Mapping[str, float] | None, effects: _Effects) -> HeadProfile:
-    name = site.head(h)
-    scores, even = tally.of_head(site, h), tally.even(site)
-    measured, keys, weights = tally.first[site.name]
-    n = keys.shape[1]
-    part, layer, _ = parse_head(name)
-    return HeadProfile(
-        name=name,
-        part=part,
-        layer=layer,
-        head=h,
-        scores=scores,
-        uniform={key: even[key] for key in scores if key in even},
-        roles=tuple(role.name for role in ROLES if role.earned(scores, even, untrained or {})),
-        importance=effects.importance.get(name),
-        ablation=effects.ablation.get(name),
-        thumbnail=as_numpy(measured.thumbnail[h]),
-        first_key=as_numpy(measured.first_key[h]),
-        received=as_numpy(measured.received[h, :n] / max(1, len(measured.places))),
-        top_keys=keys[h].cpu().numpy(),
-        top_weights=as_numpy(weights[h]),
-    )
-
-
-def _adds_nothing(scores: Mapping[str, Interval]) -> bool:
-    """Is the head silent, as one is that `headwise prune` has zeroed?"""
-    return "norm" in scores and scores["norm"].mean == 0

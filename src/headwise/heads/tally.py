@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, Marker, listening
 from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.statistics import all_statistics
-from headwise.heads.texts import Text
 from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import embeddings, evaluating, run_body
@@ -25,100 +25,98 @@ CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 BATCH = 4096  # tokens of documents that run together
 
+Values = dict[str, dict[str, list[float]]]  # name of a head or site -> statistic -> one value a document
+
 
 class Tally:
-    """Means of each document, head by head, and what is kept of the first document."""
+    """Means of each document, head by head, and what is kept of the first document.
 
-    def __init__(self, text: Text | None, uniform_on: int = CONTROLS, keep: bool = True) -> None:
-        self.text, self.uniform_on, self.keep = text, uniform_on, keep
-        self.sites: list[Site] = []
-        self.scores: dict[str, dict[str, list[float]]] = {}  # head -> statistic -> one value a document
-        self.uniform: dict[str, dict[str, list[float]]] = {}  # site -> statistic -> one value a document
-        self.offsets: dict[str, list[Tensor]] = {}  # site -> (H, 2 REACH + 1) a document, shares of rows
+    uniform_on  the first documents, on which the even control is measured
+    keep        keep what was measured of the first document, and its top keys
+    first_row   rows before this one do not count
+    probe       the tally of random tokens that are repeated
+    """
+
+    def __init__(
+        self, model: nn.Module, uniform_on: int, keep: bool = False, first_row: int = 0, probe: Tally | None = None
+    ) -> None:
+        self.model, self.uniform_on, self.keep, self.first_row, self.probe = model, uniform_on, keep, first_row, probe
+        self.sites: dict[str, Site] = {}
+        self.scores: Values = defaultdict(lambda: defaultdict(list))  # of each head
+        self.uniform: Values = defaultdict(lambda: defaultdict(list))  # of each site
+        self.offsets: dict[str, list[Tensor]] = defaultdict(list)  # site -> (H, 2 REACH + 1) a document, shares of rows
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
         self.factors = Factors()
-        self.weights: dict[str, list[float]] = {}  # site -> copying score of each head
-        self.probe_from: int | None = None  # rows before this one do not count
-        if text is not None:
-            self.probe = Tally(None, uniform_on, keep=False)
+        self._copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
 
-    def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+    def collect(
+        self, documents: Sequence[Sequence[int]], marker: Marker | None, progress: Callable[[int, int], None]
+    ) -> None:
+        """Run the documents through the model, and tally what each head does."""
+        total = sum(map(len, documents))
+        done = number = 0
+
+        def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
+            for b, document in enumerate(described):
+                self._take(number + b, site, call, b, document)
+
+        with torch.no_grad(), listening(self.model, listener, marker), evaluating(self.model):
+            for ids in batches(documents):
+                run_body(self.model, ids)
+                number += len(ids)
+                done += ids.numel()
+                progress(done, total)
+
+    def _take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Document `number`, which is document b of a call."""
-        if all(site.name != known.name for known in self.sites):
-            self.sites.append(site)
-        if self.probe_from is not None:
-            document = replace(document, real_rows=torch.arange(call.q.shape[2]) >= self.probe_from)
+        self.sites.setdefault(site.name, site)
+        T = call.q.shape[2]
+        if self.first_row:
+            document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         measured = measure(call, b, document, w_o=self.factors.of(site))
-        self._add(site, measured, document)
-        if number < self.uniform_on:
-            even = measure(uniform(call), b, document)
-            rows = self.uniform.setdefault(site.name, {})
-            for key, values in even.rows.items():
-                rows.setdefault(key, []).append(float(values.double().mean()))
-        if number == 0 and self.keep:
-            n = min(PASSAGE, call.q.shape[2])
-            self.first[site.name] = (measured, *top_keys(call, b, range(n), TOP))
-
-    def _add(self, site: Site, measured: Measured, document: Document) -> None:
-        means = {key: values.double().mean(1) for key, values in measured.rows.items()}
-        for key, values in means.items():
-            for h, value in enumerate(values.tolist()):
-                self.scores.setdefault(site.head(h), {}).setdefault(key, []).append(value)
+        _add(self.scores, site.heads, measured)
         if document.start is not None:
             behind = measured.places + document.start - measured.argmax
             counts = (behind.cpu()[..., None] == torch.arange(-REACH, REACH + 1)).double().mean(1)
-            self.offsets.setdefault(site.name, []).append(counts)
-
-    def read_weights(self, model: nn.Module) -> None:
-        """The scores that need no text."""
-        for site in self.sites:
-            values = copying(site, model)
-            if values is not None:
-                self.weights[site.name] = values
+            self.offsets[site.name].append(counts)
+        if number < self.uniform_on:
+            _add(self.uniform, [site.name], measure(uniform(call), b, document))
+        if number == 0 and self.keep:
+            self.first[site.name] = (measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
 
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        scores = {key: interval_of(values) for key, values in self.scores[site.head(h)].items()}
+        name = site.head(h)
+        values = self.scores[name] | ({} if self.probe is None else _repeated(self.probe.scores[name]))
         if site.name in self.offsets:
             shares = torch.stack([counts[h] for counts in self.offsets[site.name]])
             shares[:, REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
-            scores["positional"] = interval_of(shares[:, int(shares.mean(0).argmax())].tolist())
-        probed = self.probe.scores.get(site.head(h), {})
-        table = all_statistics()
-        scores |= {key: interval_of(probed[item.repeated]) for key, item in table.items() if item.repeated in probed}
-        if site.name in self.weights:
-            value = self.weights[site.name][h]
-            scores["copying"] = Interval(value, value, value, 1)
-        return {key: scores[key] for key in table if key in scores}
+            values["positional"] = shares[:, int(shares.mean(0).argmax())].tolist()
+        scores = {key: interval_of(value) for key, value in values.items()}
+        if site.name not in self._copied:
+            self._copied[site.name] = copying(site, self.model)
+        copied = self._copied[site.name]
+        if copied is not None:
+            scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
+        return {key: scores[key] for key in all_statistics() if key in scores}
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
-        means = {key: float(np.mean(values)) for key, values in self.uniform.get(site.name, {}).items()}
-        table = all_statistics()
-        means |= {key: means[item.even] for key, item in table.items() if item.even in means}
-        probed = self.probe.uniform.get(site.name, {})
-        means |= {key: float(np.mean(probed[item.repeated])) for key, item in table.items() if item.repeated in probed}
-        return {key: means[key] for key in table if key in means}
+        values = self.uniform[site.name]
+        values = values | {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
+        values |= {} if self.probe is None else _repeated(self.probe.uniform[site.name])
+        return {key: float(np.mean(value)) for key, value in values.items()}
 
 
-def collect(
-    model: nn.Module, documents: Sequence[Sequence[int]], tally: Tally, progress: Callable[[int, int], None]
-) -> None:
-    """Run the documents through the model, and tally what each head does."""
-    total = sum(map(len, documents))
-    done = number = 0
-    marker = None if tally.text is None else tally.text.marks
+def _add(lists: Values, names: Sequence[str], measured: Measured) -> None:
+    for key, rows in measured.rows.items():
+        for name, mean in zip(names, rows.double().mean(1).tolist(), strict=True):
+            lists[name][key].append(mean)
 
-    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
-        for b, document in enumerate(described):
-            tally.take(number + b, site, call, b, document)
 
-    with torch.no_grad(), listening(model, listener, marker), evaluating(model):
-        for ids in batches(documents):
-            run_body(model, ids)
-            number += len(ids)
-            done += ids.numel()
-            progress(done, total)
+def _repeated(values: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """The statistics that are others, measured on random tokens that are repeated."""
+    return {key: values[item.repeated] for key, item in all_statistics().items() if item.repeated in values}
 
 
 def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:

@@ -41,11 +41,9 @@ class Text:
         if not self.documents:
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
-        ids = sorted(self.counts)
-        texts = dict(zip(ids, self.shown(ids), strict=True))
-        self.delimiters = torch.tensor(
-            sorted(self.specials | {i for i in ids if not any(c.isalnum() for c in texts[i])}), dtype=torch.long
-        )
+        ids = list(self.counts)
+        marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
+        self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
         """The delimiters and the rare tokens among the keys (S,) of a document."""
@@ -95,9 +93,8 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
         raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids (--ids FILE)")
     settings = record["settings"]
     source = "what the run held out" if settings.get("replay") is None else "what the run learned from"
-    ids = held_out_documents(origin, HELD_OUT)[:documents]
     note = WHOLE_LINES if settings["text"] is None else ""
-    return Text(ids, folder.tokens.shown, folder.tokens.specials, folder.tokens.frame, (source,), note)
+    return _text(folder, held_out_documents(origin, HELD_OUT)[:documents], [source], note)
 
 
 def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None) -> Text:
@@ -112,23 +109,25 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
     tokenizer = folder.tokens
     if tokenizer is None:
         raise HeadwiseError(f"{folder.name} has no tokenizer; pass token ids (--ids FILE), or a tokenizer")
-    frame = tokenizer.frame
-    room = _room(folder, tokens)
+    before, after = tokenizer.frame
+    around, context = len(before) + len(after), folder.context
+    if tokens is not None and context is not None and tokens > context:
+        raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {context}")
+    if tokens is not None and tokens < around + 2:
+        raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
     documents: list[list[int]] = []
-    for name, text in _texts(sources):
+    for name, text in _contents(sources):
         ids = tokenizer.encode(text)
-        whole = len(ids) + len(frame[0]) + len(frame[1])
-        if tokens is None and folder.context is not None and whole > folder.context:
+        if tokens is None and context is not None and len(ids) + around > context:
             raise HeadwiseError(
-                f"{name} has {whole:,} tokens and {folder.name} takes {folder.context:,} at a time; cut it into "
-                f"documents with tokens={folder.context} (--tokens {folder.context})"
+                f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut it into "
+                f"documents with tokens={context} (--tokens {context})"
             )
-        size = room if tokens is not None else max(1, len(ids))
-        for start in range(0, len(ids), size):
-            documents.append([*frame[0], *ids[start : start + size], *frame[1]])
-            if len(documents) == most:
-                return _text(folder, documents, sources)
-    return _text(folder, documents, sources)
+        size = max(1, len(ids)) if tokens is None else tokens - around
+        documents += ([*before, *ids[start : start + size], *after] for start in range(0, len(ids), size))
+        if most is not None and len(documents) >= most:
+            break
+    return _text(folder, documents[:most], sources)
 
 
 def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
@@ -161,20 +160,7 @@ def _checked(folder: Folder, documents: list[list[int]], names: Sequence[str], s
     return _text(folder, documents, sources)
 
 
-def _room(folder: Folder, tokens: int | None) -> int:
-    """Tokens of text in a document, without the frame."""
-    if tokens is None:
-        return 0
-    assert folder.tokens is not None
-    around = sum(map(len, folder.tokens.frame))
-    if folder.context is not None and tokens > folder.context:
-        raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {folder.context}")
-    if tokens < around + 2:
-        raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
-    return tokens - around
-
-
-def _texts(sources: Sequence[str]) -> list[tuple[str, str]]:
+def _contents(sources: Sequence[str]) -> list[tuple[str, str]]:
     """Name and content of every text."""
     contents: list[tuple[str, str]] = []
     for source in sources:
@@ -202,10 +188,10 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(folder: Folder, documents: list[list[int]], sources: Sequence[str]) -> Text:
+def _text(folder: Folder, documents: list[list[int]], sources: Sequence[str], note: str = "") -> Text:
     if not any(documents):
         raise HeadwiseError(f"there are no tokens in {', '.join(sources) or 'the text'}")
     tokenizer = folder.tokens
     if tokenizer is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
-    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))
+    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources), note)
