@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +35,7 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
 
     Raises HeadwiseError for a head that the model does not have.
     """
-    if how not in HOWS:
-        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+    _check_how(how)
     if means is not None and how != "mean":
         raise HeadwiseError(f"how={how!r} with means=: they take the place of a head's output in how='mean' alone")
     heads = _names(heads)
@@ -58,6 +58,11 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
 
     with listening(model, change):
         yield
+
+
+def _check_how(how: str) -> None:
+    if how not in HOWS:
+        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
 
 
 def _names(heads: Iterable[str]) -> list[str]:
@@ -99,33 +104,29 @@ def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
     by the root of the sum of squares of its layer. The parameters' own gradients are left alone.
     """
     require_next(model)
-    totals: dict[str, Tensor] = {}
+    totals: dict[Site, Tensor] = {}
     rows = 0
-    names: dict[int, Site] = {}
-    outs: list[Tensor] = []
+    outs: list[tuple[Site, Tensor]] = []
 
-    def keep(site: Site) -> Callable[[Call], Tensor]:
-        def watcher(call: Call) -> Tensor:
-            out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
-            names[len(outs)] = site
-            outs.append(out)
-            return out
+    def keep(site: Site, call: Call) -> Tensor:
+        out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
+        outs.append((site, out))
+        return out
 
-        return watcher
-
-    with attach({site: keep(site) for site in sites_of(model)}, model), evaluating(model), torch.enable_grad():
+    with attach({site: partial(keep, site) for site in sites_of(model)}, model), evaluating(model), torch.enable_grad():
         for ids in batches:
             outs.clear()
             loss = next_token_losses(model, ids).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
-            for n, (out, slope) in enumerate(zip(outs, torch.autograd.grad(loss, outs), strict=True)):
+            slopes = torch.autograd.grad(loss, [out for _, out in outs])
+            for (site, out), slope in zip(outs, slopes, strict=True):
                 effect = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
-                totals[names[n].name] = totals.get(names[n].name, torch.zeros_like(effect)) + effect
+                totals[site] = totals[site] + effect if site in totals else effect
             rows += ids.numel()
     if not rows:
         raise HeadwiseError("importance needs at least one batch of ids")
     result: dict[str, float] = {}
-    for site in names.values():
-        mean = totals[site.name] / rows
+    for site, total in totals.items():
+        mean = total / rows
         scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
         result |= dict(zip(site.heads, scaled.tolist(), strict=True))
     return result
@@ -145,8 +146,7 @@ def ablation(
     to try, default all; `progress(done, total)` counts heads.
     """
     require_next(model)
-    if how not in HOWS:
-        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+    _check_how(how)
     if not batches:
         raise HeadwiseError("ablation needs at least one batch of ids")
     sites = {site.name: site for site in sites_of(model)}
@@ -157,8 +157,9 @@ def ablation(
     with evaluating(model):
         for ids in batches:
             base = next_token_losses(model, ids)
+            size = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # variants that run at once
             for name, numbers in chosen.items():
-                for chunk in _chunks(numbers, _variants(model, ids)):
+                for chunk in (numbers[start : start + size] for start in range(0, len(numbers), size)):
                     losses = _without_each(model, ids, sites[name], chunk, how)
                     for h, loss in zip(chunk, losses, strict=True):
                         changes.setdefault(sites[name].head(h), []).extend((loss - base).tolist())
@@ -181,13 +182,3 @@ def _without_each(model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int
 
     with attach({site: silence}, model):
         return next_token_losses(model, ids.repeat(n, 1)).view(n, B)
-
-
-def _variants(model: nn.Module, ids: Tensor) -> int:
-    """How many variants of a model may run at once."""
-    return max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
-
-
-def _chunks(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(values), size):
-        yield values[start : start + size]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.gpt.data import Documents
 from headwise.gpt.gpt import GPT, Block, GPTConfig
-from headwise.gpt.presets import Recipe, find_preset
+from headwise.gpt.presets import find_preset
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import make_optimizers, one_thread, schedule, take_step
 from headwise.layer.layer import MultiHeadAttention
@@ -59,10 +60,13 @@ def head_steps(
     spec, call = seen.layer.spec, seen.call
     _check_place("head", head, spec.n_heads, f"layer {layer}")
     chosen = seen.layer.heads[head]
-    added = _added(seen.layer, call.out[0, :, at])
+    if seen.layer.o_proj is None:
+        raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
+    outs = zip(seen.layer.heads, call.out[0, :, at], strict=True)
+    added = torch.stack([each.wo @ out for each, out in outs if each.wo is not None])
     query = _stages(seen.layer, seen.layer.q_norm, chosen.wq, chosen.bq, seen.normed[at], at, call.q[0, head, at])
     gate = call.options.gate
-    q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, _output(seen.layer).bias
+    q_norm, k_norm, bias = seen.layer.q_norm, seen.layer.k_norm, seen.layer.o_proj.bias
     return HeadSteps(
         model=name,
         tokens=tuple(tokens),
@@ -121,19 +125,16 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     noted: dict[str, Tensor] = {}
     calls: list[Call] = []
 
-    def keep(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            noted[name] = inputs[0][0]
-
-        return hook
+    def keep(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        noted[name] = inputs[0][0]
 
     def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         noted["out"] = output[0]
 
-    block.attention_norm.register_forward_pre_hook(keep("x"))
-    block.attention.register_forward_pre_hook(keep("normed"))
+    readers = {"x": block.attention_norm, "normed": block.attention, "x_new": block.feed_forward_norm}
+    for name, module in readers.items():
+        module.register_forward_pre_hook(partial(keep, name))
     block.attention.register_forward_hook(keep_output)
-    block.feed_forward_norm.register_forward_pre_hook(keep("x_new"))
     with observe(block.attention, calls.append):
         twin(torch.tensor([list(ids)]))
     return _Seen(block.attention, calls[0], **noted)
@@ -153,18 +154,14 @@ def _stages(
     projected = weight @ x if bias is None else weight @ x + bias
     stages = [VectorStage("projected", _floats(projected))]
 
-    def normed() -> None:
-        if norm is not None:
-            before = torch.tensor(stages[-1].values, dtype=torch.float64)
+    for kind in ("turned", "normed") if rope is not None and rope.before_norm else ("normed", "turned"):
+        values = stages[-1].values
+        if kind == "turned" and rope is not None:
+            stages.append(_turned(rope, layer.spec.head_dim, values, position))
+        elif kind == "normed" and norm is not None:
+            before = torch.tensor(values, dtype=torch.float64)
             rms = math.sqrt(float(before.square().mean()) + (norm.eps or 0.0))
             stages.append(VectorStage("normed", _floats(norm(before)), rms=rms))
-
-    def turned() -> None:
-        if rope is not None:
-            stages.append(_turned(rope, layer.spec.head_dim, stages[-1].values, position))
-
-    for step in (turned, normed) if rope is not None and rope.before_norm else (normed, turned):
-        step()
     stages[-1] = replace(stages[-1], values=_floats(final))  # the model's own numbers have the last word
     return tuple(stages)
 
@@ -238,18 +235,6 @@ def _softmax(seen: _Seen, head: int, at: int, query: tuple[float, ...]) -> dict[
     }
 
 
-def _output(layer: MultiHeadAttention) -> nn.Linear:
-    if layer.o_proj is None:
-        raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
-    return layer.o_proj
-
-
-def _added(layer: MultiHeadAttention, out_he: Tensor) -> Tensor:
-    """What each head adds to the residual stream, (H,C): its output times its own block of W_O."""
-    _output(layer)
-    return torch.stack([head.wo @ out for head, out in zip(layer.heads, out_he, strict=True) if head.wo is not None])
-
-
 def _floats(values: Tensor) -> tuple[float, ...]:
     return tuple(values.tolist())
 
@@ -270,14 +255,10 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
-        _train(model, data, replace(preset.recipe, steps=EXAMPLE_STEPS), seed)
+        recipe = replace(preset.recipe, steps=EXAMPLE_STEPS)
+        generator = torch.Generator().manual_seed(seed)
+        optimizers = make_optimizers(model, recipe)
+        for step in range(recipe.steps):
+            loss = model.loss(*data.batch(generator, recipe.batch))
+            take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step))
     return model.eval(), tokens, f"microgpt, {len(names)} names"
-
-
-def _train(model: GPT, data: Documents, recipe: Recipe, seed: int) -> None:
-    """The recipe's steps, without evaluations and without files."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizers = make_optimizers(model, recipe)
-    for step in range(recipe.steps):
-        loss = model.loss(*data.batch(generator, recipe.batch))
-        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step))
