@@ -145,9 +145,9 @@ call_masks = st.sampled_from([None, None, hw.Causal(), hw.Alibi(), hw.Window(1, 
 
 
 def state(cache: hw.KVCache) -> tuple[Any, ...]:
-    stores = [(s.begin, s.end, s._offered, None if s.buffer is None else s.buffer.data_ptr()) for s in cache._stores]
-    views = [None if s.view() is None else s.view().tolist() for s in cache._stores]
-    return cache.length, cache.kept, cache.nbytes, cache.holds_context, stores, views
+    room = cache._begin, cache._end, cache._offered, [buffer.data_ptr() for buffer in cache._buffers]
+    views = [view.tolist() for view in cache._views()]
+    return cache.length, cache.kept, cache.nbytes, cache.holds_context, room, views
 
 
 @pytest.mark.slow

@@ -32,7 +32,9 @@ class KVCache:
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
         self.reorders = 0  # times that documents have changed places
-        self._stores = _Store(max_length, window), _Store(max_length, window)
+        self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
+        self._begin = self._end = 0  # of what is held in them
+        self._offered: tuple[tuple[Tensor, ...], int, int] | None = None  # what the three become with the next `take`
         self._layer: int | None = None
         self._context: weakref.ref[Tensor] | None = None  # what the keys of a cross attention were made of
         self._values: weakref.ref[Tensor] | None = None  # and the values; the same tensor, unless told otherwise
@@ -46,12 +48,16 @@ class KVCache:
     @property
     def kept(self) -> int:
         """Tokens whose keys and values are held; fewer than `length` once a rolling cache has dropped some."""
-        return self._stores[0].held
+        return self._end - self._begin
 
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held; the room that waits for more is not counted."""
-        return sum(view.numel() * view.element_size() for store in self._stores if (view := store.view()) is not None)
+        return sum(view.numel() * view.element_size() for view in self._views())
+
+    def _views(self) -> tuple[Tensor, ...]:
+        """The keys and the values held; nothing before the first."""
+        return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     @property
     def holds_context(self) -> bool:
@@ -69,8 +75,7 @@ class KVCache:
     @property
     def batch(self) -> int | None:
         """Documents whose keys are held; None while there are none."""
-        view = self._stores[0].view()
-        return None if view is None else view.shape[0]
+        return self._buffers[0].shape[0] if self._buffers else None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys (B,G,T,D) and values (B,G,T,E); returns what the new tokens may look at, themselves at the end."""
@@ -80,10 +85,32 @@ class KVCache:
 
     def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """What `append` would return; the cache counts the new tokens only after `take`."""
-        for name, store, new in (("keys", self._stores[0], k), ("values", self._stores[1], v)):
-            store.check(name, new)
+        for name, buffer, new in zip(("keys", "values"), self._buffers, (k, v), strict=False):  # or none yet
+            _check_fit(name, buffer, new)
         self.check_room(k.shape[2])
-        return self._stores[0].offer(k), self._stores[1].offer(v)
+        held, n_new = self._views(), k.shape[2]
+        if torch.is_grad_enabled() or any(view.requires_grad for view in held):
+            # Backward may need what it was given, so nothing is written in place.
+            joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
+            self._offered = joined, 0, self.kept + n_new
+            return joined
+        if not held or self._end + n_new > self._buffers[0].shape[2]:
+            self._make_room(held, (k, v))
+        end = self._end + n_new
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            buffer[:, :, self._end : end] = new
+        self._offered = self._buffers, self._begin, end
+        keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
+        return keys, values
+
+    def _make_room(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
+        """Buffers with what is held at their beginning, and place for the new."""
+        kept, total = self.kept, self.kept + new[0].shape[2]
+        room = self.max_length or max(total, 2 * (self.window or kept))
+        self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
+        for buffer, view in zip(self._buffers, held, strict=False):  # or none yet
+            buffer[:, :, :kept] = view
+        self._begin, self._end = 0, kept
 
     def check_room(self, n_new: int) -> None:
         """Raise HeadwiseError where a static cache cannot take that many more tokens."""
@@ -101,8 +128,13 @@ class KVCache:
             return
         if context is not None:
             self._context, self._values = weakref.ref(context), weakref.ref(context if values is None else values)
-        self.length += self._stores[0].take()
-        self._stores[1].take()
+        if self._offered is not None:
+            kept = self.kept
+            self._buffers, self._begin, self._end = self._offered
+            self._offered = None
+            self.length += self.kept - kept
+            if self.window is not None:
+                self._begin = max(self._begin, self._end - self.window)
 
     def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
@@ -112,8 +144,7 @@ class KVCache:
                 raise HeadwiseError(
                     f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
                 )
-        k, v = (store.view() for store in self._stores)
-        assert k is not None and v is not None
+        k, v = self._views()
         return k, v
 
     def crop(self, length: int) -> None:
@@ -125,93 +156,26 @@ class KVCache:
                 f"cannot crop to {length} of {self.length} tokens: the cache rolls and keeps {self.kept}, "
                 f"and what the earlier ones looked at is gone; crop before the window is full, or use a growing cache"
             )
-        for store in self._stores:
-            store.drop(self.length - length)
+        self._end -= self.length - length
         self.length = length
 
     def reorder(self, index: Tensor) -> None:
         """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
         self.reorders += 1
-        for store in self._stores:
-            store.reorder(index)
+        self._buffers = tuple(view[index.to(view.device)] for view in self._views())
+        self._begin, self._end = 0, self.kept
+        if self._buffers and self.max_length is not None and not any(buffer.requires_grad for buffer in self._buffers):
+            self._make_room(self._buffers, tuple(buffer[:, :, :0] for buffer in self._buffers))
 
 
-class _Store:
-    """One tensor (B,G,S,width) that grows along S: positions begin to end of a buffer."""
-
-    def __init__(self, max_length: int | None, window: int | None) -> None:
-        self.max_length, self.window = max_length, window
-        self.buffer: Tensor | None = None
-        self.begin = self.end = 0
-        self._offered: tuple[Tensor, int, int] | None = None
-
-    @property
-    def held(self) -> int:
-        return self.end - self.begin
-
-    def view(self) -> Tensor | None:
-        return None if self.buffer is None else self.buffer[:, :, self.begin : self.end]
-
-    def offer(self, new: Tensor) -> Tensor:
-        """The held and the new; both are kept only after `take`."""
-        old = self.view()
-        if torch.is_grad_enabled() or (old is not None and old.requires_grad):
-            # Backward may need what it was given, so nothing is written in place.
-            joined = new if old is None else torch.cat([old, new], 2)
-            self._offered = joined, 0, joined.shape[2]
-            return joined
-        end = self.end + new.shape[2]
-        if self.buffer is None or end > self.buffer.shape[2]:
-            end = self._make_room(old, new)
-        assert self.buffer is not None
-        self.buffer[:, :, self.end : end] = new
-        self._offered = self.buffer, self.begin, end
-        return self.buffer[:, :, self.begin : end]
-
-    def take(self) -> int:
-        """Keep what was offered; returns the number of new tokens."""
-        if self._offered is None:
-            return 0
-        held = self.held
-        self.buffer, self.begin, self.end = self._offered
-        self._offered = None
-        n_new = self.held - held
-        if self.window is not None:
-            self.begin = max(self.begin, self.end - self.window)
-        return n_new
-
-    def _make_room(self, old: Tensor | None, new: Tensor) -> int:
-        """A buffer with the old at its beginning and place for the new; returns where the new will end."""
-        held, total = self.held, self.held + new.shape[2]
-        room = self.max_length or max(total, 2 * (self.window or held))
-        self.buffer = new.new_empty(*new.shape[:2], room, new.shape[3])
-        if old is not None:
-            self.buffer[:, :, :held] = old
-        self.begin, self.end = 0, held
-        return total
-
-    def check(self, name: str, new: Tensor) -> None:
-        if self.buffer is None:
-            return
-        ours, theirs = ((x.shape[0], x.shape[1], x.shape[3]) for x in (self.buffer, new))
-        if ours != theirs:
-            raise HeadwiseError(
-                f"the cache holds {name} of (batch, heads, width) = {ours}, and these are {theirs}; "
-                f"use one cache for each layer and batch"
-            )
-        if (self.buffer.dtype, self.buffer.device) != (new.dtype, new.device):
-            raise HeadwiseError(
-                f"the cache holds {name} in {self.buffer.dtype} on {self.buffer.device}, "
-                f"not {new.dtype} on {new.device}"
-            )
-
-    def drop(self, count: int) -> None:
-        self.end -= count
-
-    def reorder(self, index: Tensor) -> None:
-        view = self.view()
-        if view is not None:
-            self.buffer = view[index.to(view.device)]
-            self.begin, self.end = 0, view.shape[2]
-            if self.max_length is not None and not view.requires_grad:
-                self._make_room(self.buffer, self.buffer[:, :, :0])
+def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
+    ours, theirs = ((x.shape[0], x.shape[1], x.shape[3]) for x in (buffer, new))
+    if ours != theirs:
+        raise HeadwiseError(
+            f"the cache holds {name} of (batch, heads, width) = {ours}, and these are {theirs}; "
+            f"use one cache for each layer and batch"
+        )
+    if (buffer.dtype, buffer.device) != (new.dtype, new.device):
+        raise HeadwiseError(
+            f"the cache holds {name} in {buffer.dtype} on {buffer.device}, not {new.dtype} on {new.device}"
+        )
