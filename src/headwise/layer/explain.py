@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,17 +46,18 @@ class Explanation:
             f"of {s.G} heads, batch {s.B}"
         )
 
-    def _costs(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        return ("flops", _parts(self.flops, 1000, DECIMAL)), ("bytes", _parts(self.bytes, 1024, BINARY))
+    def _costs(self) -> dict[str, str]:
+        return {"flops": _parts(self.flops, 1000, DECIMAL), "bytes": _parts(self.bytes, 1024, BINARY)}
 
     def __str__(self) -> str:
-        lines = [self.summary, *(f"  {name}  {numbers}" for name, numbers in self._costs())]
-        return "\n".join(lines + [f"  not {name}: {reason}" for name, reason in self.refused.items()])
+        costs = [f"  {name}  {numbers}" for name, numbers in self._costs().items()]
+        return "\n".join([self.summary, *costs, *(f"  not {name}: {reason}" for name, reason in self.refused.items())])
 
     def _repr_html_(self) -> str:
-        rows = [*self._costs(), *((f"not {name}", reason) for name, reason in self.refused.items())]
-        cells = [(escaped(name), escaped(text)) for name, text in rows]
-        return table(("explain", escaped(self.summary)), cells)
+        rows = self._costs() | {f"not {name}": reason for name, reason in self.refused.items()}
+        return table(
+            ("explain", escaped(self.summary)), [(escaped(name), escaped(text)) for name, text in rows.items()]
+        )
 
 
 def explain(
@@ -85,13 +87,12 @@ def explain(
         both.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
-    if cache is not None:
-        if cache.holds_context:
-            cache.held(context, values)
-        else:
-            cache.check_room(n_new)
+    if cache is not None and cache.holds_context:
+        cache.held(context, values)
+    elif cache is not None:
+        cache.check_room(n_new)
     path = paths.choose(sizes, options)
-    keys = len(range(*path.keys.indices(sizes.S)))
+    keys = path.last - path.first
     return Explanation(
         path.name,
         paths.refusals(path, sizes, options),
@@ -122,23 +123,18 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path,
         "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D + E)) * each,
     }
     dense = path.rest or (path.band is not None and path.name != paths.CAUSAL)
-    if dense and path.name != paths.EXPLICIT:
-        counts["mask"] = _mask_bytes(path, sizes, keys, each)
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * S * max(4, each)
+    elif dense:
+        counts["mask"] = _mask_bytes(path, sizes, keys, each)
     return counts
 
 
 def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
     """Of the tensor that the masks become: one number a pair, for each document and head that they tell apart."""
-    grid = BroadcastGrid(
-        (sizes.B, sizes.H, sizes.T, sizes.S),
-        lambda values: torch.as_tensor(values, device="cpu"),
-        torch.arange,
-        path.keys,
-    )
-    rest = Both(path.rest)
-    allowed, bias = rest.allowed(grid), rest.bias(grid)
+    to_cpu = partial(torch.as_tensor, device="cpu")
+    grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), to_cpu, torch.arange, path.keys)
+    allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
     inside = torch.empty(sizes.T, keys, device="meta") if path.band is not None else None
     shapes = [x.shape for x in (allowed, bias, inside) if x is not None]
     pairs = math.prod(max(shape[-n] if len(shape) >= n else 1 for shape in shapes) for n in range(1, 5))

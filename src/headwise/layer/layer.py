@@ -115,13 +115,8 @@ class MultiHeadAttention(nn.Module):
         """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
         return Heads(self)
 
-    def without(self, heads: Sequence[int]) -> MultiHeadAttention:
-        """A smaller layer that computes what this one does with gate 0 on those heads; see `headwise.layer.head`."""
-        return without(self, heads)
-
-    def permuted(self, order: Sequence[int]) -> MultiHeadAttention:
-        """A layer whose head i is this one's head order[i]: the same function, its heads in another order."""
-        return permuted(self, order)
+    without = without
+    permuted = permuted
 
     def forward(
         self,
@@ -251,12 +246,14 @@ class MultiHeadAttention(nn.Module):
                 "context="
             )
         elif cache is None or not cache.holds_context:
-            for field in ("d_context", "d_values"):
-                if getattr(self.spec, field) != self.spec.d_in:
-                    what = {"d_context": "keys", "d_values": "values"}[field]
+            for what, field, remedy in (
+                ("keys", "d_context", "context="),
+                ("values", "d_values", "context= and values="),
+            ):
+                width = getattr(self.spec, field)
+                if width != self.spec.d_in:
                     raise HeadwiseError(
-                        f"this layer reads {what} of width {field}={getattr(self.spec, field)} and x has "
-                        f"{self.spec.d_in}; pass context={' and values=' if field == 'd_values' else ''}"
+                        f"this layer reads {what} of width {field}={width} and x has {self.spec.d_in}; pass {remedy}"
                     )
 
     def _check_positions(self, x: Tensor, positions: Tensor) -> None:
@@ -280,8 +277,8 @@ class MultiHeadAttention(nn.Module):
                 )
         elif spec.d_values != spec.d_context:
             raise HeadwiseError(
-                f"this layer reads values of width d_values={spec.d_values} and context has {spec.d_context}; "
-                f"pass values="
+                f"this layer reads values of width d_values={spec.d_values} and context has {spec.d_context}; pass "
+                f"values="
             )
         if x.shape[0] != context.shape[0]:
             raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}")
@@ -301,8 +298,8 @@ class MultiHeadAttention(nn.Module):
         return self.spec._repr_html_() + self.heads._repr_html_()
 
     def extra_repr(self) -> str:
-        sizes = f"n_heads={self.spec.n_heads}, n_kv_heads={self.spec.n_kv_heads}, head_dim={self.spec.head_dim}"
-        return sizes if self.spec.mask is None else f"{sizes}, mask={self.spec.mask!r}"
+        names = ["n_heads", "n_kv_heads", "head_dim"] + ["mask"] * (self.spec.mask is not None)
+        return ", ".join(f"{name}={getattr(self.spec, name)!r}" for name in names)
 
 
 def _check_rolling(window: int, mask: Mask | None) -> None:

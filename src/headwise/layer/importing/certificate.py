@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -72,17 +72,17 @@ def certified(
     generator = torch.Generator("cpu").manual_seed(0)
     layer.eval()
     with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
-        runs = [run for way in ways for run in _runs(layer, original, way, n_tokens, padding, generator)]
+        runs = {way: list(_runs(layer, original, way, n_tokens, padding, generator)) for way in ways}
     layer.train(mode)
-    difference = float(torch.stack([run.gap for run in runs]).max())  # max in torch keeps NaN
-    size = float(torch.stack([run.size for run in runs]).max())
+    measured = torch.stack([torch.stack(numbers) for way in ways for _, *numbers in runs[way]])
+    difference, size = measured.amax(0).tolist()  # which keeps NaN
     if like.dtype.itemsize >= 4 and not difference <= 1e-3 * size:
         raise HeadwiseError(
             f"{path}: the layer differs from {what} by {difference:.3g} where outputs reach {size:.3g}, beyond "
             f"rounding; its forward is not what its weights and name say, so it is not imported"
         )
     mask = "" if spec.mask is None else f", mask {spec.mask!r}"
-    answered = [f"{way} attention ({', '.join(run.mask for run in runs if run.way == way)})" for way in ways]
+    answered = [f"{way} attention ({', '.join(name for name, *_ in runs[way])})" for way in ways]
     compared = (
         f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
         f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
@@ -90,17 +90,10 @@ def certified(
     return Imported(layer, difference, path, compared)
 
 
-class _Run(NamedTuple):
-    way: str
-    mask: str
-    gap: Tensor  # largest difference
-    size: Tensor  # largest output
-
-
 def _runs(
     layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, padding: bool, generator: torch.Generator
-) -> Iterator[_Run]:
-    """Both on one random input under each mask that the original can be given."""
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Both on one random input under each mask that the original can be given: its name, largest difference, output."""
     spec, like = layer.spec, layer.q_proj.weight
     n_keys = n_tokens if way == "self" else N_KEYS
     x, memory, others = (
@@ -110,9 +103,8 @@ def _runs(
     context = None if way == "self" else memory
     values = None if context is None or spec.d_values == spec.d_context else others
     keys = x if context is None else context
-    causal = (CAUSAL,) if way == "self" and spec.mask is None else ()
-    lengths = (Lengths([n_keys, n_keys // 2 + 1, 1]),) if padding else ()
-    masks: tuple[Mask | None, ...] = (None, *causal, *lengths)
+    masks: list[Mask | None] = [None]
+    masks += [CAUSAL] * (way == "self" and spec.mask is None) + [Lengths([n_keys, n_keys // 2 + 1, 1])] * padding
     for mask in masks:
         added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
         expected = original(x, keys, keys if values is None else values, added)
@@ -121,23 +113,20 @@ def _runs(
             rows = (added > -math.inf).any(-1).all(1)[..., None]
             expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
         name = "no further mask" if mask is None else repr(mask)
-        yield _Run(way, name, (ours - expected).abs().max(), expected.abs().max())
+        yield name, (ours - expected).abs().max(), expected.abs().max()
 
 
 def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: Tensor) -> Tensor | None:
     """A mask as numbers (B,H|1,T,S) to add to the scores, -inf = forbidden, in float32 or wider."""
     if mask is None:
         return None
-    grid = BroadcastGrid(
-        (N_TEXTS, n_heads, n_queries, n_keys),
-        array=lambda values: as_tensor(values, like.device),
-        arange=lambda n: torch.arange(n, device=like.device),
-    )
+    arange = partial(torch.arange, device=like.device)
+    grid = BroadcastGrid((N_TEXTS, n_heads, n_queries, n_keys), partial(as_tensor, device=like.device), arange)
     mask.check(grid)
     allowed, bias = mask.allowed(grid), mask.bias(grid)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    numbers = torch.zeros(N_TEXTS, 1, n_queries, n_keys, dtype=dtype, device=like.device)
-    numbers = numbers if bias is None else numbers + bias.to(dtype)
+    zeros = torch.zeros(N_TEXTS, 1, n_queries, n_keys, dtype=dtype, device=like.device)
+    numbers = zeros if bias is None else zeros + bias.to(dtype)
     return numbers if allowed is None else numbers.masked_fill(~allowed, -math.inf)
 
 
