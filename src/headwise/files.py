@@ -33,12 +33,8 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
         return
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with contextlib.suppress(FileNotFoundError):  # of a process that had our number and died
-        temporary.unlink()
-    try:
-        permissions = stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        permissions = None
+    temporary.unlink(missing_ok=True)  # of a process that had our number and died
+    permissions = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     # Closed to others until it has the permissions of the file that it replaces; a new file gets those of any new file.
     created = 0o666 if permissions is None else 0o600
     try:
@@ -59,15 +55,12 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
 def is_stream(path: str | Path) -> bool:
     """Is it something to write to rather than to replace: a pipe, a device, an open file of this process?"""
     path = Path(path)
-    if path.is_absolute() and (path.is_relative_to("/proc") or str(path) in ("/dev/stdout", "/dev/stderr")):
-        return True
-    if path.is_relative_to("/dev/fd"):
+    if str(path) in ("/dev/stdout", "/dev/stderr") or path.is_relative_to("/proc") or path.is_relative_to("/dev/fd"):
         return True
     try:
-        kind = path.stat().st_mode
+        return path.exists() and not (path.is_file() or path.is_dir())
     except OSError:
         return False
-    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
 
 
 def sync_folder(folder: Path) -> None:

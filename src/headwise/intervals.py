@@ -32,11 +32,9 @@ def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
     """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
     known = [value for value in values if not math.isnan(value)]
     n = len(known)
-    if n == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    mean = math.fsum(known) / n
-    if n == 1:
-        return Interval(mean, -math.inf, math.inf, 1)
+    mean = math.fsum(known) / n if known else math.nan
+    if n < 2:
+        return Interval(mean, -math.inf if n else mean, math.inf if n else mean, n)
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1) / n)
     reach = t_quantile(n - 1, level) * spread
     return Interval(mean, mean - reach, mean + reach, n)

@@ -86,10 +86,8 @@ class BroadcastGrid:
             named = axes[-array.ndim :]
             whole = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
-            cut = tuple(
-                self._part[a] if n == whole[a] else slice(None) for a, n in zip(named, array.shape, strict=True)
-            )
-            array = array[cut]
+            sizes = zip(named, array.shape, strict=True)
+            array = array[tuple(self._part[axis] if n == whole[axis] else slice(None) for axis, n in sizes)]
         if axes == "bhts":
             return array
         return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])
@@ -341,7 +339,7 @@ class Shifted(Mask):
     offset: int | Sequence[int] | Any
 
     def check(self, grid: Grid) -> None:
-        if self.offset is not None and shape_of(self.offset) != ():
+        if self.by_document:
             if kind_of(self.offset) != "int":
                 raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must hold whole numbers")
             check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
@@ -360,9 +358,8 @@ class Shifted(Mask):
         """The offset with None resolved; a whole number, or B of them."""
         if self.offset is None:
             return S - T
-        return self.offset if self.by_document else self._whole()
-
-    def _whole(self) -> int:
+        if self.by_document:
+            return self.offset
         try:
             offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
@@ -392,13 +389,10 @@ class Window(Shifted):
                 check_position(f"Window {name}", value)
 
     def allowed(self, grid: Grid) -> Any:
-        centre, result = self.centre(grid), None
-        if self.right is not None:
-            result = grid.j <= centre + self.right
-        if self.left is not None:
-            after = grid.j >= centre - self.left
-            result = after if result is None else result & after
-        return result
+        centre = self.centre(grid)
+        right = None if self.right is None else grid.j <= centre + self.right
+        left = None if self.left is None else grid.j >= centre - self.left
+        return _joined(operator.and_, [right, left])
 
     def band(self, T: int, S: int) -> Band | None:
         if self.by_document:
@@ -463,49 +457,45 @@ class Segments(Mask):
 
 
 @dataclass(frozen=True)
-class Allowed(Mask):
-    """`array` is bool, True = MAY attend, broadcastable to (B,H,T,S)."""
+class _OfArray(Mask):
+    """A mask that is an array, broadcastable to (B,H,T,S)."""
 
     array: Any
 
-    def __post_init__(self) -> None:
-        if kind_of(self.array) != "bool":
-            raise HeadwiseError(
-                "Allowed takes bool values, True = may attend, and got numbers; "
-                "pass Bias(array) to add them to the scores"
-            )
-
     def check(self, grid: Grid) -> None:
-        check_broadcast("Allowed", check_even("Allowed", self.array), grid)
-
-    def allowed(self, grid: Grid) -> Any:
-        return grid.pick(self.array, "bhts")
+        name = type(self).__name__
+        shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
+        if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
+            raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
 
     def counts_from_first(self) -> bool:
         return False
 
 
 @dataclass(frozen=True)
-class Bias(Mask):
-    """`array` is float, added to the scores, broadcastable to (B,H,T,S). A bias of -inf forbids."""
+class Allowed(_OfArray):
+    """`array` is bool, True = MAY attend, broadcastable to (B,H,T,S)."""
 
-    array: Any
+    def __post_init__(self) -> None:
+        if kind_of(self.array) != "bool":
+            fact = "Allowed takes bool values, True = may attend, and got numbers"
+            raise HeadwiseError(f"{fact}; pass Bias(array) to add them to the scores")
+
+    def allowed(self, grid: Grid) -> Any:
+        return grid.pick(self.array, "bhts")
+
+
+@dataclass(frozen=True)
+class Bias(_OfArray):
+    """`array` is float, added to the scores, broadcastable to (B,H,T,S). A bias of -inf forbids."""
 
     def __post_init__(self) -> None:
         if kind_of(self.array) != "float":
-            raise HeadwiseError(
-                "Bias takes float values that are added to the scores, and got bool or whole numbers; "
-                "pass Allowed(array) for True = may attend"
-            )
-
-    def check(self, grid: Grid) -> None:
-        check_broadcast("Bias", check_even("Bias", self.array), grid)
+            fact = "Bias takes float values that are added to the scores, and got bool or whole numbers"
+            raise HeadwiseError(f"{fact}; pass Allowed(array) for True = may attend")
 
     def bias(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
-
-    def counts_from_first(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -556,10 +546,3 @@ def check_position(name: str, value: int) -> None:
     """Positions are compared as whole numbers of 64 bits, and their sums must not leave those."""
     if not -LARGEST_POSITION <= value <= LARGEST_POSITION:
         raise HeadwiseError(f"{name}={value} is beyond 2^60, which no position reaches; pass a smaller one, or None")
-
-
-def check_broadcast(name: str, shape: tuple[int, ...], grid: Grid) -> None:
-    """`shape` must broadcast to (B,H,T,S), aligned at the last axis."""
-    full = (grid.B, grid.H, grid.T, grid.S)
-    if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
-        raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")

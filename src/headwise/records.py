@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
 
 PICTURED = {"documents": 4, "heads": 32, "queries": 96, "keys": 96}  # of a trace in a notebook, at most
-
-
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
 
@@ -55,10 +53,8 @@ class Trace(Generic[AnyArray]):
 
     def __repr__(self) -> str:
         dtype = getattr(self.weights, "dtype", "nested lists")
-        return (
-            f"Trace({dtype}: scores, capped, masked, weights {shape_of(self.weights)}, lse {shape_of(self.lse)}, "
-            f"out {shape_of(self.out)})"
-        )
+        weights, lse, out = map(shape_of, (self.weights, self.lse, self.out))
+        return f"Trace({dtype}: scores, capped, masked, weights {weights}, lse {lse}, out {out})"
 
     def _repr_html_(self) -> str:
         """Each head's weights as a small picture: a document a row, the first ones of many."""
@@ -71,10 +67,9 @@ class Trace(Generic[AnyArray]):
         for b, heads in enumerate(documents[: PICTURED["documents"]]):
             pictures = [f"document {b}"]
             for h, weights in enumerate(heads[: PICTURED["heads"]]):
-                label = (
-                    f"weights of head {h}, document {b}: {queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
-                )
-                pictures.append(picture([_floats(row[:keys]) for row in weights[:queries]], label))
+                part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
+                values = [_floats(row[:keys]) for row in weights[:queries]]
+                pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
             rows.append(pictures)
         head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
         return f"<p>{escaped(repr(self))}</p>{table(head, rows)}"
@@ -161,7 +156,7 @@ class RunSummary:
     held_out_loss: float
     baseline_loss: float | None  # n-gram baseline on the same held-out tokens, nats per token
     baseline_name: str | None  # for example "5-gram, Kneser-Ney"
-    samples: tuple[str, ...] = field(default=())
+    samples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

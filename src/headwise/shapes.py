@@ -12,13 +12,9 @@ def shape_of(values: Any) -> tuple[int, ...]:
     """The shape of an array, or of nested lists."""
     if hasattr(values, "shape"):
         return tuple(values.shape)
-    shape: tuple[int, ...] = ()
-    while isinstance(values, list | tuple):
-        shape += (len(values),)
-        if not values:
-            break
-        values = values[0]
-    return shape
+    if not isinstance(values, list | tuple):
+        return ()
+    return (len(values), *(shape_of(values[0]) if values else ()))
 
 
 def check_even(name: str, values: Any) -> tuple[int, ...]:

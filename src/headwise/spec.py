@@ -153,17 +153,14 @@ class AttentionSpec:
         """What a size is where it is left as None; it follows from the sizes before it."""
         if name == "kv_index":
             if self.n_heads % self.n_kv_heads:
-                raise HeadwiseError(
-                    f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; "
-                    f"pass one of {_divisors(self.n_heads)}"
-                )
+                divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
+                fact = f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}"
+                raise HeadwiseError(f"{fact}; pass one of {divisors}")
             return resolve_kv_index(self.n_heads, self.n_kv_heads, None)
         if name == "head_dim":
             if self.d_model % self.n_heads:
-                raise HeadwiseError(
-                    f"n_heads={self.n_heads} does not divide d_model={self.d_model}; "
-                    f"pass head_dim=, or a width that {self.n_heads} divides"
-                )
+                fact = f"n_heads={self.n_heads} does not divide d_model={self.d_model}"
+                raise HeadwiseError(f"{fact}; pass head_dim=, or a width that {self.n_heads} divides")
             return self.d_model // self.n_heads
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
@@ -299,10 +296,8 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     for name, shape in (("q", q), ("k", k), ("v", v)):
         if len(shape) != 4:
             letters = {"q": "(B,H,T,D)", "k": "(B,G,S,D)", "v": "(B,G,S,E)"}[name]
-            raise HeadwiseError(
-                f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; "
-                f"split the heads first, or add the missing axis"
-            )
+            fact = f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}"
+            raise HeadwiseError(f"{fact}; split the heads first, or add the missing axis")
     (B, H, T, D), (Bk, G, S, Dk), (Bv, Gv, Sv, E) = q, k, v
     if not B == Bk == Bv:
         raise HeadwiseError(f"batch sizes differ: q has {B}, k has {Bk}, v has {Bv}")
@@ -319,9 +314,8 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
     """Which key/value head each query head reads: h // (H // G), unless the caller says otherwise."""
     if kv_index is None:
         if n_kv_heads == 0 or n_heads % n_kv_heads:
-            raise HeadwiseError(
-                f"{n_kv_heads} key/value heads do not divide {n_heads} query heads; pass kv_index= to map them"
-            )
+            fact = f"{n_kv_heads} key/value heads do not divide {n_heads} query heads"
+            raise HeadwiseError(f"{fact}; pass kv_index= to map them")
         return tuple(h // (n_heads // n_kv_heads) for h in range(n_heads))
     try:
         index = tuple(operator.index(g) for g in kv_index)
@@ -364,7 +358,3 @@ def require_size(name: str, value: object) -> None:
     """A size is a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         raise HeadwiseError(f"{name}={value!r} must be a positive whole number")
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

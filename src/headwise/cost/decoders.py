@@ -60,20 +60,18 @@ def decoder(
     attention  instead of grouped heads; `options` are further fields of those
     """
     d, n, vocabulary = f.size("hidden_size"), len(f.layers("num_hidden_layers")), f.size("vocab_size")
+    all_windows = _each(windows(f), n)
     if attention is not None:
-        attentions = [attention(f)] * n
+        heads = attention(f)
     else:
-        options["out_bias"] = f.flag(bias) if isinstance(bias, str) else bias
-        biases = dict.fromkeys(("q_bias", "k_bias", "v_bias"), options["out_bias"] or qkv_bias)
-        all_windows = _each(windows(f), n)
-        usual = Attention.equal_heads(
-            d, f.size("num_attention_heads"), f.head_dim(), **{"n_kv_heads": f.kv_heads()} | biases | options
-        )
-        attentions = [replace(usual, window=window) for window in all_windows]
+        out_bias = f.flag(bias) if isinstance(bias, str) else bias
+        biases = dict.fromkeys(("q_bias", "k_bias", "v_bias"), out_bias or qkv_bias)
+        options = {"n_kv_heads": f.kv_heads(), "out_bias": out_bias, **biases, **options}
+        heads = Attention.equal_heads(d, f.size("num_attention_heads"), f.head_dim(), **options)
     a_layer, final = gains(f)
     layers = tuple(
-        Layer(name=f"L{i}", attention=heads, feed_forward=forward, norm_parameters=a_layer * d)
-        for i, (heads, forward) in enumerate(zip(attentions, _each(forwards(f), n), strict=True))
+        Layer(name=f"L{i}", attention=replace(heads, window=window), feed_forward=forward, norm_parameters=a_layer * d)
+        for i, (window, forward) in enumerate(zip(all_windows, _each(forwards(f), n), strict=True))
     )
     head = [lm_head(d, vocabulary, f.flag("tie_word_embeddings"))] if f.head() == "lm" else []
     parts = (table("token embedding", vocabulary, d), *pieces(f), norm("final norm", final * d), *head)
@@ -97,19 +95,13 @@ def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
             raise HeadwiseError(f"layer_types has {count} entries for {len(slides)} layers; one for each is needed")
         unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
         if unknown:
-            raise HeadwiseError(
-                f"layer_types names {unknown[0]!r}; known: full_attention and sliding_attention, "
-                f"other layers keep other caches"
-            )
+            known = "known: full_attention and sliding_attention, other layers keep other caches"
+            raise HeadwiseError(f"layer_types names {unknown[0]!r}; {known}")
         slides = [kind == "sliding_attention" for kind in types]
     window = f.optional_size("sliding_window") if any(slides) else None
     if any(slides) and window is None:
         raise HeadwiseError("layer_types has sliding_attention and sliding_window is null; give the window")
     return [window if slide else None for slide in slides]
-
-
-def _every_other(f: Fields) -> list[int | None]:
-    return _windows(f, lambda n: n % 2 == 0)
 
 
 def _gemma3_windows(f: Fields) -> list[int | None]:
@@ -125,6 +117,10 @@ def _qwen_windows(f: Fields) -> list[int | None]:
     if any(windows) and not slides:
         raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return windows
+
+
+def _qwen_moe_windows(f: Fields) -> int | None:
+    return _one_window(f) if f.flag("use_sliding_window") else None
 
 
 def _qwen_moe_forwards(f: Fields) -> list[FeedForward]:
@@ -150,9 +146,8 @@ def _latent_attention(f: Fields) -> Attention:
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
     latent = Latent(kv_rank=f.size("kv_lora_rank"), rope_dim=rope, q_rank=f.optional_size("q_lora_rank"))
     width, options = f.size("qk_nope_head_dim") + rope, dict.fromkeys(("q_bias", "k_bias", "out_bias"), bias)
-    return Attention.equal_heads(
-        f.size("hidden_size"), heads, width, value_dim=f.size("v_head_dim"), latent=latent, **options
-    )
+    d_model, value_dim = f.size("hidden_size"), f.size("v_head_dim")
+    return Attention.equal_heads(d_model, heads, width, value_dim=value_dim, latent=latent, **options)
 
 
 def _falcon(f: Fields) -> ModelShape:
@@ -165,8 +160,8 @@ def _falcon(f: Fields) -> ModelShape:
     forward = _plain(f, "ffn_hidden_size", f.flag("bias"))
     shape = decoder(f, bias="bias", gains=lambda f: (gains, 2), forwards=lambda f: forward, n_kv_heads=groups)
     if new and groups < heads:
-        note = f"transformers repeats the {groups} key/value heads in its cache, {heads // groups} times what is priced"
-        shape = shape.noted(note)
+        times = f"{heads // groups} times what is priced"
+        return shape.noted(f"transformers repeats the {groups} key/value heads in its cache, {times}")
     return shape
 
 
@@ -184,46 +179,30 @@ def _own_pieces(f: Fields) -> list[Piece]:
 
 def _own(f: Fields) -> ModelShape:
     forward = _plain(f, "d_ff", f.flag("bias"), gated=f.flag("gated"))
-    return decoder(
-        f, bias="bias", gains=_own_gains, forwards=lambda f: forward, pieces=_own_pieces, qk_norm=f.flag("qk_norm")
-    )
+    build = partial(decoder, bias="bias", gains=_own_gains, pieces=_own_pieces)
+    return build(f, forwards=lambda f: forward, qk_norm=f.flag("qk_norm"))
 
 
 _local_experts = partial(_experts, of="num_local_experts")
+_experts_with_biases = partial(_local_experts, bias=True, router_bias=True)
 _four_widths = partial(_plain, width="n_inner", bias=True)
+_every_other = partial(_windows, usual=lambda n: n % 2 == 0)
 _gemma = partial(decoder, bias="attention_bias", gains=lambda f: (4, 1))  # norms before and after each part of a layer
-GEMMA3_TEXT = family("gemma3_text", partial(_gemma, windows=_gemma3_windows, qk_norm=True))
+_qwen3 = partial(decoder, bias="attention_bias", qk_norm=True)
+GEMMA3_TEXT = family("gemma3_text", _gemma, windows=_gemma3_windows, qk_norm=True)
 DECODERS = (
     family("headwise", _own),
-    family("gpt2", partial(decoder, bias=True, gains=lambda f: (4, 2), forwards=_four_widths, pieces=_positions)),
-    family("llama", partial(decoder, bias="attention_bias", forwards=lambda f: _gated(f, bias=f.flag("mlp_bias")))),
-    family("mistral", partial(decoder, windows=_one_window)),
-    family("mixtral", partial(decoder, windows=_one_window, forwards=_local_experts)),
-    family("qwen2", partial(decoder, qkv_bias=True, windows=_qwen_windows)),
-    family("qwen3", partial(decoder, bias="attention_bias", windows=_qwen_windows, qk_norm=True)),
-    family(
-        "qwen3_moe",
-        partial(
-            decoder,
-            bias="attention_bias",
-            windows=lambda f: _one_window(f) if f.flag("use_sliding_window") else None,
-            forwards=_qwen_moe_forwards,
-            qk_norm=True,
-        ),
-    ),
-    family("gemma2", partial(_gemma, windows=_every_other)),
+    family("gpt2", decoder, bias=True, gains=lambda f: (4, 2), forwards=_four_widths, pieces=_positions),
+    family("llama", decoder, bias="attention_bias", forwards=lambda f: _gated(f, bias=f.flag("mlp_bias"))),
+    family("mistral", decoder, windows=_one_window),
+    family("mixtral", decoder, windows=_one_window, forwards=_local_experts),
+    family("qwen2", decoder, qkv_bias=True, windows=_qwen_windows),
+    family("qwen3", _qwen3, windows=_qwen_windows),
+    family("qwen3_moe", _qwen3, windows=_qwen_moe_windows, forwards=_qwen_moe_forwards),
+    family("gemma2", _gemma, windows=_every_other),
     GEMMA3_TEXT,
-    family(
-        "gpt_oss",
-        partial(
-            decoder,
-            bias="attention_bias",
-            windows=_every_other,
-            forwards=partial(_local_experts, bias=True, router_bias=True),
-            sink=True,
-        ),
-    ),
-    family("deepseek_v3", partial(decoder, attention=_latent_attention, forwards=_deepseek_forwards)),
+    family("gpt_oss", decoder, bias="attention_bias", windows=_every_other, forwards=_experts_with_biases, sink=True),
+    family("deepseek_v3", decoder, attention=_latent_attention, forwards=_deepseek_forwards),
     family("falcon", _falcon),
-    family("palm", partial(decoder, gains=lambda f: (1, 1))),  # parallel layers: one norm, without a bias
+    family("palm", decoder, gains=lambda f: (1, 1)),  # parallel layers: one norm, without a bias
 )

@@ -81,7 +81,7 @@ def roberta(f: Fields) -> ModelShape:
     lost = f.count("pad_token_id") + 1
     rows = f.size("max_position_embeddings")
     if rows <= lost:
-        raise HeadwiseError(f"max_position_embeddings={rows} leaves none: the first {lost}, pad_token_id + 1, rest")
+        raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {lost}, pad_token_id + 1, rest")
     return _text_encoder(f, rows - lost, "base")
 
 

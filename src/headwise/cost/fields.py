@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -43,11 +44,11 @@ class Family:
         return replace(shape, family=self.name, notes=(*fields.notes(), *shape.notes))
 
 
-def family(name: str, build: Callable[[Fields], ModelShape]) -> Family:
-    """The record of that name, and what builds a model of its fields."""
+def family(name: str, build: Callable[..., ModelShape], **options: Any) -> Family:
+    """The record of that name, and what builds a model of its fields, with these options."""
     record = dict(_RECORDS[name])
     record["defaults"] = dict.fromkeys(record.pop("null", ())) | record.get("defaults", {})
-    return Family(name=name, build=build, **record)
+    return Family(name=name, build=partial(build, **options), **record)
 
 
 class Fields:
@@ -103,8 +104,7 @@ class Fields:
         return check_size(self.name_of(name), self.get(name))
 
     def optional_size(self, name: str) -> int | None:
-        value = self.get(name)
-        return None if value is None else check_size(self.name_of(name), value)
+        return None if self.get(name) is None else self.size(name)
 
     def count(self, name: str) -> int:
         """A whole number of at least 0."""
@@ -140,9 +140,8 @@ class Fields:
 
     def head(self) -> str:
         """The kind of head that `architectures` names, or the usual one."""
-        named, heads = self.config.get("architectures"), self.family.heads
-        if not named:
-            return next(iter(heads.values()))
+        heads = self.family.heads
+        named = self.config.get("architectures") or list(heads)
         if not isinstance(named, list) or not isinstance(named[0], str) or named[0] not in heads:
             kind = f"architectures={_short(named)} is not priced for {self.family.name}"
             raise HeadwiseError(f"{kind}; known: {', '.join(heads)}")

@@ -295,11 +295,10 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
     cache = bytes_of(attention.cache_values, setting.cache_dtype) if cached else 0
-    sizes = {
-        field.name: getattr(attention, field.name) for field in fields(HeadPrice) if hasattr(attention, field.name)
-    }
+    names = [field.name for field in fields(HeadPrice) if field.name not in ("latent", "cache_bytes_per_token")]
     latent = attention.cache_values if attention.latent else None
-    return HeadPrice(**sizes | {"latent": latent, "cache_bytes_per_token": cache})
+    sizes = {name: getattr(attention, name) for name in names}
+    return HeadPrice(**sizes, latent=latent, cache_bytes_per_token=cache)
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
@@ -359,5 +358,6 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     if not shape.generates:
         notes.append("an encoder writes nothing: it keeps no cache, and every text is one forward pass")
         if setting.gpu_memory is not None:
-            notes.append("the weights fit in the memory; how many texts do is up to activations, which are not counted")
+            activations = "depends on activations, which are not counted"
+            notes.append(f"the weights fit in the memory; how many texts do {activations}")
     return notes

@@ -29,12 +29,12 @@ NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.it
 
 # What both the section and the Hugging Face fields around it say; a file in which they differ is not one model.
 SAME = {
-    "d_model": ("hidden_size", "n_embd"),
-    "n_layers": ("num_hidden_layers", "n_layer"),
-    "n_heads": ("num_attention_heads", "n_head"),
-    "n_kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "vocab_size": ("vocab_size",),
+    **dict.fromkeys(("hidden_size", "n_embd"), "d_model"),
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), "n_layers"),
+    **dict.fromkeys(("num_attention_heads", "n_head"), "n_heads"),
+    "num_key_value_heads": "n_kv_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
 }
 
 
@@ -116,10 +116,9 @@ def _parse(text: str) -> dict[str, Any]:
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
     """One layer that is nothing but this attention."""
     if spec.d_in != spec.d_model or spec.d_context != spec.d_model or spec.d_out != spec.d_model or not spec.out_proj:
-        raise HeadwiseError(
-            f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
-            f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
-        )
+        fact = f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}"
+        remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
+        raise HeadwiseError(f"{fact}: {remedy}")
     mask = spec.mask
     low, high = (None if mask is None else mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
     causal = high == 0
@@ -174,11 +173,8 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(section, dict):
         raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
-    for name, fields in SAME.items():
-        for field in fields:
-            if None not in (section.get(name), config.get(field)) and section[name] != config[field]:
-                raise HeadwiseError(
-                    f"headwise.{name}={section[name]} and {field}={config[field]} name one size; "
-                    f"keep the right one, or take the section `headwise` out"
-                )
+    for field, name in SAME.items():
+        if None not in (section.get(name), config.get(field)) and section[name] != config[field]:
+            fact = f"headwise.{name}={section[name]} and {field}={config[field]} name one size"
+            raise HeadwiseError(f"{fact}; keep the right one, or take the section `headwise` out")
     return section
