@@ -21,7 +21,8 @@ from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, S
 from headwise.view import compare_plot
 from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
 from headwise.view.compare_page import page_html, write_page
-from headwise.view.compare_plot import LEFT, RIGHT, WIDTH, check_plotting, round_ticks, write_png
+from headwise.view.compare_plot import LEFT, RIGHT, WIDTH, round_ticks, write_png
+from headwise.view.page import figure_class
 
 HOSTILE = '<script>alert(1)</script> & "x" [bold]y[/bold] \ud800'
 
@@ -186,7 +187,7 @@ def test_page_and_picture_draw_the_same_marks(monkeypatch: pytest.MonkeyPatch, t
 def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(HeadwiseError, match=r"a PNG needs matplotlib: pip install 'headwise\[all\]'"):
-        check_plotting()
+        figure_class()
     with pytest.raises(HeadwiseError, match="matplotlib"):
         write_png(tmp_path / "x.png", [plain()])
     assert list(tmp_path.iterdir()) == []

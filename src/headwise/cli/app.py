@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -44,11 +44,7 @@ class _SafeConsole(Console):
         return super().render(renderable, options)
 
 
-app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Build attention heads, look at them, price them, share them and remove them.",
-)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
@@ -82,9 +78,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._done.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -156,6 +150,21 @@ def needs_torch() -> Iterator[None]:
         if error.name not in ("torch", "tokenizers"):
             raise
         raise HeadwiseError(f"this command needs {error.name}: pip install 'headwise[torch]'") from None
+
+
+def check_outputs(**paths: Path | None) -> None:
+    """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option."""
+    for option, path in paths.items():
+        if path is not None and path.is_dir():
+            raise HeadwiseError(f"--{option} {path} is a folder; pass a file name")
+        if path is not None and not path.parent.is_dir():
+            raise HeadwiseError(
+                f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
+            )
+        if path is not None and option == "png":
+            from headwise.view.page import figure_class
+
+            figure_class()
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, check_outputs, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def compare(
         raise HeadwiseError(f"--page is for the ledger of claims, and {experiment} is one experiment; leave it out")
     if chosen is None:
         page = page or PAGE
-    _check_files(png=png, html=html, page=page)
+    check_outputs(png=png, html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
     record: Comparison | Ledger
     with _progress(folder) as report:
@@ -89,21 +89,6 @@ def _command(seeds: int, steps: int | None) -> str:
     """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
     options = (["--seeds", str(seeds)] if seeds != 5 else []) + ([] if steps is None else ["--steps", str(steps)])
     return shlex.join(["headwise", "compare", "claims", *options])
-
-
-def _check_files(**paths: Path | None) -> None:
-    """What cannot be written is said before anything is trained."""
-    for option, path in paths.items():
-        if path is not None and path.is_dir():
-            raise HeadwiseError(f"--{option} {path} is a folder; pass a file name")
-        if path is not None and not path.parent.is_dir():
-            raise HeadwiseError(
-                f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
-            )
-    if paths["png"] is not None:
-        from headwise.view.compare_plot import check_plotting
-
-        check_plotting()
 
 
 def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None, as_json: bool) -> None:

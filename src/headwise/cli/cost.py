@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from headwise.cli.app import Debug, Json, app, out, print_json
 from headwise.errors import HeadwiseError
@@ -22,33 +23,30 @@ def _presets() -> list[str]:
 
 Model = Annotated[
     str | None,
-    typer.Argument(
+    Argument(
         metavar="[MODEL]",
         help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
         autocompletion=_presets,
     ),
 ]
-Context = Annotated[int | None, typer.Option(help="Tokens in each text. Default: the longest text of the model.")]
-Batch = Annotated[int, typer.Option(help="Number of texts processed together.")]
+Context = Annotated[int | None, Option(help="Tokens in each text. Default: the longest text of the model.")]
+Batch = Annotated[int, Option(help="Number of texts processed together.")]
 Source = Annotated[
-    int | None,
-    typer.Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context."),
+    int | None, Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context.")
 ]
 Dtype = Annotated[
     str | None,
-    typer.Option(
-        help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."
-    ),
+    Option(help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."),
 ]
-CacheDtype = Annotated[str | None, typer.Option(help="Number format of the cache. Default: as --dtype.")]
-Memory = Annotated[str | None, typer.Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")]
-Bandwidth = Annotated[str | None, typer.Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")]
+CacheDtype = Annotated[str | None, Option(help="Number format of the cache. Default: as --dtype.")]
+Memory = Annotated[str | None, Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")]
+Bandwidth = Annotated[str | None, Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")]
 Variants = Annotated[
-    bool, typer.Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
+    bool, Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
 ]
-Choose = Annotated[bool, typer.Option("--choose", help="Show which heads the usual guidelines would choose, and why.")]
-AsTable = Annotated[bool, typer.Option("--table", help="Show the models that courses compare, in one table.")]
-AsList = Annotated[bool, typer.Option("--list", help="Show all presets in the same table.")]
+Choose = Annotated[bool, Option("--choose", help="Show which heads the usual guidelines would choose, and why.")]
+AsTable = Annotated[bool, Option("--table", help="Show the models that courses compare, in one table.")]
+AsList = Annotated[bool, Option("--list", help="Show all presets in the same table.")]
 
 
 @app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
@@ -78,7 +76,7 @@ def cost(
     if as_table or as_list:
         if model is not None or variants or choose:
             raise HeadwiseError("--table and --list show models side by side; leave MODEL, --variants and --choose out")
-        _show_models(_presets() if as_list else list(room.TABLE), dtype or "bf16", as_json)
+        _show_models(room.PRESETS if as_list else room.TABLE, dtype or "bf16", as_json)
         return
     if model is None:
         raise HeadwiseError(
@@ -91,7 +89,7 @@ def cost(
     _show_price(price, rows, room.choose(shape, setting) if choose else None, as_json)
 
 
-def _show_models(names: list[str], dtype: str, as_json: bool) -> None:
+def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
     from headwise.cost import price
     from headwise.view.cost import print_models
 
@@ -106,11 +104,8 @@ def _show_price(price: Price, rows: tuple[Variant, ...] | None, choice: Choice |
     from headwise.view.cost import print_choice, print_price, print_variants
 
     if as_json:
-        extras = {
-            "variants": None if rows is None else [asdict(row) for row in rows],
-            "choice": None if choice is None else asdict(choice),
-        }
-        print_json(asdict(price) | extras)
+        variants = None if rows is None else [asdict(row) for row in rows]
+        print_json({**asdict(price), "variants": variants, "choice": None if choice is None else asdict(choice)})
         return
     print_price(out, price)
     if rows is not None:
@@ -121,12 +116,7 @@ def _show_price(price: Price, rows: tuple[Variant, ...] | None, choice: Choice |
 
 def _summary(price: Price) -> dict[str, Any]:
     """A line of the table: the sizes under the names of their fields."""
-    heads = price.layers[0].attention
     fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
-    return {
-        "model": price.model,
-        "d_model": price.d_model,
-        **{field: getattr(heads, field) for field in fields},
-        "n_layers": price.n_layers,
-        "cache_bytes_per_token": price.cache.bytes_per_token,
-    }
+    sizes = {field: getattr(price.layers[0].attention, field) for field in fields}
+    cache = {"n_layers": price.n_layers, "cache_bytes_per_token": price.cache.bytes_per_token}
+    return {"model": price.model, "d_model": price.d_model, **sizes, **cache}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
@@ -15,23 +15,17 @@ from headwise.errors import HeadwiseError
 
 @app.command(epilog='Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0')
 def generate(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run folder, or a model folder in Hugging Face layout.")
-    ],
-    prompt: Annotated[str | None, typer.Option(help="The text to continue.")] = None,
-    ids: Annotated[Path | None, typer.Option(help="A file with token ids to continue, instead of a text.")] = None,
-    tokens: Annotated[int, typer.Option(min=0, help="The largest number of tokens to add.")] = 100,
+    model: Annotated[Path, Argument(metavar="MODEL", help="A run folder, or a model folder in Hugging Face layout.")],
+    prompt: Annotated[str | None, Option(help="The text to continue.")] = None,
+    ids: Annotated[Path | None, Option(help="A file with token ids to continue, instead of a text.")] = None,
+    tokens: Annotated[int, Option(min=0, help="The largest number of tokens to add.")] = 100,
     temperature: Annotated[
         float,
-        typer.Option(
-            help="0: always the most likely token. 1: sample from the model's probabilities. Higher: more random."
-        ),
+        Option(help="0: always the most likely token. 1: sample from the model's probabilities. Higher: more random."),
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens only.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
-    cache: Annotated[
-        bool, typer.Option(help="Keep keys and values. Without it the text is the same, but slower.")
-    ] = True,
+    top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens only.")] = None,
+    seed: Annotated[int, Option(help="Seed for sampling.")] = 0,
+    cache: Annotated[bool, Option(help="Keep keys and values. Without it the text is the same, but slower.")] = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

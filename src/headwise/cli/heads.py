@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 
@@ -20,44 +20,28 @@ MOST_MAPS = 16  # that are drawn in the terminal
 REPORT = "report.html"
 
 Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
+    Path, Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
 ]
 Texts = Annotated[
     list[str] | None,
-    typer.Option("--text", help="A file, a folder of text files, or a text. You may repeat it. Default: what the run "
+    Option("--text", help="A file, a folder of text files, or a text. You may repeat it. Default: what the run "
                  "held out."),
 ]  # fmt: skip
-Ids = Annotated[Path | None, typer.Option(help="A file of token ids instead of a text, one document per line.")]
-Tokens = Annotated[int | None, typer.Option(help="Cut the text into documents of this many tokens.")]
-Documents = Annotated[int | None, typer.Option(help="Stop after this many documents.")]
+Ids = Annotated[Path | None, Option(help="A file of token ids instead of a text, one document per line.")]
+Tokens = Annotated[int | None, Option(help="Cut the text into documents of this many tokens.")]
+Documents = Annotated[int | None, Option(help="Stop after this many documents.")]
 Ablate = Annotated[
     str,
-    typer.Option(help="Remove one head at a time and measure the change in loss: zero, mean or none; auto is zero for "
+    Option(help="Remove one head at a time and measure the change in loss: zero, mean or none; auto is zero for "
                  "models of up to 10 million parameters."),
 ]  # fmt: skip
-Controls = Annotated[bool, typer.Option(help="Also measure the same model with untrained weights.")]
-Sort = Annotated[
-    str, typer.Option(help="Order of the table: name, importance, ablation or a statistic, such as entropy.")
-]
-Against = Annotated[Path | None, typer.Option(metavar="OTHER", help="Compare with another model.")]
-Html = Annotated[
-    Path | None, typer.Option(help="Write the report to this file. Default: report.html in the run folder.")
-]
-Png = Annotated[Path | None, typer.Option(help="Write a picture of all heads to this file.")]
-Csv = Annotated[Path | None, typer.Option(help="Write the table to this file.")]
-Seed = Annotated[int, typer.Option(help="Seed for the untrained control and the repeated tokens.")]
-
-
-class _Choices(NamedTuple):
-    """What was asked for, for one model or two."""
-
-    text: list[str] | None = None
-    ids: Path | None = None
-    tokens: int | None = None
-    documents: int | None = None
-    ablate: str = "auto"
-    controls: bool = True
-    seed: int = 0
+Controls = Annotated[bool, Option(help="Also measure the same model with untrained weights.")]
+Sort = Annotated[str, Option(help="Order of the table: name, importance, ablation or a statistic, such as entropy.")]
+Against = Annotated[Path | None, Option(metavar="OTHER", help="Compare with another model.")]
+Html = Annotated[Path | None, Option(help="Write the report to this file. Default: report.html in the run folder.")]
+Png = Annotated[Path | None, Option(help="Write a picture of all heads to this file.")]
+Csv = Annotated[Path | None, Option(help="Write the table to this file.")]
+Seed = Annotated[int, Option(help="Seed for the untrained control and the repeated tokens.")]
 
 
 @app.command(
@@ -83,15 +67,22 @@ def heads(
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
-    _check_files({"--html": html, "--png": png, "--csv": csv}, [model, against])
+    check_outputs(html=html, png=png, csv=csv)
+    if png is not None and png.suffix.lower() != ".png":
+        raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
+    for folder in (model, against):
+        if folder is not None and not folder.is_dir():
+            raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey_files import survey_csv, survey_json, survey_png
     from headwise.view.survey_table import check_order, print_survey
+    from headwise.view.terminal import print_maps
 
     check_order(all_statistics(), sort)
-    choices = _Choices(text, ids, tokens, documents, ablate, controls, seed)
-    survey, maps = look(model, choices)
-    other = None if against is None else _compared(model, against, choices)
+    options = {"controls": controls, "ablate": ablate, "seed": seed}
+    look_at = partial(look, text=text, ids=ids, tokens=tokens, documents=documents, **options)
+    survey, maps = look_at(model)
+    other = None if against is None else _compared(look_at(against, on=model)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
     of_the_run = (model / "run.json").exists() and not text and ids is None and controls and other is None
     report = html or (model / REPORT if of_the_run else None)
@@ -106,8 +97,6 @@ def heads(
         print_json({**survey_json(survey), **compared, "report": None if report is None else str(report)})
         return
     if maps is not None and len(maps.maps) <= MOST_MAPS:
-        from headwise.view.terminal import print_maps
-
         print_maps(out, maps)
     print_survey(out, survey, sort_by=sort, against=other)
     for what, path in (("report", report), ("picture", png), ("table", csv)):
@@ -115,8 +104,16 @@ def heads(
             out.print(f"{what}: {path}")
 
 
-def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[Survey, HeadMaps | None]:
-    """The survey of a model folder; and exact maps, where there is one short document.
+def look(
+    model: Path,
+    text: list[str] | None = None,
+    ids: Path | None = None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    on: Path | None = None,
+    **options: Any,
+) -> tuple[Survey, HeadMaps | None]:
+    """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
 
     `on` names the run whose held-out text is looked at where no text is given; default `model` itself.
     """
@@ -126,46 +123,18 @@ def look(model: Path, choices: _Choices, on: Path | None = None) -> tuple[Survey
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.open import open_folder
     folder = open_folder(model)
-    if choices.ids is not None:
-        text = read_ids(folder, choices.ids, choices.documents)
-    else:
-        text = read_texts(folder, choices.text or None, choices.tokens, choices.documents, on)
+    read = read_texts(folder, text or None, tokens, documents, on) if ids is None else read_ids(folder, ids, documents)
     with Progress() as progress:
-        result = survey(
-            folder.model,
-            text,
-            controls=choices.controls,
-            ablate=choices.ablate,
-            seed=choices.seed,
-            progress=progress,
-        )
-    return result, maps_of_text(folder.model, text, folder.name)
+        result = survey(folder.model, read, progress=progress, **options)
+    return result, maps_of_text(folder.model, read, folder.name)
 
 
-def _compared(model: Path, against: Path, choices: _Choices) -> Survey:
-    """The survey of the other model; where one was made from the other, heads have the names of their counterparts."""
+def _compared(other: Survey, model: Path, against: Path) -> Survey:
+    """Where one model was made from the other, the heads of `other` have the names of their counterparts."""
     from headwise.models.lineage import counterparts
 
-    other, pairs = look(against, choices, on=model)[0], counterparts(model, against)
+    pairs = counterparts(model, against)
     return other if pairs is None else other.renamed(pairs)
-
-
-def _check_files(outputs: dict[str, Path | None], models: list[Path | None]) -> None:
-    """Before the work begins, so that none is lost."""
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        if path.is_dir():
-            raise HeadwiseError(f"{option} {path} is a folder; pass a file name")
-        if not path.parent.is_dir():
-            raise HeadwiseError(f"{option} {path}: the folder {path.parent} does not exist")
-        if option == "--png" and path.suffix.lower() != ".png":
-            raise HeadwiseError(f"--png {path} must end in .png: that is what is written")
-        if option == "--png" and find_spec("matplotlib") is None:
-            raise HeadwiseError("--png needs matplotlib: pip install 'headwise[all]'")
-    for folder in models:
-        if folder is not None and not folder.is_dir():
-            raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
 
 
 def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, against: Survey | None) -> None:
@@ -180,7 +149,7 @@ def write_report_of(run: Path, example: str) -> Path:
     with needs_torch():
         from headwise.heads.maps import head_maps
         from headwise.models.open import open_folder
-    survey, _ = look(run, _Choices())
+    survey, _ = look(run)
     folder = open_folder(run)
     assert folder.tokens is not None
     before, after = folder.tokens.frame

@@ -6,26 +6,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 
 @app.command(epilog="Example: headwise trace --text emma --layer 0 --head 2 --at 3 --html emma.html")
 def trace(
     run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names."),
+        Path | None, Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names.")
     ] = None,
-    text: Annotated[str, typer.Option(help="The text to read.")] = "emma",
-    layer: Annotated[int, typer.Option(help="The layer, counted from 0.")] = 0,
-    head: Annotated[int, typer.Option(help="The head, counted from 0.")] = 0,
-    at: Annotated[
-        int | None, typer.Option(help="The position of the query, counted from 0. Default: the last.")
-    ] = None,
-    lang: Annotated[str, typer.Option(help="Language of the explanations: en or es.")] = "en",
-    html: Annotated[Path | None, typer.Option(help="Also write the steps as one HTML page.")] = None,
+    text: Annotated[str, Option(help="The text to read.")] = "emma",
+    layer: Annotated[int, Option(help="The layer, counted from 0.")] = 0,
+    head: Annotated[int, Option(help="The head, counted from 0.")] = 0,
+    at: Annotated[int | None, Option(help="The position of the query, counted from 0. Default: the last.")] = None,
+    lang: Annotated[str, Option(help="Language of the explanations: en or es.")] = "en",
+    html: Annotated[Path | None, Option(help="Also write the steps as one HTML page.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -34,6 +31,7 @@ def trace(
     Every number can be recomputed from the lines above it: the query, the keys, their products, the softmax, the
     values, what each head adds through the output projection, and the residual.
     """
+    check_outputs(html=html)
     with needs_torch():
         from headwise.gpt.run import load_run
         from headwise.heads.steps import example_model, head_steps
@@ -49,8 +47,6 @@ def trace(
     ids = tokens.prompt(text)
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, len(ids) - 1 if at is None else at, name)
     if html is not None:
-        if html.is_dir() or not html.parent.is_dir():
-            raise HeadwiseError(f"--html {html} must be a file in a folder that exists")
         write_steps(html, steps, lang)
     if as_json:
         print_json({**asdict(steps), "html": None if html is None else str(html)})

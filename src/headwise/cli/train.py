@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 
 
 Text = Annotated[
-    Path | None,
-    typer.Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus."),
+    Path | None, Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus.")
 ]
 
 
@@ -34,37 +34,34 @@ def _presets() -> list[str]:
 
 Preset = Annotated[
     str | None,
-    typer.Option(
-        help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.", autocompletion=_presets
-    ),
+    Option(help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.", autocompletion=_presets),
 ]
-Heads = Annotated[int | None, typer.Option(help="Query heads per layer.")]
-KvHeads = Annotated[int | None, typer.Option(help="Key/value heads per layer; a divisor of --heads.")]
-HeadDim = Annotated[int | None, typer.Option(help="Width of a head. Default: --width divided by --heads.")]
-Layers = Annotated[int | None, typer.Option(help="Number of layers.")]
-Width = Annotated[int | None, typer.Option(help="Width of the model.")]
-Context = Annotated[int | None, typer.Option(help="Longest text the model sees, in tokens.")]
-Steps = Annotated[int | None, typer.Option(help="Training steps (updates of the weights).")]
-Seed = Annotated[int | None, typer.Option(help="Seed for the weights, the batches and the choice of held-out text.")]
-Tokenizer = Annotated[Path | None, typer.Option(help="A tokenizer.json. Default: a token is a character.")]
+Heads = Annotated[int | None, Option(help="Query heads per layer.")]
+KvHeads = Annotated[int | None, Option(help="Key/value heads per layer; a divisor of --heads.")]
+HeadDim = Annotated[int | None, Option(help="Width of a head. Default: --width divided by --heads.")]
+Layers = Annotated[int | None, Option(help="Number of layers.")]
+Width = Annotated[int | None, Option(help="Width of the model.")]
+Context = Annotated[int | None, Option(help="Longest text the model sees, in tokens.")]
+Steps = Annotated[int | None, Option(help="Training steps (updates of the weights).")]
+Seed = Annotated[int | None, Option(help="Seed for the weights, the batches and the choice of held-out text.")]
+Tokenizer = Annotated[Path | None, Option(help="A tokenizer.json. Default: a token is a character.")]
 Lines = Annotated[
-    bool | None,
-    typer.Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?"),
+    bool | None, Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?")
 ]
 Rung = Annotated[
     str | None,
-    typer.Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."),
+    Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."),
 ]
-Samples = Annotated[int | None, typer.Option(min=0, help="How many texts to sample from the trained model.")]
+Samples = Annotated[int | None, Option(min=0, help="How many texts to sample from the trained model.")]
 OutFolder = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--out",
         help="The run folder, in Hugging Face layout where the preset has such a form. Default: a new one in runs/.",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")]
-AsList = Annotated[bool, typer.Option("--list", help="List the presets and train nothing.")]
+Resume = Annotated[bool, Option("--resume", help="Continue the run in --out.")]
+AsList = Annotated[bool, Option("--list", help="List the presets and train nothing.")]
 
 
 @app.command(
@@ -125,9 +122,10 @@ def train(
 def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool) -> None:
     """Train, report, and print what came out."""
     with needs_torch(), _training_progress() as report:
-        from headwise.gpt.run import run_training
+        from headwise.gpt.run import SAMPLES, run_training
 
-        result = run_training(folder, settings, report, resume, _say, *([] if samples is None else [samples]))
+        say = partial(err.print, soft_wrap=True)
+        result = run_training(folder, settings, report, resume, say, SAMPLES if samples is None else samples)
         report_path = write_report_of(folder, result.example)
     if as_json:
         print_json(_result_json(result, report_path))
@@ -150,11 +148,10 @@ def _list_presets(as_json: bool) -> None:
         print_json({"presets": rows})
         return
     for row in rows:
-        out.print(f"{row['name']:9} {row['about']}", soft_wrap=True)
+        out.print(f"{row['name']:9} {row['about']}")
         out.print(
             f"{'':9} layers {row['n_layers']}, heads {row['n_heads']}, key/value heads {row['n_kv_heads']}, "
-            f"width {row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}",
-            soft_wrap=True,
+            f"width {row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}"
         )
 
 
@@ -172,17 +169,15 @@ def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) ->
         if resume:
             err.print(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
-    saved = run["settings"]
-    for name, value in wanted.items():
-        pairs = value.items() if name == "shape" else [(name, value)]
-        before = saved["shape"] if name == "shape" else saved
-        for key, new in pairs:
-            if before.get(key) != new:
-                raise HeadwiseError(
-                    f"the run in {folder} has {key}={before.get(key)}, and {key}={new} is asked for; "
-                    f"leave it out to resume, or take another --out"
-                )
-    return folder, Settings(**saved)
+    saved = run["settings"] | run["settings"]["shape"]
+    shape = wanted.pop("shape", {})
+    for name, value in {**wanted, **shape}.items():
+        if saved.get(name) != value:
+            raise HeadwiseError(
+                f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; "
+                f"leave it out to resume, or take another --out"
+            )
+    return folder, Settings(**run["settings"])
 
 
 def _free_folder(name: str) -> Path:
@@ -221,10 +216,6 @@ def _print_result(result: Result) -> None:
     out.print("\nsamples")
     for sample in summary.samples:
         out.print("  " + sample.replace("\n", "\n  "))
-
-
-def _say(line: str) -> None:
-    err.print(line, soft_wrap=True)
 
 
 @contextmanager

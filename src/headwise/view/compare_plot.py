@@ -1,25 +1,19 @@
-"""The plots of a comparison, one line for each arm: drawn once, as marks; shown in the page as SVG, or in a PNG file.
-
-matplotlib is loaded only here, and only when a PNG is asked for.
-"""
+"""The plots of a comparison, one line for each arm: drawn once, as marks, and shown in the page as SVG or in a PNG."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from headwise.errors import HeadwiseError
-from headwise.files import write_whole
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.markup import escaped
 from headwise.view.compare import setting, with_unit
+from headwise.view.page import figure_class, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 440, 176, 18, 6, 30, 26  # in the units of the view box
 LONGEST = 21  # characters of an arm's name that fit at its left
@@ -158,32 +152,17 @@ def _element(mark: Mark) -> str:
     return f'<text {place} text-anchor="{mark.anchor}">{escaped(mark.text)}</text>'
 
 
-def check_plotting() -> None:
-    """Raise HeadwiseError where matplotlib is missing."""
-    _figure_class()
-
-
-def _figure_class() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
-    return Figure
-
-
 def write_png(path: str | Path, comparisons: Sequence[Comparison]) -> None:
     """Both plots of each comparison, of its first metric, side by side."""
     heights = [(len(comparison.arms) + 2.5) * ROW for comparison in comparisons]
-    figure = _figure_class()(figsize=(2 * WIDTH / 80, sum(heights) / 80), layout="constrained")
+    figure = figure_class()(figsize=(2 * WIDTH / 80, sum(heights) / 80), layout="constrained")
     panels = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
     for comparison, (values, differences) in zip(comparisons, panels, strict=True):
         metric = comparison.metrics[0]
         _draw(values, value_plot(comparison, metric), with_unit(metric))
         _draw(differences, difference_plot(comparison, metric), f"{DIFFERENCE}, with its 95 % interval")
         values.set_title(f"{comparison.name}: {setting(comparison)}", fontsize=9, loc="left", parse_math=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
-    write_whole(path, picture.getvalue())
+    write_figure(path, figure)
 
 
 def _draw(axes: Axes, plot: Plot | None, caption: str) -> None:

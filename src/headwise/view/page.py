@@ -1,10 +1,19 @@
-"""What the HTML pages share: files of the package, and the policy that lets nothing else run."""
+"""What pages and pictures share: files of the package, the policy that lets nothing else run, and matplotlib."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def package_text(*names: str) -> str:
@@ -21,3 +30,19 @@ def policy(style: str, script: str | None = None) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def figure_class() -> type[Figure]:
+    """The class of matplotlib's figures. Raises HeadwiseError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
+    return Figure
+
+
+def write_figure(path: str | Path, figure: Figure) -> None:
+    """Write a PNG, whole or not at all; the same figure gives the same bytes."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120, metadata={"Software": None})
+    write_whole(path, picture.getvalue())
