@@ -79,7 +79,7 @@ def heads(
     from headwise.view.terminal import print_maps
 
     check_order(all_statistics(), sort)
-    options = {"controls": controls, "ablate": ablate, "seed": seed}
+    options: dict[str, Any] = {"controls": controls, "ablate": ablate, "seed": seed}
     look_at = partial(look, text=text, ids=ids, tokens=tokens, documents=documents, **options)
     survey, maps = look_at(model)
     other = None if against is None else _compared(look_at(against, on=model)[0], model, against)
