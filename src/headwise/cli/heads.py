@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,21 +67,17 @@ def heads(
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     check_outputs(html=html, png=png, csv=csv)
-    if png is not None and png.suffix.lower() != ".png":
-        raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
-    for folder in (model, against):
-        if folder is not None and not folder.is_dir():
-            raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+    _check(model, against, png)
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey_files import survey_csv, survey_json, survey_png
     from headwise.view.survey_table import check_order, print_survey
     from headwise.view.terminal import print_maps
 
     check_order(all_statistics(), sort)
-    options: dict[str, Any] = {"controls": controls, "ablate": ablate, "seed": seed}
-    look_at = partial(look, text=text, ids=ids, tokens=tokens, documents=documents, **options)
-    survey, maps = look_at(model)
-    other = None if against is None else _compared(look_at(against, on=model)[0], model, against)
+    options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
+    options |= {"controls": controls, "ablate": ablate, "seed": seed}
+    survey, maps = look(model, **options)
+    other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
     of_the_run = (model / "run.json").exists() and not text and ids is None and controls and other is None
     report = html or (model / REPORT if of_the_run else None)
@@ -102,6 +97,14 @@ def heads(
     for what, path in (("report", report), ("picture", png), ("table", csv)):
         if path is not None:
             out.print(f"{what}: {path}")
+
+
+def _check(model: Path, against: Path | None, png: Path | None) -> None:
+    if png is not None and png.suffix.lower() != ".png":
+        raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
+    for folder in (model, against):
+        if folder is not None and not folder.is_dir():
+            raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
 
 
 def look(
