@@ -49,10 +49,11 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """An HTML table; the cells are HTML already, and the first of each row is its heading."""
-    lines = ["<tr>" + "".join(f'<th scope="col">{cell}</th>' for cell in head) + "</tr>"]
+    columns = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    lines = [f"<table><thead><tr>{columns}</tr></thead><tbody>"]
     for first, *cells in rows:
         lines.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table>{''.join(lines)}</table>"
+    return f"{''.join(lines)}</tbody></table>"
 
 
 def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> str:

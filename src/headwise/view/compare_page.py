@@ -6,12 +6,12 @@ The page loads nothing, runs no script and can be opened from a disk. Names and 
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from headwise.files import write_whole
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
-from headwise.markup import escaped
+from headwise.markup import escaped, table
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
 from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
 from headwise.view.page import package_text, policy
@@ -41,14 +41,18 @@ def page_html(record: Comparison | Ledger) -> str:
         sections[comparison.question] = name + "".join(_comparison_sections(comparison).values())
     seeds = f"{record.seeds[0]} to {record.seeds[-1]}"
     facts = {"command": record.command, **record.machine, "seeds": seeds}
-    lines = "".join(f"<li>{escaped(f'{name}: {value}')}</li>" for name, value in facts.items())
-    sections["The machine"] = f"<ul>{lines}</ul>"
+    sections["The machine"] = _list(f"{name}: {value}" for name, value in facts.items())
     return _page("What is claimed, and what is so", spent(record), sections)
 
 
 def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
     style = package_text("steps.css", "compare.css")
     names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
+    bodies = [
+        f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
+        f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
+        for title, body in sections.items()
+    ]
     return string.Template(package_text("steps.html")).substitute(
         policy=policy(style),
         lang="en",
@@ -60,20 +64,19 @@ def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
         contents="Contents",
         links="".join(f'<li><a href="#{name}">{escaped(title)}</a></li>' for title, name in names.items()),
         style=style,
-        sections="".join(
-            f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
-            f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
-            for title, body in sections.items()
-        ),
+        sections="".join(bodies),
         made_by="Made by headwise. This file is complete: it loads nothing and sends nothing.",
     )
 
 
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escaped(line)}</li>" for line in lines) + "</ul>"
+
+
 def _comparison_sections(comparison: Comparison) -> dict[str, str]:
-    lines = "".join(f"<li>{escaped(line)}</li>" for line in comparison.verdicts)
     notes = "".join(f"<p>{escaped(line)}</p>" for line in comparison.notes)
     sections = {
-        "The verdict": f"<ul>{lines}</ul>{notes}",
+        "The verdict": _list(comparison.verdicts) + notes,
         "The arms": "".join(_metric(comparison, metric) for metric in comparison.metrics),
     }
     if comparison.tables:
@@ -83,11 +86,8 @@ def _comparison_sections(comparison: Comparison) -> dict[str, str]:
 
 def _metric(comparison: Comparison, metric: Metric) -> str:
     plots = {with_unit(metric): value_plot(comparison, metric), DIFFERENCE: difference_plot(comparison, metric)}
-    figures = "".join(
-        f"<figure>{svg(plot)}<figcaption>{escaped(caption)}</figcaption></figure>"
-        for caption, plot in plots.items()
-        if plot is not None
-    )
+    drawn = {escaped(caption): svg(plot) for caption, plot in plots.items() if plot is not None}
+    figures = "".join(f"<figure>{svg}<figcaption>{name}</figcaption></figure>" for name, svg in drawn.items())
     return f'{_table(metric_table(comparison, metric))}<div class="plots">{figures}</div>'
 
 
@@ -99,16 +99,8 @@ def _claim(claim: Claim) -> str:
     )
 
 
-def _table(table: Table) -> str:
-    head = "".join(f'<th scope="col">{escaped(column)}</th>' for column in table.columns)
-    body = "".join(f"<tr>{_row(row)}</tr>" for row in table.rows)
-    note = f'<p class="caption">{escaped(table.note)}</p>' if table.note else ""
-    return (
-        f'<h3>{escaped(table.title)}</h3><div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
-
-
-def _row(row: Sequence[str | int | float]) -> str:
-    first, *others = map(shown, row)
-    return f'<th scope="row">{escaped(first)}</th>' + "".join(f"<td>{escaped(cell)}</td>" for cell in others)
+def _table(figures: Table) -> str:
+    rows = [[escaped(shown(cell)) for cell in row] for row in figures.rows]
+    note = f'<p class="caption">{escaped(figures.note)}</p>' if figures.note else ""
+    grid = table([escaped(column) for column in figures.columns], rows)
+    return f'<h3>{escaped(figures.title)}</h3><div class="scroll" tabindex="0">{grid}</div>{note}'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headwise.lab.compare.results import Comparison, Metric
+from headwise.lab.compare.results import Comparison, Metric, Score
 from headwise.markup import escaped
 from headwise.view.compare import setting, with_unit
 from headwise.view.page import figure_class, write_figure
@@ -19,6 +19,8 @@ WIDTH, LEFT, RIGHT, TOP, ROW, BOTTOM = 440, 176, 18, 6, 30, 26  # in the units o
 LONGEST = 21  # characters of an arm's name that fit at its left
 DIFFERENCE = "difference from the first arm"
 # In a PNG; the page has its own colours, for light and dark.
+RADII = {"seed": 3.5, "middle": 5.0}  # of a kind of dot
+ANCHORS = {"tick": "middle", "arm": "end"}  # what of a label stands at its x
 COLOURS = {"grid-line": "#e4e0d6", "zero": "#5f5b69", "tick": "#5f5b69", "arm": "#1d1b22", "seed": "#8c8794"}
 ACCENT = "#2c4f8f"
 
@@ -35,7 +37,6 @@ class Dot(NamedTuple):
     kind: str
     x: float
     y: float
-    radius: float
 
 
 class Label(NamedTuple):
@@ -43,7 +44,6 @@ class Label(NamedTuple):
     x: float
     y: float  # of the base line
     text: str
-    anchor: str  # "middle" or "end": what of the text stands at x
 
 
 Mark = Line | Dot | Label
@@ -57,14 +57,17 @@ class Plot(NamedTuple):
     marks: list[Mark]
 
 
+def _scores(comparison: Comparison, metric: Metric) -> dict[str, Score]:
+    return {arm.name: arm.scores[metric.name] for arm in comparison.arms if metric.name in arm.scores}
+
+
 def value_plot(comparison: Comparison, metric: Metric) -> Plot | None:
     """Every seed as a dot, the mean as a stroke; None where no arm has a score."""
-    scores = {arm.name: arm.scores[metric.name] for arm in comparison.arms if metric.name in arm.scores}
+    scores = _scores(comparison, metric)
 
     def draw(name: str, x: Callable[[float], float], y: float) -> list[Mark]:
-        score = scores[name]
-        mean = x(score.mean.mean)
-        return [*(Dot("seed", x(value), y, 3.5) for value in score.values), Line("mean", mean, y - 9, mean, y + 9)]
+        mean = x(scores[name].mean.mean)
+        return [*(Dot("seed", x(value), y) for value in scores[name].values), Line("mean", mean, y - 9, mean, y + 9)]
 
     words = "; ".join(f"{name} {score.mean.mean:.3f}" for name, score in scores.items())
     values = [value for score in scores.values() for value in score.values]
@@ -73,12 +76,12 @@ def value_plot(comparison: Comparison, metric: Metric) -> Plot | None:
 
 def difference_plot(comparison: Comparison, metric: Metric) -> Plot | None:
     """The interval of the differences from the first arm as a bar; None where there is none."""
-    scores = {arm.name: arm.scores[metric.name] for arm in comparison.arms if metric.name in arm.scores}
+    scores = _scores(comparison, metric)
     differences = {name: score.difference for name, score in scores.items() if score.difference is not None}
 
     def draw(name: str, x: Callable[[float], float], y: float) -> list[Mark]:
         interval = differences[name]
-        return [Line("reach", x(interval.low), y, x(interval.high), y), Dot("middle", x(interval.mean), y, 5)]
+        return [Line("reach", x(interval.low), y, x(interval.high), y), Dot("middle", x(interval.mean), y)]
 
     words = ". ".join(score.verdict for score in scores.values() if score.verdict is not None)
     ends = [end for interval in differences.values() for end in (interval.low, interval.high, 0.0)]
@@ -104,12 +107,12 @@ def _plot(
 
     marks: list[Mark] = [
         *(Line("zero" if zero and tick == 0 else "grid-line", x(tick), TOP, x(tick), bottom) for tick in ticks),
-        *(Label("tick", x(tick), bottom + 18, f"{tick:g}", "middle") for tick in _apart(ticks)),
+        *(Label("tick", x(tick), bottom + 18, f"{tick:g}") for tick in _apart(ticks)),
     ]
     for place, arm in enumerate(comparison.arms):
         y = TOP + ROW * (place + 0.5)
         name = arm.name if len(arm.name) <= LONGEST else arm.name[: LONGEST - 1] + "…"
-        marks.append(Label("arm", LEFT - 12, y + 4.5, name, "end"))
+        marks.append(Label("arm", LEFT - 12, y + 4.5, name))
         if arm.name in drawn:
             marks += draw(arm.name, x, y)
     return Plot(bottom + BOTTOM, words, marks)
@@ -121,8 +124,7 @@ def round_ticks(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(span))
     step = next(size for size in (power / 5, power / 2, power, 2 * power) if span <= 5 * size)
     first = math.floor(low / step)
-    last = max(math.ceil(high / step), first + 1)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+    return [round(number * step, 12) for number in range(first, max(math.ceil(high / step), first + 1) + 1)]
 
 
 def _apart(ticks: Sequence[float]) -> Sequence[float]:
@@ -135,11 +137,8 @@ def _apart(ticks: Sequence[float]) -> Sequence[float]:
 
 def svg(plot: Plot) -> str:
     """The plot as an element of a page, whose style sheet knows the kinds of marks."""
-    parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{escaped(plot.words)}">',
-        *map(_element, plot.marks),
-    ]
-    return "".join(parts) + "</svg>"
+    marks, box = "".join(map(_element, plot.marks)), f"0 0 {WIDTH} {plot.height}"
+    return f'<svg class="plot" viewBox="{box}" role="img" aria-label="{escaped(plot.words)}">{marks}</svg>'
 
 
 def _element(mark: Mark) -> str:
@@ -147,9 +146,9 @@ def _element(mark: Mark) -> str:
         x1, x2, y1, y2 = (f"{place:.1f}" for place in (mark.x1, mark.x2, mark.y1, mark.y2))
         return f'<line class="{mark.kind}" x1="{x1}" x2="{x2}" y1="{y1}" y2="{y2}"/>'
     if isinstance(mark, Dot):
-        return f'<circle class="{mark.kind}" cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{mark.radius:g}"/>'
-    place = f'class="{mark.kind}" x="{mark.x:.1f}" y="{mark.y:.1f}"'
-    return f'<text {place} text-anchor="{mark.anchor}">{escaped(mark.text)}</text>'
+        return f'<circle class="{mark.kind}" cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{RADII[mark.kind]:g}"/>'
+    place = f'x="{mark.x:.1f}" y="{mark.y:.1f}" text-anchor="{ANCHORS[mark.kind]}"'
+    return f'<text class="{mark.kind}" {place}>{escaped(mark.text)}</text>'
 
 
 def write_png(path: str | Path, comparisons: Sequence[Comparison]) -> None:
@@ -170,9 +169,8 @@ def _draw(axes: Axes, plot: Plot | None, caption: str) -> None:
     if plot is None:
         return
     axes.set(xlim=(0, WIDTH), ylim=(plot.height, 0))
-    axes.text(
-        (LEFT + WIDTH - RIGHT) / 2, plot.height + 12, caption, fontsize=9, ha="center", va="center", parse_math=False
-    )
+    words: dict[str, Any] = {"fontsize": 9, "parse_math": False}
+    axes.text((LEFT + WIDTH - RIGHT) / 2, plot.height + 12, caption, ha="center", va="center", **words)
     for mark in plot.marks:
         colour = COLOURS.get(mark.kind, ACCENT)
         if isinstance(mark, Line):
@@ -180,7 +178,7 @@ def _draw(axes: Axes, plot: Plot | None, caption: str) -> None:
             axes.plot([mark.x1, mark.x2], [mark.y1, mark.y2], color=colour, linewidth=width, zorder=width)
         elif isinstance(mark, Dot):
             alpha = 0.55 if mark.kind == "seed" else 1
-            axes.plot([mark.x], [mark.y], "o", color=colour, markersize=1.5 * mark.radius, alpha=alpha, zorder=2)
+            axes.plot([mark.x], [mark.y], "o", color=colour, markersize=1.5 * RADII[mark.kind], alpha=alpha, zorder=2)
         else:
-            side = {"middle": "center", "end": "right"}[mark.anchor]
-            axes.text(mark.x, mark.y, mark.text, color=colour, fontsize=9, ha=side, parse_math=False)
+            side = "right" if ANCHORS[mark.kind] == "end" else "center"
+            axes.text(mark.x, mark.y, mark.text, color=colour, ha=side, **words)

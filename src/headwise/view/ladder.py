@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from headwise.lab.ladder_certificate import LEAVES, STAGES
 from headwise.markup import BINARY, plural, scaled
 from headwise.records import Ladder, LadderRung, LadderSizes
 from headwise.view.tables import print_table, say
 
-STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")
-GRADIENTS = ("W_Q", "W_K", "W_V", "W_O", "x")
 COURSE = (
     "The stacked heads, the wrapper and the course class are those of "
     '"Build a Large Language Model (From Scratch)", section 3.6.'
@@ -37,7 +36,11 @@ def print_ladder(console: Console, ladder: Ladder) -> None:
         "memory is the most that a call held at a time besides weights and input.",
     )
     say(console, COURSE)
-    say(console, _verdict(certified, ladder.agrees))
+    wrong = [rung.name for rung in certified if rung.refused is None and not rung.agrees]
+    if ladder.agrees:
+        say(console, "Every rung that can run this layer computes the same function, within what rounding allows.")
+    else:
+        say(console, f"NOT the same function: {', '.join(wrong)}")
 
 
 def _shape(n: LadderSizes) -> str:
@@ -57,34 +60,29 @@ def _print_values(console: Console, ladder: Ladder, certified: list[LadderRung])
 def _print_gradients(console: Console, ladder: Ladder, certified: list[LadderRung]) -> None:
     rows = []
     for rung in certified:
-        if rung.gradients is None:
-            cells = ["-" if rung.refused is not None else "none"] * len(GRADIENTS)
-        else:
-            cells = [_far(rung.gradients, key) for key in GRADIENTS]
-        output = "-" if rung.refused is not None else f"{_number(rung.timed_difference)} {rung.dtype}"
+        absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"
+        if rung.refused is not None:
+            absent = output = "-"
+        cells = [absent if rung.gradients is None else _far(rung.gradients, key) for key in LEAVES]
         rows.append([rung.name, *cells, output])
     formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)
     for dtype in formats:
-        cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in GRADIENTS]
+        cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = "Certificate: the same of the gradients, and of the output in the timed precision"
-    print_table(console, title, ("rung", *GRADIENTS, "output as timed"), rows, last=len(formats))
+    print_table(console, title, ("rung", *LEAVES, "output as timed"), rows, last=len(formats))
 
 
 def _print_costs(console: Console, ladder: Ladder) -> None:
-    plain = ladder.rungs[0].ms
+    rows = []
     others = [rung for rung in ladder.rungs if rung.another is not None]
-    ordered = [rung for rung in ladder.rungs if rung.another is None] + others
-    rows = [[rung.name, f"{rung.parameters:,}", *_prices(rung, plain), rung.how] for rung in ordered]
+    for rung in [rung for rung in ladder.rungs if rung.another is None] + others:
+        plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
+        speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
+        memory = "-" if peak is None else scaled(peak, 1024, BINARY)
+        rows.append([rung.name, f"{rung.parameters:,}", _three_digits(ms), speed, memory, rung.how])
     title = f"Costs: {_shape(ladder.sizes)}, {plural(ladder.threads, 'torch thread')}"
     print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5), len(others))
-
-
-def _prices(rung: LadderRung, plain: float | None) -> list[str]:
-    if rung.ms is None:
-        return ["-", "-", "-"]
-    speed = "-" if plain is None else f"{_three_digits(plain / rung.ms)}x"
-    return [_three_digits(rung.ms), speed, "-" if rung.peak_bytes is None else scaled(rung.peak_bytes, 1024, BINARY)]
 
 
 def _far(differences: dict[str, float | None] | dict[str, float], key: str) -> str:
@@ -96,12 +94,5 @@ def _number(far: float | None) -> str:
     return "wrong" if far is None else "0" if far == 0 else f"{far:.0e}"
 
 
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _verdict(certified: list[LadderRung], agrees: bool) -> str:
-    if agrees:
-        return "Every rung that can run this layer computes the same function, within what rounding allows."
-    wrong = [rung.name for rung in certified if rung.refused is None and not rung.agrees]
-    return f"NOT the same function: {', '.join(wrong)}"
+def _three_digits(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
