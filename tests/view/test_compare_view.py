@@ -20,7 +20,7 @@ from headwise.intervals import interval_of
 from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
 from headwise.view import compare_plot
 from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
-from headwise.view.compare_page import page_html, write_page
+from headwise.view.compare_page import page_html
 from headwise.view.compare_plot import LEFT, RIGHT, WIDTH, round_ticks, write_png
 from headwise.view.page import figure_class
 
@@ -87,9 +87,8 @@ def test_markup_in_names_is_text_in_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("found", [hostile(), book()], ids=["comparison", "ledger"])
-def test_names_cannot_become_markup(found: Comparison | Ledger, tmp_path: Path) -> None:
-    write_page(tmp_path / "page.html", found)
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+def test_names_cannot_become_markup(found: Comparison | Ledger) -> None:
+    page = page_html(found)
     assert "<script" not in page and "&lt;script&gt;" in page and "&amp;" in page
     assert "default-src 'none'; style-src 'sha256-" in page and "http-equiv" in page
     assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page)
@@ -141,7 +140,8 @@ def test_ticks_are_round_and_hold_the_values(low: float, high: float) -> None:
 @pytest.mark.skipif(not CHROMIUM, reason="a browser is missing: the page of a comparison was not opened")
 def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
-    write_page(tmp_path / "page.html", replace(book(), comparisons=(hostile(), with_failure())))
+    content = page_html(replace(book(), comparisons=(hostile(), with_failure())))
+    (tmp_path / "page.html").write_text(content, encoding="utf-8")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         for scheme in ("light", "dark"):

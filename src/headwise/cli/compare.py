@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +12,9 @@ import typer
 
 from headwise.cli.app import Debug, Json, Progress, app, check_outputs, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
+from headwise.files import write_whole
 
 if TYPE_CHECKING:
-    from headwise.lab.compare.experiment import Report
     from headwise.lab.compare.results import Comparison, Ledger
 
 FOLDER = Path("runs") / "compare"
@@ -77,11 +75,19 @@ def compare(
     check_outputs(png=png, html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
     record: Comparison | Ledger
-    with _progress(folder) as report:
-        if chosen is None:
-            record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
-        else:
-            record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
+    try:
+        with Progress() as progress:
+
+            def report(message: str, done: int, total: int) -> None:
+                progress("unit", done, total, message, milestone=True)  # a line of its own where there is no terminal
+
+            if chosen is None:
+                record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+            else:
+                record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
+    except KeyboardInterrupt:
+        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
+        raise
     _show(record, png, html, page, as_json)
 
 
@@ -94,17 +100,17 @@ def _command(seeds: int, steps: int | None) -> str:
 def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None, as_json: bool) -> None:
     """Write the files that are asked for, and print the record."""
     from headwise.lab.compare.results import Ledger
-    from headwise.view.claims import write_claims
+    from headwise.view.claims import claims_page
     from headwise.view.compare import print_comparison, print_ledger
-    from headwise.view.compare_page import write_page
+    from headwise.view.compare_page import page_html
     from headwise.view.compare_plot import write_png
 
     if html is not None:
-        write_page(html, record)
+        write_whole(html, page_html(record))
     if png is not None:
         write_png(png, record.comparisons if isinstance(record, Ledger) else [record])
     if page is not None and isinstance(record, Ledger):
-        write_claims(page, record)
+        write_whole(page, claims_page(record))
     if as_json:
         print_json(asdict(record))
         return
@@ -115,14 +121,3 @@ def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page
     for path in (png, html, page):
         if path is not None:
             out.print(f"written: {path}")
-
-
-@contextmanager
-def _progress(folder: Path) -> Iterator[Report]:
-    """Where there is no terminal, each finished unit has a line."""
-    try:
-        with Progress() as progress:
-            yield lambda text, done, total: progress("unit", done, total, text, milestone=True)
-    except KeyboardInterrupt:
-        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
-        raise

@@ -50,16 +50,13 @@ def replay_microgpt(
         document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
         print_json({**document, "samples": result.samples, "run": str(folder) if written else None})
         return
-    for step in sorted({*range(min(SHOWN, steps)), *range(max(0, steps - SHOWN), steps)}):
-        out.print(f"step {step + 1:4}  loss {result.losses[step]:.4f}")
-    out.print("\nsamples")
-    for sample in result.samples:
-        out.print(f"  {sample}")
+    for step, loss in enumerate(result.losses, 1):
+        if step <= SHOWN or step > steps - SHOWN:
+            out.print(f"step {step:4}  loss {loss:.4f}")
+    out.print("\n".join(["\nsamples", *(f"  {sample}" for sample in result.samples)]))
     out.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
-    if written:
-        out.print(f"run folder: {folder}, for headwise heads, trace and generate")
-    else:
-        out.print("no run folder is written: that needs torch, pip install 'headwise[torch]'")
+    no_folder = "no run folder is written: that needs torch, pip install 'headwise[torch]'"
+    out.print(f"run folder: {folder}, for headwise heads, trace and generate" if written else no_folder)
 
 
 def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
@@ -68,8 +65,7 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
         raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
     shape = options["shape"] or {}
     refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
-    refused |= {flag: shape.get(name) for name, flag in FIXED.items()}
-    for option, value in refused.items():
+    for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
         if value is not None:
             raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from headwise.files import write_whole
 from headwise.lab.compare.results import Comparison, Ledger, Table
 from headwise.view.compare import metric_table, setting, shown, spent
 
@@ -15,11 +12,6 @@ where no difference was detected, a claim is not shown to hold, and more seeds m
 Where several seeds were run, the figure after ± is half the width of the 95 % interval (Student) of the differences
 seed by seed, and "detectable" means that this interval does not contain 0. Each interval stands alone: of twenty
 differences that are none, one is expected to look like one."""
-
-
-def write_claims(path: str | Path, ledger: Ledger) -> None:
-    """Write the page of `claims_page`, whole or not at all."""
-    write_whole(path, claims_page(ledger))
 
 
 def claims_page(ledger: Ledger) -> str:

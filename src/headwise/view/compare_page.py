@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable
-from pathlib import Path
 
-from headwise.files import write_whole
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
 from headwise.markup import escaped, table
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
@@ -21,11 +19,6 @@ READING = (
     "Dots are seeds, the stroke is their mean. A bar is the 95 % interval (Student) of the differences from the first "
     "arm, seed by seed; where it touches the line at 0, no difference was detected. Each interval stands alone."
 )
-
-
-def write_page(path: str | Path, record: Comparison | Ledger) -> None:
-    """Write the page of `page_html`, whole or not at all."""
-    write_whole(path, page_html(record))
 
 
 def page_html(record: Comparison | Ledger) -> str:
