@@ -23,7 +23,7 @@ def test_defaults_are_plain_multi_head_attention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "name", "size"),
+    ("fields", "name", "size"),
     [
         ({"head_dim": 5}, "value_dim", 5),
         ({"value_dim": 5}, "head_dim", 7),
@@ -33,8 +33,8 @@ def test_defaults_are_plain_multi_head_attention() -> None:
         ({"out_proj": False, "value_dim": 5}, "d_out", 15),
     ],
 )
-def test_a_size_follows_another(given: dict, name: str, size: int) -> None:
-    assert getattr(Spec(d_model=21, n_heads=3, **given), name) == size
+def test_a_size_follows_another(fields: dict, name: str, size: int) -> None:
+    assert getattr(Spec(d_model=21, n_heads=3, **fields), name) == size
 
 
 def wide() -> hw.AttentionSpec:
@@ -49,7 +49,7 @@ def test_derived_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "extra"),
+    ("fields", "extra"),
     [
         ({}, 0),
         ({"q_bias": True}, 6 * 7),
@@ -60,9 +60,9 @@ def test_derived_sizes() -> None:
         ({"q_bias": True, "kv_bias": True, "out_bias": True, "qk_norm": True, "sink": True}, 42 + 36 + 19 + 14 + 6),
     ],
 )
-def test_parameters_are_counted(given: dict, extra: int) -> None:
+def test_parameters_are_counted(fields: dict, extra: int) -> None:
     projections = 13 * 7 * 6 + 17 * 7 * 2 + 17 * 11 * 2 + 6 * 11 * 19
-    assert wide().replace(**given).n_parameters == projections + extra
+    assert wide().replace(**fields).n_parameters == projections + extra
 
 
 def test_parameters_without_output_projection() -> None:
@@ -141,10 +141,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
-def test_refused(given: dict, message: str) -> None:
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+def test_refused(fields: dict, message: str) -> None:
     with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        Spec(**{"d_model": 30, "n_heads": 6, **given})
+        Spec(**{"d_model": 30, "n_heads": 6, **fields})
 
 
 def test_a_width_that_heads_do_not_divide_is_fine_with_head_dim() -> None:
@@ -157,7 +157,7 @@ def test_fields_go_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         ({"theta": 0.0}, "rope theta=0.0 is not positive; 10000 is usual"),
         ({"theta": -1.0}, "rope theta=-1.0 is not positive; 10000 is usual"),
@@ -166,9 +166,9 @@ def test_fields_go_by_name() -> None:
         ({"dim": -2}, "rope dim=-2 must be even and positive: features turn in pairs"),
     ],
 )
-def test_rope_refuses(given: dict, message: str) -> None:
+def test_rope_refuses(fields: dict, message: str) -> None:
     with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        hw.RoPE(**given)
+        hw.RoPE(**fields)
 
 
 def test_rope_of_part_of_an_odd_head_is_fine() -> None:

@@ -36,12 +36,12 @@ def test_json_is_one_document_with_everything(invoke: Invoke) -> None:
     limits = ("--gpu-memory", "160GB", "--bandwidth", "2TB/s", "--batch", "3")
     outcome = invoke("cost", *TWO, *limits, "--json", "--variants", "--choose")
     assert (outcome.code, outcome.err) == (0, "")
-    found = json.loads(outcome.out)
-    assert found["cache"]["bytes_per_token"] == 327_680
-    assert found["setting"]["batch"] == 3 and found["setting"]["gpu_memory"] == 160 * 10**9
-    assert len(found["layers"]) == 80
-    assert [row["name"] for row in found["variants"] if row["present"]] == ["GQA-8"]
-    assert found["choice"]["n_kv_heads"] == 8
+    bill = json.loads(outcome.out)
+    assert bill["cache"]["bytes_per_token"] == 327_680
+    assert bill["setting"]["batch"] == 3 and bill["setting"]["gpu_memory"] == 160 * 10**9
+    assert len(bill["layers"]) == 80
+    assert [row["name"] for row in bill["variants"] if row["present"]] == ["GQA-8"]
+    assert bill["choice"]["n_kv_heads"] == 8
     alone = json.loads(invoke("cost", *TWO, "--json").out)
     assert alone["variants"] is None and alone["choice"] is None and alone["memory"] is None
 
@@ -106,7 +106,7 @@ def test_help_has_an_example(invoke: Invoke) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("nosuch",), ("no preset 'nosuch'", "there are bert-base")),
         (("lama-2-70b",), ("did you mean llama-2-70b",)),
@@ -135,8 +135,8 @@ def test_help_has_an_example(invoke: Invoke) -> None:
         (("bert-base", "--variants"), ("a bert encoder keeps none",)),
     ],
 )
-def test_bad_input_gets_one_line(invoke: Invoke, arguments: tuple[str, ...], said: tuple[str, ...]) -> None:
-    refused(invoke("cost", *arguments), *said)
+def test_bad_input_gets_one_line(invoke: Invoke, arguments: tuple[str, ...], message: tuple[str, ...]) -> None:
+    refused(invoke("cost", *arguments), *message)
 
 
 def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_defaults_are_those_of_the_config_class(family: Family) -> None:
 
 def test_a_size_left_out_is_the_default_of_the_class_and_said() -> None:
     config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16}
-    found = price(config)
+    bill = price(config)
     real = transformers.MistralForCausalLM(transformers.MistralConfig(**config))
-    assert found.parameters.total == sum(p.numel() for p in real.parameters())
-    assert "num_key_value_heads=8" in found.notes[0] and "vocab_size=32000" in found.notes[0]
+    assert bill.parameters.total == sum(p.numel() for p in real.parameters())
+    assert "num_key_value_heads=8" in bill.notes[0] and "vocab_size=32000" in bill.notes[0]
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "gemma3_text", "qwen2", "qwen3"])
@@ -81,11 +81,11 @@ def test_the_vision_tower_of_gemma_3() -> None:
     }
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     model = transformers.Gemma3ForConditionalGeneration(config)
-    found = price(json.loads(config.to_json_string()))
-    assert found.parameters.total == sum(p.numel() for p in model.parameters())
+    bill = price(json.loads(config.to_json_string()))
+    assert bill.parameters.total == sum(p.numel() for p in model.parameters())
     tower = sum(p.numel() for name, p in model.named_parameters() if "vision" in name or "projector" in name)
-    assert found.parameters.parts["vision"] == tower
-    assert found.prefill == price(config.text_config.to_dict() | {"architectures": None}).prefill
+    assert bill.parameters.parts["vision"] == tower
+    assert bill.prefill == price(config.text_config.to_dict() | {"architectures": None}).prefill
 
 
 OLD_FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -153,16 +153,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: str(value)[:60])
-def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwiseError, match=said):
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[:60])
+def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
         price(CONFIG | changes)
-    with pytest.raises(HeadwiseError, match=said):
+    with pytest.raises(HeadwiseError, match=message):
         cache_bytes_per_token(CONFIG | changes, "fp32")
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"model_type": "bert", **BERT, "is_decoder": True}, "is_decoder=true is not priced for bert"),
         ({"model_type": "bert", **BERT, "position_embedding_type": "relative_key"}, "position_embedding_type="),
@@ -186,8 +186,8 @@ def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], said:
         ({"model_type": "headwise", "headwise": [1]}, "section `headwise` is missing or no table"),
     ],
 )
-def test_refusals_of_other_families(config: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwiseError, match=said):
+def test_refusals_of_other_families(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
         price(config)
 
 
@@ -200,7 +200,7 @@ def test_a_patch_larger_than_its_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is empty"),
         ("{", "not a JSON document"),
@@ -210,11 +210,11 @@ def test_a_patch_larger_than_its_image() -> None:
         ('{"model_type": "llama"}', "hidden_size is missing"),
     ],
 )
-def test_files_that_are_no_config(text: str, said: str, tmp_path: Path) -> None:
+def test_files_that_are_no_config(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     for place in (path, tmp_path, str(path)):
-        with pytest.raises(HeadwiseError, match=said) as refused:
+        with pytest.raises(HeadwiseError, match=message) as refused:
             price(place)
         assert str(refused.value).count(str(path)) == 1
 
@@ -225,9 +225,9 @@ def test_folders_and_files_are_read(tmp_path: Path) -> None:
     with pytest.raises(HeadwiseError, match=r"holds no config\.json"):
         price(folder)
     (folder / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "float16"}))
-    found = price(folder)
-    assert found.model == "small" and found.setting.dtype == "fp16"
-    assert price(folder / "config.json") == found
+    bill = price(folder)
+    assert bill.model == "small" and bill.setting.dtype == "fp16"
+    assert price(folder / "config.json") == bill
     with pytest.raises(HeadwiseError, match=r"nowhere\.json does not exist"):
         price(tmp_path / "nowhere.json")
 
@@ -249,11 +249,11 @@ def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: 
     field = data.draw(st.sampled_from(known))
     config = {"model_type": kind, **fields, field: value}
     try:
-        found = price(config, context=11, batch=3, dtype="fp32")
+        bill = price(config, context=11, batch=3, dtype="fp32")
     except HeadwiseError as error:
         assert len(str(error)) < 500
     else:
-        assert 0 < found.parameters.active <= 2 * found.parameters.total
+        assert 0 < bill.parameters.active <= 2 * bill.parameters.total
 
 
 def test_a_new_family_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:

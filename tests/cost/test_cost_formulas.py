@@ -23,28 +23,28 @@ ATTENTION = Attention(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim
 
 def test_llama_2_70b_by_hand() -> None:
     """The arithmetic of one model, written out."""
-    found = price("llama-2-70b", context=4096, dtype="bf16", batch=3, bandwidth="2TB/s")
+    bill = price("llama-2-70b", context=4096, dtype="bf16", batch=3, bandwidth="2TB/s")
     d, f, layers, vocabulary = 8192, 28_672, 80, 32_000
     attention = d * 128 * 64 * 2 + d * 128 * 8 * 2
-    assert found.layers[0].attention.parameters == attention
-    assert found.layers[0].attention.query_head_parameters == d * 128 * 2
-    assert found.layers[0].attention.kv_head_parameters == d * 128 * 2
+    assert bill.layers[0].attention.parameters == attention
+    assert bill.layers[0].attention.query_head_parameters == d * 128 * 2
+    assert bill.layers[0].attention.kv_head_parameters == d * 128 * 2
     weights = layers * (attention + 3 * d * f)
-    assert found.parameters.total == weights + 2 * vocabulary * d + layers * 2 * d + d
-    assert found.cache.bytes_per_token == layers * 8 * 128 * 2 * 2 == 327_680
-    assert found.cache.total_bytes == 3 * 4096 * 327_680
+    assert bill.parameters.total == weights + 2 * vocabulary * d + layers * 2 * d + d
+    assert bill.cache.bytes_per_token == layers * 8 * 128 * 2 * 2 == 327_680
+    assert bill.cache.total_bytes == 3 * 4096 * 327_680
     pairs = 4096 * 4097 // 2  # a causal query sees (T + 1) / 2 keys on average
-    assert found.prefill.layer_flops == 3 * 2 * weights * 4096
-    assert found.prefill.attention_flops == 3 * layers * 2 * 64 * 256 * pairs
-    assert found.prefill.outside_flops == 3 * 2 * vocabulary * d
-    assert found.decode is not None
-    assert found.decode.flops == 3 * (2 * weights + 2 * vocabulary * d + layers * 2 * 64 * 256 * 4096)
+    assert bill.prefill.layer_flops == 3 * 2 * weights * 4096
+    assert bill.prefill.attention_flops == 3 * layers * 2 * 64 * 256 * pairs
+    assert bill.prefill.outside_flops == 3 * 2 * vocabulary * d
+    assert bill.decode is not None
+    assert bill.decode.flops == 3 * (2 * weights + 2 * vocabulary * d + layers * 2 * 64 * 256 * 4096)
     read = 2 * (weights + vocabulary * d + layers * 2 * d + d + 3 * d)
-    assert found.decode.weight_bytes == read
-    moved = read + found.cache.total_bytes
-    assert found.decode.bytes_per_token == moved / 3
-    assert found.decode.flops_per_byte == found.decode.flops / moved
-    assert found.decode.tokens_per_second == 3 * 2e12 / moved
+    assert bill.decode.weight_bytes == read
+    moved = read + bill.cache.total_bytes
+    assert bill.decode.bytes_per_token == moved / 3
+    assert bill.decode.flops_per_byte == bill.decode.flops / moved
+    assert bill.decode.tokens_per_second == 3 * 2e12 / moved
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -54,12 +54,12 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
     config = GPTConfig(vocab_size=101, **PRESETS[preset].shape | changes)
     with torch.device("meta"):
         model = GPT(config)
-    found = price(hf_config(config, 0))
+    bill = price(hf_config(config, 0))
     spec = config.attention
-    assert found.parameters.total == model.n_parameters
-    assert found.parameters.parts["attention"] == config.n_layers * spec.n_parameters
-    assert found.cache.bytes_per_token == config.n_layers * spec.cache_values_per_token * 4
-    assert found.setting.context == config.context
+    assert bill.parameters.total == model.n_parameters
+    assert bill.parameters.parts["attention"] == config.n_layers * spec.n_parameters
+    assert bill.cache.bytes_per_token == config.n_layers * spec.cache_values_per_token * 4
+    assert bill.setting.context == config.context
 
 
 @given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
@@ -88,11 +88,11 @@ def test_the_longest_context_is_the_last_that_fits(windows: list[int | None], va
 
 
 def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
-    found = price("gemma-3-27b", dtype="bf16", cache_dtype="fp8", context=9001, batch=5, gpu_memory="80GB")
-    assert found.memory is not None and found.memory.longest_context is not None
-    longest, most = found.memory.longest_context, found.memory.largest_batch
-    free = 80 * 10**9 - found.weight_bytes
-    assert found.memory.free_bytes == free
+    bill = price("gemma-3-27b", dtype="bf16", cache_dtype="fp8", context=9001, batch=5, gpu_memory="80GB")
+    assert bill.memory is not None and bill.memory.longest_context is not None
+    longest, most = bill.memory.longest_context, bill.memory.largest_batch
+    free = 80 * 10**9 - bill.weight_bytes
+    assert bill.memory.free_bytes == free
 
     def cache(context: int, batch: int) -> int:
         return price("gemma-3-27b", dtype="bf16", cache_dtype="fp8", context=context, batch=batch).cache.total_bytes
@@ -102,10 +102,10 @@ def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
 
 
 def test_a_window_on_every_layer_sets_no_limit() -> None:
-    found = price("mistral-7b", gpu_memory="24GiB")
-    assert found.memory is not None
-    assert found.memory.longest_context is None
-    small = price("mistral-7b", gpu_memory=found.weight_bytes + 4095 * 131_072)
+    bill = price("mistral-7b", gpu_memory="24GiB")
+    assert bill.memory is not None
+    assert bill.memory.longest_context is None
+    small = price("mistral-7b", gpu_memory=bill.weight_bytes + 4095 * 131_072)
     assert small.memory is not None
     assert small.memory.longest_context == 4095
 
@@ -129,9 +129,9 @@ def test_a_latent_cache_is_read_as_it_is() -> None:
 
 def test_source_and_text_are_kept_apart() -> None:
     config = {"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 5}
-    found = price(config, context=11, source=13, batch=3, dtype="fp16")
+    bill = price(config, context=11, source=13, batch=3, dtype="fp16")
     per_token = 2 * 5 * (7 + 7) * 2
-    cache = asdict(found.cache)
+    cache = asdict(bill.cache)
     assert cache["bytes_per_token"] == cache["bytes_per_source_token"] == per_token
     assert (cache["text_bytes"], cache["source_bytes"]) == (3 * 11 * per_token, 3 * 13 * per_token)
     assert cache["total_bytes"] == 3 * 24 * per_token
@@ -147,11 +147,13 @@ def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
         "num_heads": 5,
         "vocab_size": 11,
     }
-    found = price(config, batch=3, dtype="fp32")
-    own, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
-    read = 2 * (own + cross + forward + 3 * 31) + 32 * 5 + 31 + 11 * 31  # one bias by distance, a norm, the tied head
-    assert found.decode is not None
-    assert found.decode.weight_bytes == 4 * (read + 3 * 31)  # and a row of the embedding for each text
+    bill = price(config, batch=3, dtype="fp32")
+    self_attention, cross, forward = 4 * 31 * 35, 2 * 31 * 35, 2 * 31 * 37
+    read = (
+        2 * (self_attention + cross + forward + 3 * 31) + 32 * 5 + 31 + 11 * 31
+    )  # one bias by distance, a norm, the tied head
+    assert bill.decode is not None
+    assert bill.decode.weight_bytes == 4 * (read + 3 * 31)  # and a row of the embedding for each text
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ def test_the_cache_holds_what_the_price_says(case: str) -> None:
 def test_a_step_costs_what_torch_counts(case: str) -> None:
     """One token more: a window is full within the step, and a latent is expanded, as transformers does it."""
     model, config = build(case)
-    given = inputs(config, TOKENS - 1)
-    first = run(model, **given, use_cache=True)[0]
+    tokens = inputs(config, TOKENS - 1)
+    first = run(model, **tokens, use_cache=True)[0]
     step: dict[str, Any] = {"past_key_values": first.past_key_values, "use_cache": True}
     ids = torch.full((BATCH, 1), 7)
-    if "decoder_input_ids" in given:
+    if "decoder_input_ids" in tokens:
         step |= {"decoder_input_ids": ids, "encoder_outputs": (first.encoder_last_hidden_state,)}
     else:
         step["input_ids"] = ids

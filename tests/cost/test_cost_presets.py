@@ -62,9 +62,9 @@ CLASSES = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_has_the_published_size(name: str) -> None:
-    found = price(name, dtype="bf16")
-    assert found.parameters.total == TOTALS[name]
-    assert found.cache.bytes_per_token == CACHE[name]
+    bill = price(name, dtype="bf16")
+    assert bill.parameters.total == TOTALS[name]
+    assert bill.cache.bytes_per_token == CACHE[name]
 
 
 @pytest.mark.parametrize("name", {config["model_type"]: name for name, config in PRESETS.items()}.values())
@@ -87,9 +87,9 @@ def test_active_parameters_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "offered"),
+    ("misspelt", "offered"),
     [("llama-3-80b", "llama-3-8b"), ("GPT2", "gpt2"), ("deepseek", "deepseek-v3"), ("zzz", "there are bert-base")],
 )
-def test_an_unknown_preset_offers_the_nearest(given: str, offered: str) -> None:
-    with pytest.raises(HeadwiseError, match=f"no preset '{given}'.*{offered}"):
-        price(given)
+def test_an_unknown_preset_offers_the_nearest(misspelt: str, offered: str) -> None:
+    with pytest.raises(HeadwiseError, match=f"no preset '{misspelt}'.*{offered}"):
+        price(misspelt)

@@ -26,22 +26,22 @@ def test_each_variant_is_the_price_of_that_config() -> None:
     assert [row.n_kv_heads for row in rows] == [32, 16, 8, 4, 2, 1]
     assert [row.name for row in rows if row.present] == ["GQA-8"]
     for row in rows:
-        found = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
-        assert found.decode is not None and found.memory is not None
-        assert row.parameters == found.parameters.total
-        assert row.weight_bytes == found.weight_bytes
-        assert row.cache_bytes_per_token == found.cache.bytes_per_token
-        assert row.cache_bytes == found.cache.total_bytes
-        assert row.longest_context == found.memory.longest_context
-        assert row.bytes_per_token == found.decode.bytes_per_token
-        assert row.tokens_per_second == found.decode.tokens_per_second
-        assert row.fits == (found.cache.total_bytes <= found.memory.free_bytes)
+        bill = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
+        assert bill.decode is not None and bill.memory is not None
+        assert row.parameters == bill.parameters.total
+        assert row.weight_bytes == bill.weight_bytes
+        assert row.cache_bytes_per_token == bill.cache.bytes_per_token
+        assert row.cache_bytes == bill.cache.total_bytes
+        assert row.longest_context == bill.memory.longest_context
+        assert row.bytes_per_token == bill.decode.bytes_per_token
+        assert row.tokens_per_second == bill.decode.tokens_per_second
+        assert row.fits == (bill.cache.total_bytes <= bill.memory.free_bytes)
 
 
 def test_attention_costs_the_same_flops_in_every_variant() -> None:
     prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
-    assert len({found.attention_flops for found in prices}) == 1
-    assert len({found.layer_flops for found in prices}) == 3
+    assert len({bill.attention_flops for bill in prices}) == 1
+    assert len({bill.layer_flops for bill in prices}) == 3
 
 
 def test_a_variant_whose_weights_exceed_the_memory_holds_no_token() -> None:
@@ -116,8 +116,8 @@ def test_memory_forces_fewer_key_value_heads_and_says_so() -> None:
     tight = chosen("18GB", 20_000)
     assert tight.n_kv_heads == 4 and tight.fits
     assert "memory forces 4" in tight.rules[2].arithmetic
-    one = chosen("18GB", 100_000)
-    assert one.n_kv_heads == 1 and one.fits
+    single = chosen("18GB", 100_000)
+    assert single.n_kv_heads == 1 and single.fits
     none = chosen("18GB", 1_000_000)
     assert none.n_kv_heads == 1 and none.fits is False
     assert "not even 1 fits" in none.rules[2].arithmetic

@@ -28,14 +28,9 @@ def masked_lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
 
     Untied, the decoder's own bias is a second one beside the head's.
     """
-    parameters = width * width + width + 2 * width + vocabulary
-    return Piece(
-        name="masked language model head",
-        part="head",
-        parameters=parameters if tied else parameters + width * vocabulary + vocabulary,
-        weights=width * width + width * vocabulary,
-        borrowed=width * vocabulary if tied else 0,
-    )
+    name, square, rows = "masked language model head", width * width, width * vocabulary
+    parameters = square + width + 2 * width + vocabulary + (not tied) * (rows + vocabulary)
+    return Piece(name=name, part="head", parameters=parameters, weights=square + rows, borrowed=tied * rows)
 
 
 def once(name: str, d_in: int, d_out: int) -> Piece:
@@ -54,26 +49,23 @@ def patches(f: Fields) -> tuple[Piece, int]:
     return stem, count
 
 
-def _text_encoder(f: Fields, positions: int, pooled: str) -> ModelShape:
-    """BERT and RoBERTa. The pooler is there where the head is one of `pooled`, in words separated by spaces."""
+def _text_encoder(f: Fields, pooled: tuple[str, ...], positions: int | None = None) -> ModelShape:
+    """BERT and RoBERTa. The pooler is there where the head is one of `pooled`."""
     d, vocabulary, kind = f.size("hidden_size"), f.size("vocab_size"), f.head()
+    rows = f.size("max_position_embeddings")
     pieces = [
         table("token embedding", vocabulary, d),
-        table("position embedding", f.size("max_position_embeddings"), d),
+        table("position embedding", rows, d),
         table("segment embedding", f.size("type_vocab_size"), d),
         norm("embedding norm", 2 * d),
     ]
-    if kind in pooled.split():
+    if kind in pooled:
         pieces.append(once("pooler", d, d))
     if kind in ("masked", "pretraining"):
         pieces.append(masked_lm_head(d, vocabulary, f.flag("tie_word_embeddings")))
     if kind == "pretraining":
         pieces.append(once("next sentence", d, 2))
-    return ModelShape(d_model=d, layers=_layers(f), pieces=tuple(pieces), positions=positions, generates=False)
-
-
-def bert(f: Fields) -> ModelShape:
-    return _text_encoder(f, f.size("max_position_embeddings"), "base pretraining")
+    return ModelShape(d_model=d, layers=_layers(f), pieces=tuple(pieces), positions=positions or rows, generates=False)
 
 
 def roberta(f: Fields) -> ModelShape:
@@ -82,7 +74,7 @@ def roberta(f: Fields) -> ModelShape:
     rows = f.size("max_position_embeddings")
     if rows <= lost:
         raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {lost}, pad_token_id + 1, rest")
-    return _text_encoder(f, rows - lost, "base")
+    return _text_encoder(f, ("base",), rows - lost)
 
 
 def vit(f: Fields) -> ModelShape:
@@ -130,4 +122,5 @@ def gemma3(f: Fields) -> ModelShape:
     return replace(shape, layers=layers, pieces=shape.pieces + tower, notes=(*shape.notes, *eyes.notes(), note))
 
 
-ENCODERS = (family("gemma3", gemma3), family("bert", bert), family("roberta", roberta), family("vit", vit))
+BERT = family("bert", _text_encoder, pooled=("base", "pretraining"))
+ENCODERS = (family("gemma3", gemma3), BERT, family("roberta", roberta), family("vit", vit))

@@ -214,9 +214,8 @@ def make_setting(
 ) -> Setting:
     """The setting with its defaults filled in: the model's own length and number format, and no limits."""
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    for name, value in (("context", context), ("batch", batch), ("source", source)):
+    for name, value, unit in (("context", context, "tokens"), ("batch", batch, "texts"), ("source", source, "tokens")):
         if value is not None and not 1 <= value <= MOST:
-            unit = "texts" if name == "batch" else "tokens"
             raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {unit}")
     for name, setting in (("bandwidth", bandwidth), ("cache-dtype", cache_dtype)):
         if setting is not None and not shape.generates:

@@ -275,14 +275,10 @@ class ModelShape:
 
     def with_heads(self, **heads: Any) -> ModelShape:
         """The same model with other n_kv_heads, n_heads, head_dim or value_dim in all of the main stack; no latents."""
-
-        def changed(attention: Attention) -> Attention:
-            return replace(attention, latent=None, **heads)
-
-        layers = tuple(
-            replace(layer, attention=changed(layer.attention), cross=changed(layer.cross) if layer.cross else None)
-            if layer.stack == MAIN
-            else layer
-            for layer in self.layers
-        )
-        return replace(self, layers=layers)
+        layers = []
+        for layer in self.layers:
+            if layer.stack == MAIN:
+                cross = replace(layer.cross, latent=None, **heads) if layer.cross else None
+                layer = replace(layer, attention=replace(layer.attention, latent=None, **heads), cross=cross)
+            layers.append(layer)
+        return replace(self, layers=tuple(layers))
