@@ -58,12 +58,8 @@ class Fields:
         self.family = family
         self.config = config
         self.taken: dict[str, int] = {}  # sizes that the file leaves out, as they were filled in
-        self._refuse_unknown()
-
-    def _refuse_unknown(self) -> None:
-        family = self.family
         known = {*family.required, *family.defaults, *family.aliases, *family.derived, *HARMLESS}
-        for name, value in self.config.items():
+        for name, value in config.items():
             if name in family.fixed:
                 if value != family.fixed[name] and value not in (None, False, [], {}):
                     wanted = f"{name}={_short(family.fixed[name])}"

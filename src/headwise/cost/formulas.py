@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, Layer, ModelShape
+from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, ModelShape
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,19 @@ def pair_flops(attention: Attention, pairs: int) -> int:
     return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs
 
 
-def linear_flops(layer: Layer, tokens: int, source: int) -> int:
-    """The matrices of one layer over a text, cross keys and values over the source."""
-    attention, cross = layer.attention, layer.cross
-    weights = attention.qo_weights + attention.kv_weights + layer.feed_forward.active_weights
-    across = cross.qo_weights * tokens + cross.kv_weights * source if cross else 0
-    return 2 * (weights * tokens + across)
-
-
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
     """One forward pass over each text: FLOPs in the layers' matrices, in attention, and outside the layers."""
     linear = attention = dense = 0
     for layer in shape.layers:
         if layer.stack == VISION:
             continue
-        length = tokens if layer.stack == MAIN else source
-        across = pair_flops(layer.cross, length * source) if layer.cross else 0
-        linear += linear_flops(layer, length, source)
-        attention += pair_flops(layer.attention, score_pairs(layer.attention, length)) + across
-        dense += pair_flops(layer.attention, length * length) + across
+        heads, length, across = layer.attention, tokens if layer.stack == MAIN else source, 0
+        linear += 2 * length * (heads.qo_weights + heads.kv_weights + layer.feed_forward.active_weights)
+        if layer.cross:  # its keys and values are made once, of the source
+            linear += 2 * (layer.cross.qo_weights * length + layer.cross.kv_weights * source)
+            across = pair_flops(layer.cross, length * source)
+        attention += pair_flops(heads, score_pairs(heads, length)) + across
+        dense += pair_flops(heads, length * length) + across
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone

@@ -119,8 +119,7 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         fact = f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}"
         remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
         raise HeadwiseError(f"{fact}: {remedy}")
-    mask = spec.mask
-    low, high = (None if mask is None else mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
+    low, high = (spec.mask and spec.mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
     causal = high == 0
     same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "value_dim", "q_bias", "out_bias", "qk_norm", "sink")
     attention = Attention(
