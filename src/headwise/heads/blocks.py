@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -40,16 +40,12 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, document: Document, T: int, S: int, device: torch.device) -> Layout:
-        def places(real: Tensor | None, length: int) -> Tensor:
-            at = torch.arange(length, device=device)
-            return at if real is None else at[real.to(device)]
-
-        rows, keys = places(document.real_rows, T), places(document.real_keys, S)
-        n_rows, n_keys = min(THUMBNAIL, len(rows)), min(THUMBNAIL, len(keys))
+        row_block, n_rows = _blocks(document.real_rows, T, device)
+        key_block, n_keys = _blocks(document.real_keys, S, device)
         first = document.first
         if first == -1:
-            first = int(keys[0]) if n_keys else 0
-        return cls(_blocks(rows, n_rows, T), _blocks(keys, n_keys, S), n_rows, n_keys, first)
+            first = int((key_block == 0).int().argmax())
+        return cls(row_block, key_block, n_rows, n_keys, first)
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Means over blocks of queries x keys, and the share of the first key in the first column."""
@@ -92,24 +88,19 @@ class Pass:
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
         self.marks = {name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()}
-        self.formulas = formulas(self._known(), offsets, self.marks)
+        known = {
+            POSITIONS: document.start is not None,
+            IDS: document.q_ids is not None and document.k_ids is not None,
+            W_O: w_o is not None,
+            TOP: top,
+        }
+        self.formulas = formulas([name for name, there in known.items() if there], offsets, self.marks)
         self.j = torch.arange(self.S, device=self.device, dtype=self.dtype)
         self.real = torch.zeros(self.T, dtype=torch.bool, device=self.device)
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         self.rows = {name: zeros(self.H, self.T) for name in self.formulas}
         self.argmax = torch.zeros(self.H, self.T, dtype=torch.long, device=self.device)
         self.sums = zeros(self.H, layout.n_rows, self.S)
-
-    def _known(self) -> set[str]:
-        """What the statistics may need, and is known here."""
-        document = self.document
-        present = {
-            POSITIONS: document.start is not None,
-            IDS: document.q_ids is not None and document.k_ids is not None,
-            W_O: self.w_o is not None,
-            TOP: self.top,
-        }
-        return {name for name, there in present.items() if there}
 
     @cached_property
     def added(self) -> Tensor:
@@ -121,16 +112,11 @@ class Pass:
 
     def run(self, inference: bool) -> None:
         """All blocks. A thread begins with torch's default modes, so those that matter are set here."""
+        heads = _whole_groups(max(1, min(self.H, BLOCK // max(1, self.S * ROWS))), self.index)
+        rows = max(ROWS, BLOCK // max(1, self.S * heads))
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            for rows in self._row_blocks():
-                self._block(rows)
-
-    def _row_blocks(self) -> Iterator[slice]:
-        heads = max(1, min(self.H, BLOCK // max(1, self.S * ROWS)))
-        self.heads = _whole_groups(heads, self.index)
-        rows = max(ROWS, BLOCK // max(1, self.S * self.heads))
-        for start in range(0, self.T, rows):
-            yield slice(start, min(start + rows, self.T))
+            for start in range(0, self.T, rows):
+                self._block(slice(start, min(start + rows, self.T)), heads)
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
@@ -143,20 +129,30 @@ class Pass:
     def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
         """The keys that a block of queries may see, and over them what is allowed and what is added, (H|1, t, s)."""
         keys = self._keys(rows)
-        allowed, bias = resolve(self.masks, self._grid(rows, keys), torch.where, lambda x: x.to(self.dtype))
-        allowed = None if allowed is None else _four(allowed)[0]
-        return keys, allowed, None if bias is None else _four(bias)[0].to(self.dtype)
+        grid = BroadcastGrid(
+            (self.call.q.shape[0], self.H, self.T, self.S),
+            array=lambda values: as_tensor(values, self.device),
+            arange=lambda n: torch.arange(n, device=self.device),
+            keys=keys,
+            queries=rows,
+            documents=slice(self.b, self.b + 1),
+        )
+        allowed, bias = (
+            x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
+            for x in resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
+        )
+        return keys, allowed, None if bias is None else bias.to(self.dtype)
 
-    def _block(self, rows: slice) -> None:
-        """All heads of a block of queries."""
+    def _block(self, rows: slice, n_heads: int) -> None:
+        """All heads of a block of queries, n at a time."""
         wanted = self.document.real_rows
         real = None if wanted is None else wanted[rows].to(self.device)
         if real is not None and not real.any():
             return
         keys, allowed, bias = self._mask(rows)
         copies = self._copies(rows, keys)
-        for start in range(0, self.H, self.heads):
-            heads = slice(start, min(start + self.heads, self.H))
+        for start in range(0, self.H, n_heads):
+            heads = slice(start, min(start + n_heads, self.H))
             scores = self._scores(heads, rows, keys, _of(bias, heads), _of(allowed, heads))
             block = Block(self, scores, heads, rows, keys, real, copies)
             self.real[rows] |= block.seen.any(0)
@@ -176,16 +172,6 @@ class Pass:
             if last is not None:
                 high = min(high, rows.stop + last)
         return slice(low, high) if low < high else slice(0, 1)
-
-    def _grid(self, rows: slice, keys: slice) -> BroadcastGrid:
-        return BroadcastGrid(
-            (self.call.q.shape[0], self.H, self.T, self.S),
-            array=lambda values: as_tensor(values, self.device),
-            arange=lambda n: torch.arange(n, device=self.device),
-            keys=keys,
-            queries=rows,
-            documents=slice(self.b, self.b + 1),
-        )
 
     def _scores(self, heads: slice, rows: slice, keys: slice, bias: Tensor | None, allowed: Tensor | None) -> Tensor:
         """What the softmax reads, (h,t,s) for a block; FORBIDDEN where a query may not look."""
@@ -208,11 +194,11 @@ class Pass:
             scores = scores.add_(bias)
         return scores if allowed is None else scores.masked_fill_(~allowed, FORBIDDEN)
 
-    def _copies(self, rows: slice, keys: slice) -> tuple[Tensor, Tensor] | None:
-        """For a block, 1 at earlier keys with the query's token, and 1 at the keys right after those."""
+    def _copies(self, rows: slice, keys: slice) -> tuple[Tensor, ...]:
+        """For a block, 1 at earlier keys with the query's token, and 1 at the keys right after those; where known."""
         document = self.document
         if document.k_ids is None or document.q_ids is None or document.start is None:
-            return None
+            return ()
         k_ids, q_ids = document.k_ids.to(self.device), document.q_ids.to(self.device)
         at = torch.arange(rows.start, rows.stop, device=self.device)[:, None] + document.start
         j = torch.arange(keys.start, keys.stop, device=self.device)
@@ -244,10 +230,11 @@ class Block:
         rows: slice,
         keys: slice,
         real: Tensor | None,
-        copies: tuple[Tensor, Tensor] | None,
+        copies: tuple[Tensor, ...],
     ) -> None:
         """`scores` (h,t,s) are overwritten; `real` (t,) is False for padding."""
-        self._work, self._heads, self._rows, self._keys, self._copies = work, heads, rows, keys, copies
+        self._work, self._heads, self._rows, self._keys = work, heads, rows, keys
+        self.copies: tuple[Tensor, ...] = copies  # as `_copies` gives them
         top = scores.amax(-1)
         self.seen: Tensor = top > FORBIDDEN / 2  # (h,t) may the query attend anything?
         if real is not None:
@@ -265,13 +252,9 @@ class Block:
             with_sink = total * lowered + (sink - highest).exp()
             share, self.log_sum = lowered / with_sink, with_sink.log() + highest - top
         self.share = torch.where(self.seen, share, 0)
+        self.largest: Tensor = self.share  # (h,t) the largest weight of each row: there e is 1
         self.mass: Tensor = total * self.share  # (h,t) of all keys together
         self.j = work.j[keys] - keys.start  # (s,) keys as numbers; small ones keep their digits
-
-    @property
-    def largest(self) -> Tensor:
-        """The largest weight of each row, (h,t): there e is 1."""
-        return self.share
 
     @cached_property
     def argmax(self) -> Tensor:
@@ -291,11 +274,7 @@ class Block:
 
     def mean(self, x: Tensor) -> Tensor:
         """Mean of x, weighted with p."""
-        return self._sum(x) * self._mean_share
-
-    @cached_property
-    def _mean_share(self) -> Tensor:
-        return torch.where(self.mass > 0, self.share / self.mass, 0)
+        return self._sum(x) * torch.where(self.mass > 0, self.share / self.mass, 0)
 
     def _sum(self, x: Tensor) -> Tensor:
         if x.ndim == 1:
@@ -341,12 +320,6 @@ class Block:
         first: Tensor = self.e[..., key - self._keys.start] * self.share
         return first
 
-    @property
-    def copies(self) -> tuple[Tensor, Tensor]:
-        """(t,s) each: 1 at earlier keys with the query's token; and 1 at the keys right after those."""
-        assert self._copies is not None
-        return self._copies
-
     def marked(self, name: str) -> Tensor:
         """(s,) 1 at the keys of a marked set."""
         return self._work.marks[name][self._keys]
@@ -380,22 +353,21 @@ def split_heads(call: Call, count: int) -> list[tuple[slice, Call]]:
     return parts
 
 
-def _blocks(places: Tensor, count: int, length: int) -> Tensor:
-    """For each of `length` positions the number of its block among `count` even blocks of `places`; -1 elsewhere."""
-    result = torch.full((length,), -1, device=places.device)
+def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Tensor, int]:
+    """For each of `length` positions the number of its even block, -1 for what is not real; and the count of blocks."""
+    places = torch.arange(length, device=device)
+    places = places if real is None else places[real.to(device)]
+    count = min(THUMBNAIL, len(places))
+    result = torch.full((length,), -1, device=device)
     if count:
-        result[places] = torch.arange(len(places), device=places.device) * count // len(places)
-    return result
+        result[places] = torch.arange(len(places), device=device) * count // len(places)
+    return result, count
 
 
 def _whole_groups(heads: int, index: Sequence[int]) -> int:
     """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
     size = next((n for n, g in enumerate(index) if g != index[0]), len(index))
     return heads // size * size if heads >= size else heads
-
-
-def _four(x: Tensor) -> Tensor:
-    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
 
 
 def _of(x: Tensor | None, heads: slice) -> Tensor | None:

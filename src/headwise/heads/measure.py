@@ -105,15 +105,15 @@ def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice
         yield from map(whole.weights, _runs(rows))
 
 
-def _runs(rows: Sequence[int], longest: int = blocks.ROWS) -> Iterator[slice]:
+def _runs(rows: Sequence[int]) -> list[slice]:
     """Rows as slices, neighbours together."""
-    start = previous = None
-    for row in [*rows, None]:
-        if start is not None and previous is not None and (row != previous + 1 or row - start >= longest):
-            yield slice(start, previous + 1)
-            start = None
-        start = row if start is None else start
-        previous = row
+    runs: list[slice] = []
+    for row in rows:
+        if runs and row == runs[-1].stop and row - runs[-1].start < blocks.ROWS:
+            runs[-1] = slice(runs[-1].start, row + 1)
+        else:
+            runs.append(slice(row, row + 1))
+    return runs
 
 
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:

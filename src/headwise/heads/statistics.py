@@ -11,7 +11,6 @@ less than 1 where a sink, which is no key, takes its share. No torch is needed h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from headwise.errors import MissingError, unknown
@@ -130,16 +129,9 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     table = all_statistics()
     measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
     if POSITIONS in known:
-        measured |= {f"offset_{k}": partial(_back, k) for k in offsets if k > 1}
-    return measured | {name: partial(_marked, name) for name in marks if name not in table}
-
-
-def _back(k: int, b: Block) -> Tensor:
-    return b.back(k)
-
-
-def _marked(name: str, b: Block) -> Tensor:
-    return b.total(b.marked(name))
+        measured |= {f"offset_{k}": lambda b, k=k: b.back(k) for k in offsets if k > 1}
+    measured |= {name: lambda b, name=name: b.total(b.marked(name)) for name in marks if name not in table}
+    return measured
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
