@@ -324,6 +324,10 @@ class Block:
         """(s,) 1 at the keys of a marked set."""
         return self._work.marks[name][self._keys]
 
+    def on(self, name: str) -> Tensor:
+        """(h,t) the weight of a marked set."""
+        return self.total(self.marked(name))
+
     @property
     def added(self) -> Tensor:
         """(h,t) length of what the head adds to the residual stream."""

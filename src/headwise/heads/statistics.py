@@ -11,6 +11,7 @@ less than 1 where a sink, which is no key, takes its share. No torch is needed h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from headwise.errors import MissingError, unknown
@@ -97,12 +98,10 @@ class Statistics(Generic[V]):
     )
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out",
-        lambda b: b.total(b.marked("delimiter")),
+        lambda b: b.on("delimiter"),
         ("delimiter",),
     )
-    rare = Statistic(
-        "mass on the rarest tenth of the document's tokens", lambda b: b.total(b.marked("rare")), ("rare",)
-    )
+    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
         lambda b: b.marked("rare")[b.argmax].where(b.mass > 0, 0),
@@ -129,9 +128,8 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     table = all_statistics()
     measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
     if POSITIONS in known:
-        measured |= {f"offset_{k}": lambda b, k=k: b.back(k) for k in offsets if k > 1}
-    measured |= {name: lambda b, name=name: b.total(b.marked(name)) for name in marks if name not in table}
-    return measured
+        measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
+    return measured | {name: methodcaller("on", name) for name in marks if name not in table}
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
