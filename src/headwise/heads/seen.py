@@ -51,7 +51,7 @@ class _SeenSite:
         self.growing: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.n_rows = 0
-        self._out_sum: NDArray[np.float64] | float = 0.0  # (H,E)
+        self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
         if not self.growing:
@@ -61,9 +61,9 @@ class _SeenSite:
             rows.add(as_numpy(measured.rows[name]))
         self._means = {}
         self.n_rows += len(measured.places)
-        self._out_sum = self._out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
-        self.received = as_numpy(measured.received)  # (H,S)
-        self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b)
+        self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
+        self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
+        self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
@@ -79,10 +79,6 @@ class _SeenSite:
             rows = self.rows(name)
             self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
         return self._means[name]
-
-    def mean_out(self) -> Array:
-        """Mean of the heads' outputs over all rows, (H,E)."""
-        return np.asarray(self._out_sum / max(1, self.n_rows), np.float32)
 
 
 class Rows(Statistics[Array]):
@@ -121,20 +117,17 @@ class SeenHead(Statistics[float]):
     @property
     def received(self) -> Array:
         """What each key received from all queries together, (S,); of the last call's last document."""
-        received: Array = self._site.received[self._head]
-        return received
+        return self._site.received[self._head]
 
     @property
     def thumbnail(self) -> Array:
         """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
-        thumbnail: Array = self._site.thumbnail[self._head]
-        return thumbnail
+        return self._site.thumbnail[self._head]
 
     @property
     def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
-        mean: Array = self._site.mean_out()[self._head]
-        return mean
+        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)
 
     @property
     def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:

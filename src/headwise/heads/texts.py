@@ -78,7 +78,7 @@ def read_texts(
     if texts is None:
         return held_out(folder, run or folder.path, documents)
     ids = [[int(i) for i in source] for source in sources if not isinstance(source, str | Path)]
-    return _checked(folder, ids[:documents], [f"document {n}" for n in range(len(ids))], [])
+    return _checked(folder, {f"document {n}": document for n, document in enumerate(ids[:documents])}, [])
 
 
 def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
@@ -132,7 +132,7 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
 
 def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
-    documents, names = [], []
+    documents: dict[str, list[int]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             ids = [int(word) for word in line.replace(",", " ").split()]
@@ -141,14 +141,13 @@ def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
                 f"{path}, line {number}: token ids are whole numbers separated by spaces, a document a line"
             ) from None
         if ids:
-            documents.append(ids)
-            names.append(f"{path}, line {number}")
-    return _checked(folder, documents[:most], names, [str(path)])
+            documents[f"{path}, line {number}"] = ids
+    return _checked(folder, dict(itertools.islice(documents.items(), most)), [str(path)])
 
 
-def _checked(folder: Folder, documents: list[list[int]], names: Sequence[str], sources: Sequence[str]) -> Text:
-    """Documents of ids, each with a name for errors, that the model takes."""
-    for name, ids in zip(names, documents, strict=False):
+def _checked(folder: Folder, documents: dict[str, list[int]], sources: Sequence[str]) -> Text:
+    """Documents of ids, by their names in errors, that the model takes."""
+    for name, ids in documents.items():
         wrong = [i for i in ids if i < 0 or (folder.vocab_size is not None and i >= folder.vocab_size)]
         if wrong:
             raise HeadwiseError(f"{name}: {wrong[0]} is no token of a vocabulary of {folder.vocab_size}")
@@ -157,7 +156,7 @@ def _checked(folder: Folder, documents: list[list[int]], names: Sequence[str], s
                 f"{name} has {len(ids):,} tokens and {folder.name} takes {folder.context:,} at a time; "
                 f"cut it into several documents"
             )
-    return _text(folder, documents, sources)
+    return _text(folder, list(documents.values()), sources)
 
 
 def _contents(sources: Sequence[str]) -> list[tuple[str, str]]:
