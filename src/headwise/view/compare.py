@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 
 from rich.console import Console
 
@@ -27,10 +27,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 def print_ledger(console: Console, ledger: Ledger) -> None:
     """Claim by claim: the verdict, what was measured, and the rule between the two."""
     for claim in ledger.claims:
-        say(console, f"{claim.verdict.upper()}: {claim.claim}")
-        say(console, f"  {claim.measured}")
-        say(console, f"  {claim.rule}")
-        say(console, "")
+        for line in (f"{claim.verdict.upper()}: {claim.claim}", f"  {claim.measured}", f"  {claim.rule}", ""):
+            say(console, line)
     say(console, spent(ledger))
 
 
@@ -76,15 +74,11 @@ def shown(cell: Cell) -> str:
     return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
 
 
-def labels(row: Sequence[Cell]) -> int:
-    """How many cells at the beginning of a row are words, and so stand at the left."""
-    return next((place for place, cell in enumerate(row) if not isinstance(cell, str)), len(row))
-
-
 def _print_table(console: Console, table: Table) -> None:
     say(console, "")
-    words = range(max(1, min(map(labels, table.rows), default=0)))
+    columns = zip(*table.rows, strict=True)  # those of words at the beginning stand at the left
+    words = itertools.takewhile(lambda column: all(isinstance(cell, str) for cell in column), columns)
     rows = [[shown(cell) for cell in row] for row in table.rows]
-    print_table(console, table.title, table.columns, rows, words)
+    print_table(console, table.title, table.columns, rows, range(max(1, len(list(words)))))
     if table.note:
         say(console, table.note)

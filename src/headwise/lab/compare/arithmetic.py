@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Claim, Table
-from headwise.lab.compare.timing import Times, in_turn, median_ratio, milliseconds
+from headwise.lab.compare.timing import in_turn, median_ratio, milliseconds
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
 
@@ -83,7 +83,8 @@ def parameters_with_heads() -> tuple[Claim, Table]:
 def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> tuple[Claim, Table]:
     """Counted products, counted exponentials, and the time of the softmax, by number of heads."""
     flops = {h: counted_flops(MultiHeadAttention(width, h, mask=Causal()), tokens) for h in COUNTS}
-    times = _softmax_times(tokens, rounds)
+    scores = {str(h): torch.zeros(1, h, tokens, tokens) for h in COUNTS}
+    times = in_turn({name: partial(torch.softmax, x, -1) for name, x in scores.items()}, rounds)
     most, fewest = str(COUNTS[-1]), str(COUNTS[0])
     products = {sum(parts.values()) for parts in flops.values()}
     growth = median_ratio(times, most, fewest)
@@ -101,8 +102,3 @@ def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15)
     columns = ("heads", "products, million FLOPs", "million exponentials", "softmax, ms")
     note = f"Products as torch counts them; the softmax of (1, heads, {tokens}, {tokens}) scores, median of {rounds}."
     return claim, Table(f"A layer of width {width} on {tokens} tokens", columns, rows, note)
-
-
-def _softmax_times(tokens: int, rounds: int) -> Times:
-    scores = {str(h): torch.zeros(1, h, tokens, tokens) for h in COUNTS}
-    return in_turn({name: partial(torch.softmax, x, -1) for name, x in scores.items()}, rounds)

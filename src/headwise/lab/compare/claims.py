@@ -167,10 +167,7 @@ def roles_of_heads(roles: Comparison) -> Claim:
     trained = roles.arm("trained")
     metrics = {metric.name: metric for metric in roles.metrics}
     shown, masses = [], []
-    for role in ROLES:
-        if not trained.scores:
-            shown.append(False)
-            continue
+    for role in ROLES if trained.scores else ():
         mass, even = trained.scores[role].mean.mean, trained.scores[f"even {role}"].mean.mean
         cost = trained.scores[f"silenced {role}"].mean
         learned = _effect(trained, metrics[role]) == 1 and mass >= CLEAR * even
@@ -183,7 +180,7 @@ def roles_of_heads(roles: Comparison) -> Claim:
     return Claim(
         "Heads specialise by role.",
         f"Mass that the best head gives, and what silencing it adds to the loss: {'; '.join(masses) or 'diverged'}.",
-        of_all(shown),
+        of_all(shown or [False]),
         f"A role counts if its head's mass is detectably above the untrained one and {CLEAR:g} times an even look, and "
         f"silencing it detectably adds to the loss. Holds if all {len(ROLES)} roles count, depends if some do; "
         "does not hold if none does.",

@@ -10,6 +10,7 @@ import os
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -29,16 +30,16 @@ def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
 
     The order moves on by one each round: a way finds caches and allocator as the one before it left them.
     """
-    names = list(ways)
+    names = deque(ways)
     times: Times = {name: [] for name in ways}
     for way in ways.values():
         way()
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    for _ in range(rounds):
+        for name in names:
             began = time.perf_counter()
             ways[name]()
             times[name].append(time.perf_counter() - began)
+        names.rotate(-1)
     return times
 
 

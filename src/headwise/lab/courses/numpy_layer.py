@@ -119,15 +119,12 @@ class MultiHeadAttention:
 
     def _forward(self, attend: Callable[..., Steps], x: Array, mask: Array | None) -> Array:
         x, mask = self._checked(x, mask)
-        q, k, v = (self._split(x @ W) for W in (self.W_Q, self.W_K, self.W_V))
+        shape = (len(x), self.n_heads, self.d_head)  # (T,h*d) -> (h,T,d): head i owns the i-th slice of the width
+        q, k, v = ((x @ W).reshape(shape).swapaxes(0, 1) for W in (self.W_Q, self.W_K, self.W_V))
         heads_htd = attend(q, k, v, mask)[2]
         joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)
         result: Array = joined @ self.W_O
         return result
-
-    def _split(self, x_tc: Array) -> Array:
-        """(T,h*d) -> (h,T,d): head i owns the i-th slice of the width."""
-        return x_tc.reshape(len(x_tc), self.n_heads, self.d_head).swapaxes(0, 1)
 
     def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
         """Both in float32: one float64 among them would make everything after it float64."""
