@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
+import cases
 import pytest
 from hypothesis import settings
 from invoking import invoke
@@ -28,6 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    cases.quick = config.getoption("--quick")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
         return
@@ -36,6 +41,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marked = LEFT_OUT & {mark.name for mark in item.iter_markers()}
         if not marked and not item.path.name.startswith(COMMANDS) and not re.search("compile|export", item.nodeid):
             tests[item.nodeid.split("[")[0]].append(item)
-    chosen = {cases[place] for cases in tests.values() for place in (0, -1)}
+    chosen = {alike[place] for alike in tests.values() for place in (0, -1)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import every
 from torch import Tensor
 
 import headwise as hw
@@ -86,9 +87,7 @@ def swamped(x: np.ndarray, where: np.ndarray, with_: float) -> np.ndarray:
     return np.where(where[:, None, :, None], alternating, x)
 
 
-@pytest.mark.parametrize(
-    ("path", "heads"), [(path, heads) for path in PATHS for heads in HEADS if path != "plain" or heads == "GQA"]
-)
+@every("path, heads", [(path, heads) for path in PATHS for heads in HEADS if path != "plain" or heads == "GQA"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WORLDS)
 def test_a_query_sees_its_world_and_no_more(path: str, name: str, mode: str, heads: str) -> None:
@@ -111,9 +110,9 @@ def test_a_query_sees_its_world_and_no_more(path: str, name: str, mode: str, hea
             assert (moved == seen[:, None]).all(), f"token {i} and key {j}"
 
 
-@pytest.mark.parametrize("heads", HEADS)
+@every("heads", HEADS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WORLDS)
+@every("name", WORLDS)
 @pytest.mark.parametrize("path", TORCH_PATHS)
 def test_gradients_stay_within_the_world(path: str, name: str, mode: str, heads: str) -> None:
     wrap, start, G, may = PATHS[path], MODES[mode], HEADS[heads], world(name)
@@ -138,9 +137,9 @@ def test_gradients_stay_within_the_world(path: str, name: str, mode: str, heads:
 DEAD_MODES = [(name, mode) for name in WORLDS for mode in MODES if not world(name)[:, MODES[mode] :].any(1).all()]
 
 
-@pytest.mark.parametrize("poison", [NAN, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize(("name", "mode"), DEAD_MODES)
+@every("poison", [NAN, math.inf, -math.inf])
+@every("heads", HEADS)
+@every("name, mode", DEAD_MODES)
 @pytest.mark.parametrize("path", PATHS)
 def test_what_nobody_sees_may_be_no_number(path: str, name: str, mode: str, heads: str, poison: float) -> None:
     wrap, start, G = PATHS[path], MODES[mode], HEADS[heads]
@@ -197,9 +196,9 @@ def empty_rows(mask: hw.Mask, T: int) -> np.ndarray:
     return np.isneginf(np.array(hw.trace(*zeros, mask=mask).lse)).all(1)
 
 
-@pytest.mark.parametrize("company", COMPANY)
-@pytest.mark.parametrize("T", [5, 1])
-@pytest.mark.parametrize("name", EMPTY)
+@every("company", COMPANY)
+@every("T", [5, 1])
+@every("name", EMPTY)
 @pytest.mark.parametrize("path", PATHS)
 def test_a_row_without_keys_is_zero(path: str, name: str, T: int, company: str) -> None:
     wrap, mask, options = PATHS[path], EMPTY[name](T), dict(COMPANY[company])
@@ -300,8 +299,8 @@ def tables(name: str) -> Tensor:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "cache", "cuts", "dtype"),
+@every(
+    "name, cache, cuts, dtype",
     [(*way, dtype) for way in WAYS for dtype in DTYPES if dtype == "fp32" or way[2] != "one by one"],
 )
 def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cuts: str, dtype: str) -> None:
@@ -322,7 +321,7 @@ def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cu
             assert torch.equal(moved, sees), f"token {j}"
 
 
-@pytest.mark.parametrize(("name", "cache", "cuts"), WAYS)
+@every("name, cache, cuts", WAYS)
 def test_gradients_of_a_token_stay_within_its_world(make: Any, name: str, cache: str, cuts: str) -> None:
     layer, may = make(rope=hw.RoPE()), tables(name)
     x = tokens().requires_grad_()
@@ -335,9 +334,9 @@ def test_gradients_of_a_token_stay_within_its_world(make: Any, name: str, cache:
         assert torch.equal(reached, world), f"token {i}"
 
 
-@pytest.mark.parametrize("poison", [NAN, math.inf], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("padding", "cache", "cuts"), [way for way in WAYS if "padding" in way[0]])
+@every("poison", [NAN, math.inf])
+@every("dtype", DTYPES)
+@every("padding, cache, cuts", [way for way in WAYS if "padding" in way[0]])
 def test_padding_may_be_no_number(make: Any, padding: str, cache: str, cuts: str, dtype: str, poison: float) -> None:
     layer, x = make(rope=hw.RoPE(), qk_norm=True).to(DTYPES[dtype]), tokens(DTYPES[dtype])
     real = torch.zeros(B, S, dtype=torch.bool)
@@ -349,8 +348,8 @@ def test_padding_may_be_no_number(make: Any, padding: str, cache: str, cuts: str
     assert torch.equal(poisoned[real], clean[real])
 
 
-@pytest.mark.parametrize("cache", ["growing", "static", "rolling"])
-@pytest.mark.parametrize("at", [(0, 3, 5, 7), (0, 3, 4, 5, 6, 7)], ids=["chunks", "decode"])
+@every("cache", ["growing", "static", "rolling"])
+@every("at", [(0, 3, 5, 7), (0, 3, 4, 5, 6, 7)], ids=["chunks", "decode"])
 def test_what_left_the_window_may_be_no_number(make: Any, cache: str, at: tuple[int, ...]) -> None:
     """Tokens 0 to 2 are no numbers; a window of 2 has lost them from token 5 on."""
     layer, x = make(mask=hw.Window(2, 0), rope=hw.RoPE()), tokens()
@@ -366,8 +365,8 @@ def test_what_left_the_window_may_be_no_number(make: Any, cache: str, at: tuple[
     assert poisoned[:, :3].isnan().all()
 
 
-@pytest.mark.parametrize("cache", ["growing", "static", "rolling"])
-@pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
+@every("cache", ["growing", "static", "rolling"])
+@every("gradients", [False, True], ids=["no_grad", "grad"])
 def test_a_rejected_draft_leaves_nothing_behind(make: Any, cache: str, gradients: bool) -> None:
     layer, x = make(mask=hw.Window(2, 0), rope=hw.RoPE()), tokens()
     with torch.set_grad_enabled(gradients):
@@ -379,8 +378,8 @@ def test_a_rejected_draft_leaves_nothing_behind(make: Any, cache: str, gradients
     torch.testing.assert_close(rest, layer(x)[:, 2:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("cache", ["no cache", "growing", "static"])
-@pytest.mark.parametrize("cuts", CUTS)
+@every("cache", ["no cache", "growing", "static"])
+@every("cuts", CUTS)
 def test_a_padded_text_is_answered_as_if_alone(make: Any, cache: str, cuts: str) -> None:
     """Left padding with positions counted from the first real token, against each text on its own."""
     layer, x = make(rope=hw.RoPE()).double(), tokens(torch.float64)
@@ -394,10 +393,10 @@ def test_a_padded_text_is_answered_as_if_alone(make: Any, cache: str, cuts: str)
             torch.testing.assert_close(out[b : b + 1, FIRST[b] :], alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"sink": True}, {"softcap": 0.9}, {"mask": hw.Alibi()}], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("cache", ["no cache", "growing", "static"])
-@pytest.mark.parametrize("cuts", CUTS)
+@every("options", [{}, {"sink": True}, {"softcap": 0.9}, {"mask": hw.Alibi()}])
+@every("dtype", DTYPES)
+@every("cache", ["no cache", "growing", "static"])
+@every("cuts", CUTS)
 def test_a_padded_row_gives_the_bias_alone(make: Any, cache: str, cuts: str, dtype: str, options: Any) -> None:
     """Tokens 0 to 2 of document 0 are padding: they attend nothing, and hand down no gradient."""
     layer, x = make(out_bias=True, **options).to(DTYPES[dtype]), tokens(DTYPES[dtype]).requires_grad_()

@@ -1,0 +1,49 @@
+"""Many cases in one test: pytest asks some milliseconds for each item, which thousands of small cases cannot afford."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+quick = False  # conftest sets it for --quick: then the first and the last case must do
+
+Test = Callable[..., None]
+
+
+def every(names: str, values: Iterable[Any], ids: Iterable[str] | None = None) -> Callable[[Test], Test]:
+    """Like `pytest.mark.parametrize`, with a loop over the cases within one item.
+
+    All cases run, whichever fail; the failure names those that did and shows the first. The cases share their fixtures
+    and must not skip: pytest would skip those that follow.
+    """
+    keys = [name.strip() for name in names.split(",")]
+    cases = [dict(zip(keys, value if len(keys) > 1 else (value,), strict=True)) for value in values]
+    labels = [", ".join(f"{key}={value}" for key, value in case.items()) for case in cases] if ids is None else [*ids]
+    named = list(zip(labels, cases, strict=True))
+
+    def join(test: Test) -> Test:
+        @functools.wraps(test)
+        def joined(**fixtures: Any) -> None:
+            failures: list[tuple[str, BaseException]] = []
+            for label, case in [named[0], named[-1]] if quick else named:
+                try:
+                    test(**fixtures, **case)
+                except (Exception, pytest.fail.Exception) as error:
+                    failures.append((label, error))
+            if failures:
+                failed = "; ".join(label for label, _ in failures)
+                label, first = failures[0]
+                raise AssertionError(
+                    f"{len(failures)} of {len(named)} cases fail: {failed}. The first, {label}: {first}"
+                ) from first
+
+        signature = inspect.signature(test)
+        kept = [p for name, p in signature.parameters.items() if name not in keys]
+        joined.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return joined
+
+    return join
