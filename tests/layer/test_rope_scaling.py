@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import every
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -41,8 +42,8 @@ def theirs(head_dim: int, **parameters: Any) -> tuple[list[float], float]:
     return frequencies.tolist(), factor
 
 
-@pytest.mark.parametrize("theta", [10_000.0, 500_000.0, 31.0])
-@pytest.mark.parametrize("factor", FACTORS)
+@every("theta", [10_000.0, 500_000.0, 31.0])
+@every("factor", FACTORS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_linear(dim: int, factor: float, theta: float) -> None:
     ours = hw.RoPE(theta, scaling="linear", factor=factor).frequencies(dim)
@@ -51,9 +52,9 @@ def test_linear(dim: int, factor: float, theta: float) -> None:
     assert ours[1] == expected[1] == 1.0
 
 
-@pytest.mark.parametrize("betas", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}], ids=str)
-@pytest.mark.parametrize(("original", "theta"), [(4096, 10_000.0), (257, 10_000.0), (32_768, 1_000_000.0), (53, 31.0)])
-@pytest.mark.parametrize("factor", FACTORS)
+@every("betas", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}])
+@every("original, theta", [(4096, 10_000.0), (257, 10_000.0), (32_768, 1_000_000.0), (53, 31.0)])
+@every("factor", FACTORS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_yarn(dim: int, factor: float, original: int, theta: float, betas: dict[str, float]) -> None:
     ours = hw.RoPE(theta, scaling="yarn", factor=factor, original_context=original, **betas).frequencies(dim)
@@ -83,8 +84,8 @@ def test_yarn_has_fast_slow_and_mixed_features() -> None:
     assert any(1 / 8 + 0.01 < ratio < 0.99 for ratio in ratios)
 
 
-@pytest.mark.parametrize("theta", [10_000.0, 31.0])
-@pytest.mark.parametrize("factor", FACTORS)
+@every("theta", [10_000.0, 31.0])
+@every("factor", FACTORS)
 @pytest.mark.parametrize("dim", DIMS)
 def test_ntk(dim: int, factor: float, theta: float) -> None:
     """The base grows so that the slowest pair turns `factor` times slower, and the fastest as ever."""
@@ -167,9 +168,9 @@ def test_the_order_of_norm_and_rotation(name: str, before_norm: bool, shaken: An
     assert (other(x) - layer(x)).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("cache", [{}, {"max_length": T}, {"window": 3}], ids=["growing", "static", "rolling"])
-@pytest.mark.parametrize("before_norm", [False, True])
-@pytest.mark.parametrize("cuts", [(0, 2, 3, 7), tuple(range(8))], ids=["chunks", "one by one"])
+@every("cache", [{}, {"max_length": T}, {"window": 3}], ids=["growing", "static", "rolling"])
+@every("before_norm", [False, True])
+@every("cuts", [(0, 2, 3, 7), tuple(range(8))], ids=["chunks", "one by one"])
 @pytest.mark.parametrize("name", ROPES)
 def test_a_cache_gives_the_same(
     name: str, cuts: tuple[int, ...], before_norm: bool, cache: dict[str, int], shaken: Any

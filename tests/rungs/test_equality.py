@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from cases import every
 from helpers import (
     MASK_NAMES,
     NATIVE,
@@ -57,32 +58,32 @@ OPTIONS = {
     "all": {"scale": 1.9, "softcap": 1.7, "sink": True, "gate": True},
     "all but softcap": {"scale": 1.9, "sink": True, "gate": True},
 }
-one_path = pytest.mark.parametrize("path", PATHS)
+one_path = every("path", PATHS)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@every("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("n", SHAPES.values(), ids=SHAPES)
 def test_every_option_on_every_shape(n: Sizes, options: dict) -> None:
     assert_paths_agree(draw(n, **options))
 
 
-@pytest.mark.parametrize("mask", MASK_NAMES)
+@every("mask", MASK_NAMES)
 @pytest.mark.parametrize("n", SHAPES.values(), ids=SHAPES)
 def test_every_mask_on_every_shape(n: Sizes, mask: str) -> None:
     assert_paths_agree(draw(n, mask=mask))
 
 
-@pytest.mark.parametrize("mask", MASK_NAMES)
+@every("mask", MASK_NAMES)
 def test_every_mask_beside_a_sink_and_a_gate(mask: str) -> None:
     assert_paths_agree(draw(SMALL, mask=mask, sink=True, gate=True))
 
 
-@pytest.mark.parametrize("mask", MASK_NAMES)
+@every("mask", MASK_NAMES)
 def test_every_mask_beside_a_softcap(mask: str) -> None:
     assert_paths_agree(draw(SMALL, mask=mask, softcap=0.9, scale=1.3))
 
 
-@pytest.mark.parametrize(("first", "second"), list(combinations(MASK_NAMES, 2)))
+@every("first, second", list(combinations(MASK_NAMES, 2)))
 def test_every_pair_of_masks(first: str, second: str) -> None:
     n = Sizes(B=2, H=4, G=2, T=3, S=5, D=1, E=1)
     cases = mask_cases(n)
@@ -102,21 +103,21 @@ def test_every_pair_of_masks(first: str, second: str) -> None:
     ],
     ids=["permuted", "repeated", "interleaved", "leaves one unused", "H not a multiple", "more kv heads", "default"],
 )
-@pytest.mark.parametrize("mask", ["causal", "allowed per head", "bias", "lengths"])
+@every("mask", ["causal", "allowed per head", "bias", "lengths"])
 def test_any_map_of_query_heads_to_key_value_heads(H: int, G: int, kv_index: list[int], mask: str) -> None:
     n = Sizes(B=2, H=H, G=G, T=5, S=7, D=3, E=11)
     assert_paths_agree(draw(n, mask=mask, kv_index=kv_index, sink=True, gate=True))
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+@every("path", PATHS)
+@every("kind", [tuple, np.array, torch.tensor])
 def test_kv_index_in_any_container(path: str, kind) -> None:
     problem = draw(SMALL, kv_index=[0, 2, 2, 0, 1, 2])
     assert_same(output(path, problem.with_options(kv_index=kind([0, 2, 2, 0, 1, 2]))), output("plain", problem), path)
 
 
 @one_path
-@pytest.mark.parametrize("mask", MASK_NAMES)
+@every("mask", MASK_NAMES)
 def test_mask_data_in_any_container(mask: str, path: str) -> None:
     problem = draw(SMALL, mask=mask)
     expected = steps("plain", problem)
@@ -235,8 +236,8 @@ EMPTY_ROWS = {
 
 
 @one_path
-@pytest.mark.parametrize("sink", [None, True], ids=["bare", "sink"])
-@pytest.mark.parametrize("T", [5, 7, 13], ids=lambda T: f"T={T}")
+@every("sink", [None, True], ids=["bare", "sink"])
+@every("T", [5, 7, 13])
 @pytest.mark.parametrize("name", EMPTY_ROWS)
 def test_a_row_that_may_attend_nothing(name: str, T: int, sink: bool | None, path: str) -> None:
     n = Sizes(B=2, H=6, G=3, T=T, S=7, D=3, E=5)
@@ -270,9 +271,9 @@ def test_large_scores_do_not_overflow(path: str) -> None:
     assert np.isfinite(output(path, problem)).all()
 
 
-@pytest.mark.parametrize("path", PATHS[1:])
-@pytest.mark.parametrize("mask", [None, hw.Causal(), hw.Window(1, 1)], ids=repr)
-@pytest.mark.parametrize("axis", ["B", "T", "S"])
+@every("path", PATHS[1:])
+@every("mask", [None, hw.Causal(), hw.Window(1, 1)])
+@every("axis", ["B", "T", "S"])
 def test_an_axis_of_length_zero(axis: str, mask: hw.Mask | None, path: str) -> None:
     """Nothing in, nothing out; and without keys every row is one that may attend nothing."""
     n = Sizes(2, 6, 3, 5, 7, 11, 13)._replace(**{axis: 0})
@@ -348,10 +349,10 @@ NARROW = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS[1:])
-@pytest.mark.parametrize("T", [19, 1])
+@every("path", PATHS[1:])
+@every("T", [19, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", NARROW.values(), ids=NARROW)
+@every("options", NARROW.values(), ids=NARROW)
 def test_narrow_numbers_err_at_most_twice_as_much_as_the_textbook(
     options: dict, dtype: torch.dtype, T: int, path: str
 ) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import every
 from helpers import NATIVE, PATHS, Sizes, draw
 
 import headwise as hw
 
 N = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=13)
-one_path = pytest.mark.parametrize("path", PATHS)
+one_path = every("path", PATHS)
 torch_only = pytest.mark.parametrize("path", PATHS[2:])
 
 

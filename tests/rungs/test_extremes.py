@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import every
 from helpers import NATIVE, PATHS, TORCH_PATHS, Problem, Sizes, assert_paths_agree, assert_same, draw, output, to_numpy
 
 import headwise as hw
@@ -17,7 +18,7 @@ from headwise.records import Call
 from headwise.spec import Options
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
-one_path = pytest.mark.parametrize("path", PATHS)
+one_path = every("path", PATHS)
 
 
 @pytest.mark.parametrize(("H", "G", "kv_index"), [(1, 2, [0]), (1, 2, [1]), (2, 3, [0, 1]), (3, 5, [0, 1, 2])])
@@ -34,8 +35,8 @@ def test_a_square_causal_call_of_any_scale(scale: float, T: int) -> None:
 
 
 @one_path
-@pytest.mark.parametrize("mask", ["none", "causal", "lengths"])
-@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)], ids=str)
+@every("mask", ["none", "causal", "lengths"])
+@every("T, S", [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)])
 def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, mask: str, path: str) -> None:
     n = GQA._replace(T=T, S=S)
     problem = draw(n) if mask == "none" else draw(n, mask=mask)
@@ -60,8 +61,8 @@ def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> N
     assert_same(out, output("plain", problem.with_options(sink=sink)), path)
 
 
-@pytest.mark.parametrize("path", TORCH_PATHS)
-@pytest.mark.parametrize("scale", [None, 3.0, 0.004], ids=str)
+@every("path", TORCH_PATHS)
+@every("scale", [None, 3.0, 0.004])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_infinite_sinks_in_narrow_numbers_keep_their_gradients_finite(
     dtype: torch.dtype, scale: float | None, path: str

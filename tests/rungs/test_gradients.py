@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import every
 from helpers import TORCH_PATHS, Sizes, assert_same, dead_keys, draw, mask_cases
 
 import headwise as hw
@@ -137,9 +138,9 @@ EMPTY = {
 }
 
 
-@pytest.mark.parametrize("softcap", [None, 0.9])
+@every("softcap", [None, 0.9])
 @pytest.mark.parametrize("mask", EMPTY.values(), ids=EMPTY)
-@pytest.mark.parametrize("path", ("plain", *TORCH_PATHS))
+@every("path", ("plain", *TORCH_PATHS))
 def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], softcap: float | None) -> None:
     names = ("sink", "gate")
     leaves = leaves_of(GQA, names)
@@ -154,11 +155,11 @@ def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], 
         assert not gradient.any(), name
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-@pytest.mark.parametrize("extra", [{}, {"softcap": 0.9}, {"sink": True}], ids=["bare", "softcap", "sink"])
+@every("poison", [math.nan, math.inf])
+@every("extra", [{}, {"softcap": 0.9}, {"sink": True}], ids=["bare", "softcap", "sink"])
 @pytest.mark.parametrize("mask", ["lengths", "segments", "allowed per head", "allowed per key", "window offset",
                                   "causal offset -2", "bias that forbids", "causal offsets", *EMPTY])  # fmt: skip
-@pytest.mark.parametrize("path", ("plain", *TORCH_PATHS))
+@every("path", ("plain", *TORCH_PATHS))
 def test_what_stands_in_a_dead_key_never_reaches_a_gradient(path: str, mask: str, extra: dict, poison: float) -> None:
     n = Sizes(B=2, H=4, G=2, T=3, S=7, D=2, E=3)
     if mask in EMPTY:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from cases import every
 from helpers import (
     MASK_NAMES,
     NO_MASK,
@@ -31,15 +32,15 @@ from headwise.spec import Options
 
 ARGUMENTS = tuple(inspect.signature(hw.attend).parameters)
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
-one_path = pytest.mark.parametrize("path", PATHS)
+one_path = every("path", PATHS)
 
 
 # --- keys that a mask forbids ---
 
 
 @one_path
-@pytest.mark.parametrize(
-    ("n", "options"),
+@every(
+    "n, options",
     [(GQA, {}), (GQA._replace(S=5), {}), (GQA._replace(T=1), {}), (GQA, {"sink": True}), (GQA, {"softcap": 0.9})],
     ids=["T<S", "T=S", "T=1", "sink", "softcap"],
 )
@@ -66,11 +67,11 @@ def poisoned(problem: Problem, poison: float) -> Problem:
 
 def assert_dead_keys_stay_dead(path: str, problem: Problem) -> None:
     assert dead_keys(problem).any(), "this problem has no dead key and shows nothing"
+    clean, may = steps(path, problem), problem.mask.allowed(problem.sizes)
     for poison in (math.nan, math.inf, -math.inf):
         for name, record in steps(path, poisoned(problem, poison)).items():
-            expected = steps(path, problem)[name]
+            expected = clean[name]
             if name in ("scores", "capped"):  # what stands at a dead key is no score of anybody's
-                may = problem.mask.allowed(problem.sizes)
                 record, expected = record[may], expected[may]
             assert_same(record, expected, f"{name} on {path} with {poison} in dead keys")
 
@@ -82,22 +83,22 @@ DEADLY = [
 
 
 @one_path
-@pytest.mark.parametrize("options", [{}, {"sink": True}, {"softcap": 0.9}], ids=["bare", "sink", "softcap"])
-@pytest.mark.parametrize("mask", DEADLY)
+@every("options", [{}, {"sink": True}, {"softcap": 0.9}], ids=["bare", "sink", "softcap"])
+@every("mask", DEADLY)
 def test_dead_keys(mask: str, options: dict, path: str) -> None:
     # Few queries, and two heads a group, so that each of these masks leaves some key to nobody.
     assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11), 7, mask, **options))
 
 
 @one_path
-@pytest.mark.parametrize("mask", DEADLY)
+@every("mask", DEADLY)
 def test_dead_keys_of_a_decode_step(mask: str, path: str) -> None:
     assert_dead_keys_stay_dead(path, draw(Sizes(B=2, H=4, G=2, T=1, S=7, D=5, E=11), 7, mask))
 
 
 @one_path
 @pytest.mark.parametrize("other", ["alibi", "window open", "bias", "causal", "lengths"])
-@pytest.mark.parametrize("mask", DEADLY)
+@every("mask", DEADLY)
 def test_dead_keys_of_two_masks(mask: str, other: str, path: str) -> None:
     n = Sizes(B=2, H=4, G=2, T=3, S=7, D=5, E=11)
     cases = mask_cases(n, seed=7)
@@ -125,7 +126,7 @@ def test_a_key_is_dead_only_when_its_whole_group_forbids_it(path: str) -> None:
 
 
 @one_path
-@pytest.mark.parametrize("kv_index", [[0, 0, 2, 2, 2, 0], [2] * 6], ids=str)
+@every("kv_index", [[0, 0, 2, 2, 2, 0], [2] * 6])
 def test_a_key_value_head_that_nobody_reads_is_dead(kv_index: list[int], path: str) -> None:
     assert_dead_keys_stay_dead(path, draw(GQA, kv_index=kv_index))
 
@@ -146,8 +147,8 @@ NOBODY = {
 
 
 @one_path
-@pytest.mark.parametrize("sink", [None, True], ids=["bare", "sink"])
-@pytest.mark.parametrize("build", NOBODY.values(), ids=NOBODY)
+@every("sink", [None, True], ids=["bare", "sink"])
+@every("build", NOBODY.values(), ids=NOBODY)
 def test_when_nobody_may_attend_anything_every_key_is_dead(build: Callable[[], hw.Mask], sink, path: str) -> None:
     mask = MaskCase(lambda wrap: build(), lambda b, h, i, j: False)
     assert_dead_keys_stay_dead(path, draw(GQA._replace(T=3), mask=mask, sink=sink))
@@ -199,7 +200,7 @@ def test_the_face_and_the_options_that_rungs_take_have_the_same_fields_and_defau
 
 
 @one_path
-@pytest.mark.parametrize("company", COMPANY)
+@every("company", COMPANY)
 @pytest.mark.parametrize("argument", ARGUMENTS)
 def test_every_argument_is_honoured_or_refused(argument: str, company: str, path: str) -> None:
     problem = COMPANY[company]()

@@ -1,0 +1,43 @@
+"""A joined test runs all its cases, and names those that fail."""
+
+from __future__ import annotations
+
+import inspect
+
+import cases
+import pytest
+from cases import every
+
+
+def test_all_cases_run_and_those_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "quick", False)
+    seen: list[tuple[int, str]] = []
+
+    @every("size", [3, 5, 7])
+    @every("kind, even", [("a", True), ("b", False)], ids=["first", "second"])
+    def joined(place: str, size: int, kind: str, even: bool) -> None:
+        seen.append((size, kind))
+        assert place == "here" and (size != 5 or even), f"{size} is odd"
+
+    assert list(inspect.signature(joined).parameters) == ["place"]
+    with pytest.raises(AssertionError, match=r"^1 of 3 cases fail: size=5\. .* second: 5 is odd") as failure:
+        joined(place="here")
+    assert isinstance(failure.value.__cause__, AssertionError)
+    assert seen == [(size, kind) for size in (3, 5, 7) for kind in "ab"]
+
+
+def test_a_missing_error_counts_as_a_failure() -> None:
+    @every("text", ["1", "x"])
+    def joined(text: str) -> None:
+        with pytest.raises(ValueError):
+            int(text)
+
+    with pytest.raises(AssertionError, match="1 of 2 cases fail: text=1"):
+        joined()
+
+
+def test_quick_takes_the_first_case_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "quick", True)
+    seen: list[int] = []
+    every("size", [3, 5, 7])(lambda size: seen.append(size))()
+    assert seen == [3, 7]
