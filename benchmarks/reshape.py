@@ -27,7 +27,7 @@ from headwise.gpt.train import evaluate, train
 from headwise.heads.effect import importance
 from headwise.models.open import open_folder
 from headwise.reshape.damage import cache_bytes, decode_speed
-from headwise.reshape.heal import heal
+from headwise.reshape.heal import Healing
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import weakest
 from headwise.reshape.recipe import HealRecipe
@@ -125,7 +125,7 @@ class _Bench:
     def healed(self, child: nn.Module) -> dict[str, float]:
         before = self.damage(child)
         began = time.perf_counter()
-        child_healed = heal(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe)
+        child_healed = Healing(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe).run()
         after = self.damage(child_healed.model)
         tokens = child_healed.curve[-1].tokens
         budget = tokens / (RECIPE.steps * RECIPE.batch * SHAPE["context"])

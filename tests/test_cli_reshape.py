@@ -178,7 +178,7 @@ def test_without_out_the_damage_is_shown_and_nothing_written(
     code, printed, _ = invoke("share", run, "--kv-heads", 2, "--text", text, "--method", "mean")
     assert code == 0
     for words in (
-        "key/value heads for 6 query heads: 2, 6 before",
+        "2 key/value heads for 6 query heads, 6 before",
         "loss, nats per token",
         "KL to the parent",
         "entropy of layer 1",

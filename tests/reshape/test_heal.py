@@ -21,13 +21,11 @@ from headwise import HeadwiseError
 from headwise.gpt.checkpoint import read_metadata
 from headwise.gpt.train import Stopped
 from headwise.models.ask import answers
-from headwise.reshape.change import silence
 from headwise.reshape.damage import compared, divergence, relative_error
-from headwise.reshape.heal import STATE, Healing, heal
+from headwise.reshape.heal import STATE, Healing, refit
 from headwise.reshape.moments import moments
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.refit import refit
-from headwise.reshape.remove import prune_heads
+from headwise.reshape.remove import prune_heads, silence
 from headwise.reshape.report import HealPoint
 from headwise.reshape.share import share_heads
 
@@ -57,7 +55,7 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
     parent, child = pair(name)
     kept = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
     seen = [torch.stack(TRAIN[::2])]  # of random tokens there is nothing to learn about others
-    healed = heal(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden))
+    healed = Healing(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden)).run()
     first, last = healed.curve[0].distance, compared(parent, healed.model, seen).distance
     assert last < 0.9 * first
     assert last == pytest.approx(min(point.distance for point in healed.curve), rel=1e-5)
@@ -65,7 +63,7 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
 
 
 def test_hidden_states_pull_as_well() -> None:
-    ends = [heal(*pair(), TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden)).model for hidden in (0.0, 3.0)]
+    ends = [Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden)).run().model for hidden in (0.0, 3.0)]
     assert any(not torch.equal(a, b) for a, b in zip(weights(ends[0]), weights(ends[1]), strict=True))
 
 
@@ -73,7 +71,7 @@ def test_hidden_states_pull_as_well() -> None:
 def test_attention_alone_learns(name: str) -> None:
     parent, child = pair(name)
     before = {key: tensor.clone() for key, tensor in child.state_dict().items()}
-    after = heal(parent, child, TRAIN, HELD_OUT, RECIPE).model.state_dict()
+    after = Healing(parent, child, TRAIN, HELD_OUT, RECIPE).run().model.state_dict()
     changed = {key for key, tensor in before.items() if not torch.equal(tensor, after[key])}
     assert changed and all("attention" in key or "attn" in key for key in changed)
     assert len(changed) >= 2 * (2 if name == "gpt2" else 4)  # matrices of two layers, at least
@@ -94,9 +92,11 @@ def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
 def test_the_curve_counts_steps_and_tokens() -> None:
     heard: list[tuple[HealPoint, int]] = []
     parent, child = pair()
-    healed = heal(parent, child, TRAIN, HELD_OUT, RECIPE, report=lambda point, steps: heard.append((point, steps)))
+    healed = Healing(
+        parent, child, TRAIN, HELD_OUT, RECIPE, report=lambda point, steps: heard.append((point, steps))
+    ).run()
     assert [point.step for point in healed.curve] == [0, 3, 6, 9, 12]
-    assert tuple(point for point, _ in heard) == healed.curve and {steps for _, steps in heard} == {12}
+    assert [point for point, _ in heard] == healed.curve and {steps for _, steps in heard} == {12}
     assert healed.curve[0].train_loss is None and healed.curve[0].tokens == 0
     assert all(point.train_loss is not None for point in healed.curve[1:])
     assert 12 * 2 * 11 <= healed.curve[-1].tokens <= 12 * 2 * 13
@@ -105,17 +105,19 @@ def test_the_curve_counts_steps_and_tokens() -> None:
 
 def test_a_model_without_a_next_token_has_no_loss_but_a_distance() -> None:
     parent, child = pair("bert")
-    healed = heal(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1))
+    healed = Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1)).run()
     assert all(point.held_out_loss is None and point.distance > 0 for point in healed.curve)
 
 
 def test_zeroed_heads_stay_zero() -> None:
     parent = build("gpt2", dtype=torch.float32)
     pruned = prune_heads(parent, ((1,), (0, 2)))
-    healed = heal(parent, pruned.model, TRAIN, HELD_OUT, RECIPE, after_step=lambda model: silence(model, pruned.heads))
+    healed = Healing(
+        parent, pruned.model, TRAIN, HELD_OUT, RECIPE, after_step=lambda model: silence(model, pruned.heads)
+    ).run()
     again = prune_heads(healed.model, pruned.heads).model
     assert all(torch.equal(a, b) for a, b in zip(healed.model.parameters(), again.parameters(), strict=True))
-    free = heal(parent, prune_heads(parent, pruned.heads).model, TRAIN, HELD_OUT, RECIPE)
+    free = Healing(parent, prune_heads(parent, pruned.heads).model, TRAIN, HELD_OUT, RECIPE).run()
     zeroed = prune_heads(free.model, pruned.heads).model
     assert any(not torch.equal(a, b) for a, b in zip(free.model.parameters(), zeroed.parameters(), strict=True))
 
@@ -123,7 +125,7 @@ def test_zeroed_heads_stay_zero() -> None:
 def test_it_stops_early_and_hands_out_the_best() -> None:
     parent, child = pair()
     recipe = replace(RECIPE, steps=40, lr=3.0, evaluations=20, patience=3, clip=100.0)
-    healed = heal(parent, child, TRAIN, HELD_OUT, recipe)
+    healed = Healing(parent, child, TRAIN, HELD_OUT, recipe).run()
     assert healed.steps == healed.best_step + 3 * 2 < 40
     best = min(point.distance for point in healed.curve)
     assert compared(parent, healed.model, HELD_OUT).distance == pytest.approx(best, rel=1e-5)
@@ -134,7 +136,7 @@ def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(
 ) -> None:
     """At a rate that destroys the child the best evaluation is the first, made by the process that was stopped."""
     recipe = replace(RECIPE, lr=30.0, clip=1e9)
-    whole = heal(*pair(), TRAIN, HELD_OUT, recipe)
+    whole = Healing(*pair(), TRAIN, HELD_OUT, recipe).run()
     assert whole.best_step == 0
     calls = iter(range(1000))
 
@@ -144,8 +146,8 @@ def test_weights_that_were_best_before_it_was_stopped_are_handed_out_after(
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
-        heal(*pair(), TRAIN, HELD_OUT, recipe, tmp_path)
-    resumed = heal(*pair(), TRAIN, HELD_OUT, recipe, tmp_path)
+        Healing(*pair(), TRAIN, HELD_OUT, recipe, tmp_path).run()
+    resumed = Healing(*pair(), TRAIN, HELD_OUT, recipe, tmp_path).run()
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
 
 
@@ -169,7 +171,7 @@ def weights(model: nn.Module) -> list[Tensor]:
 def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child = pair("qk-norm")
     recipe = replace(RECIPE, hidden=2.0, refit=100)
-    whole = heal(parent, child, TRAIN, HELD_OUT, recipe)
+    whole = Healing(parent, child, TRAIN, HELD_OUT, recipe).run()
     calls = iter(range(1000))
 
     @contextmanager
@@ -178,13 +180,13 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("headwise.reshape.heal.interrupts", interrupted_later)
     with pytest.raises(Stopped) as stop:
-        heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)
+        Healing(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path).run()
     assert stop.value.step == 7
     monkeypatch.undo()
-    resumed = heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)
+    resumed = Healing(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path).run()
     assert resumed.curve == whole.curve
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
-    done = heal(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path)  # nothing is left to do
+    done = Healing(parent, pair("qk-norm")[1], TRAIN, HELD_OUT, recipe, tmp_path).run()  # nothing is left to do
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(done.model), strict=True))
 
 
@@ -192,7 +194,7 @@ KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
 from test_heal import TRAIN, HELD_OUT, RECIPE, pair
-from headwise.reshape.heal import Healing, heal
+from headwise.reshape.heal import Healing
 
 keep = Healing.keep
 
@@ -206,7 +208,7 @@ def die(point, steps):
     if point.step == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 
-heal(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die)
+Healing(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die).run()
 """
 
 
@@ -217,17 +219,17 @@ def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False, timeout=100)
     assert done.returncode == -signal.SIGKILL
     assert read_metadata(tmp_path / STATE) == {"step": "5"}
-    whole, resumed = (heal(*pair(), TRAIN, HELD_OUT, RECIPE, folder) for folder in (None, tmp_path))
+    whole, resumed = (Healing(*pair(), TRAIN, HELD_OUT, RECIPE, folder).run() for folder in (None, tmp_path))
     assert resumed.curve == whole.curve
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     parent, child = pair()
-    heal(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, evaluations=1), tmp_path)
+    Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, evaluations=1), tmp_path).run()
     other = build("llama", dtype=torch.float32)
     with pytest.raises(HeadwiseError, match=r"is the state of another model; resume with the settings it began with"):
-        heal(other, build("llama", dtype=torch.float32), TRAIN, HELD_OUT, RECIPE, tmp_path)
+        Healing(other, build("llama", dtype=torch.float32), TRAIN, HELD_OUT, RECIPE, tmp_path).run()
 
 
 def test_a_loss_that_is_no_number_is_said_and_not_saved(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_a_loss_that_is_no_number_is_said_and_not_saved(tmp_path: Path) -> None:
     with torch.no_grad():
         next(child.parameters())[0] = math.inf
     with pytest.raises(HeadwiseError, match=r"healing diverged: loss is nan at step 1; lower --lr"):
-        heal(parent, child, TRAIN, HELD_OUT, RECIPE, tmp_path)
+        Healing(parent, child, TRAIN, HELD_OUT, RECIPE, tmp_path).run()
     assert not (tmp_path / STATE).exists()
 
 

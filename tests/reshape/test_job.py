@@ -66,7 +66,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
         seen["moments"].append(documents(batches))
         return whole(model, batches)
 
-    def heal(parent: Any, child: Any, learned: Any, held_out: Any, *rest: Any, whole: Any = job.heal) -> Any:
+    def heal(parent: Any, child: Any, learned: Any, held_out: Any, *rest: Any, whole: Any = job.Healing) -> Any:
         seen["learned"].append(documents(learned))
         seen["chosen"].append(documents(held_out))
         return whole(parent, child, learned, held_out, *rest)
@@ -81,7 +81,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
 
     monkeypatch.setattr(share, "moments", moments)
     monkeypatch.setattr(prune, "survey", survey)
-    monkeypatch.setattr(job, "heal", heal)
+    monkeypatch.setattr(job, "Healing", heal)
     monkeypatch.setattr(job, "measure", measure)
     monkeypatch.setattr(job, "export", lambda *arguments: "not verified")
     share.share(folder.model, 3, method="aligned", text=text, out=tmp_path / "out", heal=2)

@@ -90,7 +90,7 @@ def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name:
     for method in POOLS if name in ("rope", "qk-norm", "llama") else ("mean", "aligned+norm", "principal"):
         child = share_heads(model, 3, method, "best", roots)
         if method in ALIGNING:
-            assert child.groups == (((0, 3), (1, 4), (2, 5)),) * 2, method
+            assert child.details["shared"] == (((0, 3), (1, 4), (2, 5)),) * 2, method
             assert far(model, child.model) < (1e-6 if name == "qwen3" else 1e-9), method
         else:
             assert far(model, child.model) > 1e-4, method

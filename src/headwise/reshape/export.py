@@ -1,4 +1,8 @@
-"""A reshaped model as a plain folder, verified by a fresh process before it gets its name."""
+"""A reshaped model as a plain folder, verified by a fresh process before it gets its name.
+
+That process runs this module: `python -m headwise.reshape.export FOLDER PROBE HOW` reads a folder, knowing nothing but
+its files, and prints {"difference": ..., "by": ...}. HOW is `stock` for transformers, `own` for our own layout.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.gpt.checkpoint import write_tensors
+from headwise.gpt.checkpoint import load_model, read_tensors, write_tensors
 from headwise.models.ask import answers
 from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, write_folder
@@ -63,7 +67,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     cast(model, dtype)
     write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})
     # -P: modules are not looked for in the folder that this is called from.
-    command = [sys.executable, "-P", "-m", "headwise.reshape.verify", str(folder), str(probe)]
+    command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
     command.append("stock" if reads_as_stock(model) else "own")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,3 +84,29 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
             f"more than {TOLERANCE:.2g}; nothing was written"
         )
     return f"{reader}, in a fresh process, largest difference of a logit {difference:.1e}"
+
+
+def main(folder: Path, probe: Path, how: str) -> None:
+    """The fresh process: compare the answers of a folder with those in the probe."""
+    tensors = read_tensors(probe)
+    model, by = _load(folder, how)
+    with torch.no_grad():
+        here = answers(cast(model, torch.float32), tensors["ids"])
+    difference = (here.double() - tensors["answers"].double()).abs().max().item()
+    print(json.dumps({"difference": difference, "by": by}))
+
+
+def _load(folder: Path, how: str) -> tuple[nn.Module, str]:
+    if how == "own":
+        return load_model(folder)[0], "headwise"
+    try:
+        from headwise.models.hf import load_folder
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        return load_model(folder)[0], "headwise (transformers is not installed)"
+    return load_folder(folder), "stock transformers"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

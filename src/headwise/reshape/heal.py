@@ -1,6 +1,7 @@
 """Healing: the child learns to answer as its parent does, on the user's text.
 
-First each W_O may be fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
+First each W_O may be fitted in closed form (`refit`): what the heads of a reshaped layer give is not what they gave,
+but W_O can still be the best linear map from it. Then, by gradients, the loss is KL(parent || child) of the
 predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a
 pure function of the weights, the moments and (seed, step), as in training: what a stopped healing needs is one file,
 which is replaced in one move, and a healing killed at any moment and resumed ends with the same bytes as one left
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,80 +24,39 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
 from headwise.gpt.state import interrupts, restore_state, save_state
 from headwise.gpt.train import DivergedError, Stopped, take_step
-from headwise.models.ask import answers, hidden_states, predicts
-from headwise.models.weights import attentions
+from headwise.models.ask import answers, hidden_states, hooked, predicts, run_body
+from headwise.models.weights import attentions, blocks, output_projection, read_layers
 from headwise.reshape.damage import compared, divergence, relative_error
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.refit import refit
 from headwise.reshape.report import HealPoint
 from headwise.reshape.text import batches, spread
 from headwise.reshape.workplace import STATE
 
-
-@dataclass(frozen=True)
-class Healed:
-    """A healed child, in eval mode, with the weights of its best evaluation."""
-
-    model: nn.Module
-    curve: tuple[HealPoint, ...]  # from before the first step on
-    steps: int  # made; fewer than asked for where it stopped early
-    best_step: int
-
-
-def heal(
-    parent: nn.Module,
-    child: nn.Module,
-    train: Sequence[Tensor],
-    held_out: Sequence[Tensor],
-    recipe: HealRecipe,
-    folder: Path | None = None,
-    report: Callable[[HealPoint, int], None] = lambda point, steps: None,
-    after_step: Callable[[nn.Module], None] = lambda model: None,
-    save_seconds: float = 10.0,
-) -> Healed:
-    """Train `child` towards `parent` on documents, going on from the state in `folder` if there is one.
-
-    train       documents (T,), drawn without repetition as long as there are fresh ones
-    held_out    batches (B,T) on which the child is evaluated and its best weights chosen
-    report      hears of every evaluation, and of the number of steps asked for
-    after_step  called after each step, to put back what must not change, such as heads that are zero
-
-    Dropout is off. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number.
-    """
-    work = Healing(parent.eval(), child.eval(), train, held_out, recipe, folder, after_step, save_seconds)
-    start = work.restore()
-    with interrupts() as interrupted:
-        if not work.curve:
-            report(work.evaluate(0), recipe.steps)
-            if recipe.refit:
-                work.refit()
-                report(work.evaluate(0), recipe.steps)
-            work.keep(0, interrupted())
-        for step in range(start, recipe.steps):
-            if work.stale():
-                break
-            work.step(step)
-            done = step + 1
-            if done % work.every == 0 or done == recipe.steps:
-                report(work.evaluate(done), recipe.steps)
-            work.keep(done, interrupted())
-    work.save(work.curve[-1].step)
-    return work.result()
+RIDGE = 1e-3  # of `refit`, a share of the mean square of a feature
 
 
 @dataclass(eq=False)
 class Healing:
-    """All that changes while a child heals; the arguments are those of `heal`."""
+    """All that changes while a child heals; `run` trains it towards its parent.
+
+    model       the child; at the end it has the weights of its best evaluation
+    train       documents (T,), drawn without repetition as long as there are fresh ones
+    held_out    batches (B,T) on which the child is evaluated and its best weights chosen
+    folder      of the state, which is gone on from if there is one
+    report      hears of every evaluation, and of the number of steps asked for
+    after_step  called after each step, to put back what must not change, such as heads that are zero
+    """
 
     parent: nn.Module
-    child: nn.Module
+    model: nn.Module
     train: Sequence[Tensor]
     held_out: Sequence[Tensor]
     recipe: HealRecipe
     folder: Path | None = None
+    report: Callable[[HealPoint, int], None] = lambda point, steps: None
     after_step: Callable[[nn.Module], None] = lambda model: None
     save_seconds: float = 10.0
-    curve: list[HealPoint] = field(default_factory=list)
+    curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
     order: list[Tensor] = field(default_factory=list)  # batches of this pass over the text
     passes: int = -1  # number of this pass
@@ -104,19 +65,54 @@ class Healing:
     count: int = 0  # ... over so many steps
 
     def __post_init__(self) -> None:
+        self.parent.eval()
+        self.model.eval()  # dropout is off
         self.due = time.monotonic() + self.save_seconds
-        learning = {id(p) for module in attentions(self.child) for p in module.parameters()}
-        for parameter in self.child.parameters():
+        learning = {id(p) for module in attentions(self.model) for p in module.parameters()}
+        for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in learning)
-        self.weights = {name: p for name, p in self.child.named_parameters() if p.requires_grad}
+        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
         self.every = max(1, -(-self.recipe.steps // self.recipe.evaluations))
+
+    def run(self) -> Healing:
+        """Heal. Raises Stopped after Ctrl-C, with the state saved; HeadwiseError when the loss is no number."""
+        start = self.restore()
+        with interrupts() as interrupted:
+            if not self.curve:
+                self.evaluate(0)
+                if self.recipe.refit:
+                    self.refit()
+                    self.evaluate(0)
+                self.keep(0, interrupted())
+            for step in range(start, self.recipe.steps):
+                if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
+                    break
+                self.step(step)
+                done = step + 1
+                if done % self.every == 0 or done == self.recipe.steps:
+                    self.evaluate(done)
+                self.keep(done, interrupted())
+        self.save(self.steps)
+        with torch.no_grad():
+            for name, parameter in self.weights.items():
+                parameter.copy_(self.best[name])
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Made so far; in the end fewer than asked for where it stopped early."""
+        return self.curve[-1].step
+
+    @property
+    def best_step(self) -> int:
+        return min(self.curve, key=lambda point: point.distance).step
 
     def refit(self) -> None:
         """Fit each W_O in closed form."""
         documents = spread(self.train, self.recipe.refit)
-        refit(self.parent, self.child, batches(documents))
-        self.after_step(self.child)
+        refit(self.parent, self.model, batches(documents))
+        self.after_step(self.model)
         self.tokens += sum(map(len, documents))
 
     def step(self, step: int) -> None:
@@ -124,8 +120,8 @@ class Healing:
         ids = self.batch(step)
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
-        with hidden_states(self.child) as child_states:
-            loss = (divergence if predicts(self.parent) else relative_error)(wanted, answers(self.child, ids))
+        with hidden_states(self.model) as child_states:
+            loss = (divergence if predicts(self.parent) else relative_error)(wanted, answers(self.model, ids))
         if self.recipe.hidden:
             errors = [relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
@@ -136,7 +132,7 @@ class Healing:
         except DivergedError as error:
             raise HeadwiseError(f"healing diverged: {error}; lower --lr") from None
         with torch.no_grad():
-            self.after_step(self.child)
+            self.after_step(self.model)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
 
     def batch(self, step: int) -> Tensor:
@@ -151,29 +147,15 @@ class Healing:
             self.passes = number
         return self.order[place]
 
-    def evaluate(self, step: int) -> HealPoint:
-        """A point of the curve; its weights are kept where it is the best."""
-        _, loss, distance = compared(self.parent, self.child, self.held_out)
+    def evaluate(self, step: int) -> None:
+        """Add a point to the curve; its weights are kept where it is the best."""
+        _, loss, distance = compared(self.parent, self.model, self.held_out)
         mean = self.total / self.count if self.count else None
-        point = HealPoint(step, self.tokens, mean, loss, distance)
-        if not self.curve or distance < min(p.distance for p in self.curve):
+        if not self.curve or distance < min(point.distance for point in self.curve):
             self.best = {name: p.detach().clone() for name, p in self.weights.items()}
-        self.curve.append(point)
+        self.curve.append(HealPoint(step, self.tokens, mean, loss, distance))
         self.total, self.count = 0.0, 0
-        return point
-
-    def best_step(self) -> int:
-        return min(self.curve, key=lambda point: point.distance).step
-
-    def stale(self) -> bool:
-        """Has it not become better for too long?"""
-        return len([point for point in self.curve if point.step > self.best_step()]) >= self.recipe.patience
-
-    def result(self) -> Healed:
-        with torch.no_grad():
-            for name, parameter in self.weights.items():
-                parameter.copy_(self.best[name])
-        return Healed(self.child.eval(), tuple(self.curve), self.curve[-1].step, self.best_step())
+        self.report(self.curve[-1], self.recipe.steps)
 
     def keep(self, step: int, stopping: bool) -> None:
         """Save the state where it is time to, or where the healing is to stop: then it does, by Stopped."""
@@ -200,26 +182,18 @@ class Healing:
             return 0
         done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
         if kept:
-            rows = kept["curve"].tolist()
-            self.curve = [
-                HealPoint(int(step), int(tokens), _number(mean), _number(loss), distance)
-                for step, tokens, mean, loss, distance in rows
-            ]
+            for step, tokens, *numbers in kept["curve"].tolist():
+                mean, loss, distance = (None if math.isnan(x) else x for x in numbers)  # a tensor has no place for None
+                self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
             self.best = {name.removeprefix("best."): x for name, x in kept.items() if name.startswith("best.")}
         return done
 
 
-def _number(saved: float) -> float | None:
-    """A tensor has no place for None: NaN stands for it."""
-    return None if math.isnan(saved) else saved
-
-
-def make_optimizers(weights: Iterable[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest. Nothing decays."""
-    chosen = list(weights)
-    matrices, others = [p for p in chosen if p.ndim == 2], [p for p in chosen if p.ndim != 2]
+    matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
         optimizers.append(torch.optim.AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
@@ -227,3 +201,50 @@ def make_optimizers(weights: Iterable[nn.Parameter], recipe: HealRecipe) -> list
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+@torch.no_grad()
+def refit(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Fit W_O of each layer of `child` in place, on ids (B,T). Features whose columns are all 0 keep them.
+
+    Ridge regression onto the parent's output of the same layer, drawn towards the W_O that is there; from the first
+    layer to the last, so that each layer also makes up for what the layers before it left over.
+    """
+    for layer, weights in enumerate(read_layers(child)):
+        before = weights.wo.flatten(1).double().T
+        used = before.abs().sum(1) > 0
+        square, product = (torch.zeros(len(before), n, dtype=torch.float64) for n in before.shape)
+        for ids in batches:
+            heads, wanted = _observed(parent, child, layer, ids)
+            square += heads.T @ heads
+            product += heads.T @ wanted
+        square, product, start = square[used][:, used], product[used], before[used]
+        ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
+        after = before.clone()
+        after[used] = torch.linalg.solve(square + ridge, product + ridge @ start)
+        weights.wo.copy_(after.T.view_as(weights.wo))
+
+
+def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """The child's joined heads (N,H*E) in a layer, and what W_O should make of them (N,C)."""
+    seen: dict[str, Tensor] = {}
+
+    def keep_input(name: str) -> Callable[..., None]:
+        return lambda module, inputs: seen.update({name: inputs[0].flatten(0, 1).double()})
+
+    def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["parent added"] = output.flatten(0, 1).double()
+
+    projection = output_projection(child, layer)
+    hooks = [
+        blocks(parent)[layer].register_forward_pre_hook(keep_input("parent x")),
+        blocks(child)[layer].register_forward_pre_hook(keep_input("child x")),
+        output_projection(parent, layer).register_forward_hook(keep_output),
+        projection.register_forward_pre_hook(keep_input("child heads")),
+    ]
+    with hooked(hooks):
+        run_body(parent, ids)
+        run_body(child, ids)
+    bias: Any = getattr(projection, "bias", None)
+    wanted = seen["parent x"] + seen["parent added"] - seen["child x"]
+    return seen["child heads"], wanted if bias is None else wanted - bias.double()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,16 +17,44 @@ from headwise.models.ask import check_class, context_of, evaluating, vocabulary_
 from headwise.models.lineage import ancestors, digest, digest_of
 from headwise.models.open import Folder, described, open_folder
 from headwise.models.weights import cast, family_of
-from headwise.reshape.change import Change, Changed, silence
-from headwise.reshape.damage import cache_bytes, measure
+from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
-from headwise.reshape.heal import heal
+from headwise.reshape.heal import Healing
 from headwise.reshape.recipe import HealRecipe
+from headwise.reshape.remove import Gone, silence
 from headwise.reshape.report import Damage, HealPoint, Reshaped, Speed
 from headwise.reshape.text import Calibration, Ids, read_calibration
 from headwise.reshape.workplace import Workplace
 
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A child, and what is known about it."""
+
+    model: nn.Module
+    what: str
+    details: dict[str, object]
+    origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
+    notes: tuple[str, ...] = ()
+    silent: Gone = ()  # heads that are zero and must stay so while the child heals
+
+    @property
+    def pairs(self) -> HeadPairs:
+        """The heads that give something in both models."""
+        silent = self.silent or ((),) * len(self.origins)
+        rows = zip(self.origins, silent, strict=True)
+        return [[(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A way to reshape: `check` refuses before a text is read, `apply` makes the child."""
+
+    settings: dict[str, object]
+    check: Callable[[nn.Module], None]
+    apply: Callable[[Folder, Calibration], Changed]
 
 
 @dataclass(frozen=True)
@@ -179,7 +207,7 @@ class _Run:
         self._claim({"origins": changed.origins, "silent": changed.silent})
         self.listener.say(f"healing for {recipe.steps} steps" + (f"; the state goes to {path}" if path else ""))
         dtype = next(changed.model.parameters()).dtype
-        healed = heal(
+        healed = Healing(
             self.source.model,
             cast(changed.model, torch.float32),
             self.calibration.train,
@@ -188,13 +216,13 @@ class _Run:
             path,
             self.listener.point,
             lambda model: silence(model, changed.silent) if changed.silent else None,
-        )
+        ).run()
         child = cast(healed.model.requires_grad_(False), dtype)
         healing = {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}
         return replace(
             report,
             details={**report.details, "healing": healing},
-            curve=healed.curve,
+            curve=tuple(healed.curve),
             healed=self._damage(child, changed, report.damage.tokens_per_second),
         )
 

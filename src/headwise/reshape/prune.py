@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import attentions, head_counts, read_layers
 from headwise.records import head_name, parse_head
-from headwise.reshape.change import Change, Changed, Gone
-from headwise.reshape.job import Job, Listener, run_job
+from headwise.reshape.job import Change, Changed, Job, Listener, run_job
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.remove import Pruned, cache_note, obstacle, prune_heads, uniform_shares
+from headwise.reshape.remove import Gone, Pruned, cache_note, obstacle, prune_heads, uniform_shares
 from headwise.reshape.report import Reshaped
 from headwise.reshape.text import Calibration, Ids
 
@@ -74,33 +74,25 @@ def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | Non
     if by not in SCORES:
         raise unknown(f"by={by!r} is not known", by, SCORES)
 
-    def check(model: nn.Module) -> None:
+    def chosen(model: nn.Module, scores: Mapping[str, float]) -> Gone:
         if heads is not None:
-            obstacle(model, named_heads(model, heads), uniform)
-        if keep is not None:
-            if by != "role" and predicts(model) != "next":
-                raise HeadwiseError(
-                    f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; "
-                    f"pass --by role, or --heads"
-                )
-            n_heads = head_counts(model)[0]
-            ties = {head_name(n, h): 0.0 for n in range(len(attentions(model))) for h in range(n_heads)}
-            obstacle(model, weakest(model, ties, keep, uniform), uniform)
+            return named_heads(model, heads)
+        assert keep is not None
+        return weakest(model, scores, keep, uniform)
+
+    def check(model: nn.Module) -> None:
+        if keep is not None and by != "role" and predicts(model) != "next":
+            raise HeadwiseError(
+                f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass --by role, "
+                f"or --heads"
+            )
+        obstacle(model, chosen(model, defaultdict(float)), uniform)  # as if all scores were equal
 
     def apply(source: Folder, calibration: Calibration) -> Changed:
-        model = source.model
-        if heads is not None:
-            return _changed(model, prune_heads(model, named_heads(model, heads), uniform), {})
-        assert keep is not None
-        scores = head_scores(by, source, calibration)
-        return _changed(model, prune_heads(model, weakest(model, scores, keep, uniform), uniform), scores)
+        scores = {} if keep is None else head_scores(by, source, calibration)
+        return _changed(source.model, prune_heads(source.model, chosen(source.model, scores), uniform), scores)
 
-    settings: dict[str, object] = {
-        "heads": heads,
-        "keep": keep,
-        "by": by if keep is not None else None,
-        "uniform": uniform,
-    }
+    settings: dict[str, object] = {"heads": heads, "keep": keep, "by": None if keep is None else by, "uniform": uniform}
     return Change(settings, check, apply)
 
 
@@ -131,19 +123,17 @@ def _changed(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> 
             f"{', '.join(pruned.names)}: these heads give nothing already, so nothing changes and nothing is written; "
             f"name others with --heads"
         )
-    total = n_heads * len(layers)
+    count = f"{len(pruned.names)} of {n_heads * len(layers)}"
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)
-    notes = [f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned)]
+    notes = (f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned))
     if pruned.reason is None:
         origins = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
-        what = f"heads out of the weights: {len(pruned.names)} of {total}"
-        return Changed(pruned.model, what, details, origins, tuple(notes))
+        return Changed(pruned.model, f"heads out of the weights: {count}", details, origins, notes)
     origins = [list(range(n_heads)) for _ in pruned.heads]
-    what = f"heads zeroed: {len(pruned.names)} of {total}"
-    notes = [f"zeroed, not removed: {pruned.reason}", *notes]
-    return Changed(pruned.model, what, details, origins, tuple(notes), silent=pruned.heads)
+    notes = (f"zeroed, not removed: {pruned.reason}", *notes)
+    return Changed(pruned.model, f"heads zeroed: {count}", details, origins, notes, silent=pruned.heads)
 
 
 def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:

@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.models.weights import cannot_carry, head_counts, read_layers, with_layers
 from headwise.records import head_name
-from headwise.reshape.change import Gone, silence
 from headwise.reshape.damage import cache_bytes
+
+Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,15 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
     kept, kv_kept = _remaining(model, heads)
     chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
     return Pruned(with_layers(model, chosen, len(kept[0]), len(kv_kept[0])), heads, None)
+
+
+@torch.no_grad()
+def silence(model: nn.Module, heads: Gone) -> None:
+    """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
+    for weights, gone in zip(read_layers(model), heads, strict=True):
+        for tensor in (weights.wq, weights.bq, weights.wo.transpose(0, 1)):
+            if tensor is not None and gone:
+                tensor[list(gone)] = 0
 
 
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:

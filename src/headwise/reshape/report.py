@@ -55,11 +55,11 @@ class Damage:
     decode_context: int  # tokens in the cache while that was measured
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reshaped:
     """A model that was shared or pruned, and what that cost."""
 
-    model: nn.Module = field(repr=False, compare=False)  # the child, in eval mode
+    model: nn.Module = field(compare=False)  # the child, in eval mode
     source: str
     out: str | None  # None where nothing was written
     what: str  # one line: what was done
@@ -70,6 +70,15 @@ class Reshaped:
     curve: tuple[HealPoint, ...] = ()  # of healing; empty without
     healed: Damage | None = None
     verified: str | None = None  # how the folder was read back; None where nothing was written
+
+    def __repr__(self) -> str:
+        last, changes = self.healed or self.damage, []
+        if self.damage.loss is not None and last.loss is not None:
+            healed = "" if self.healed is None else f", {last.loss.after:.4f} healed"
+            changes = [f"loss {self.damage.loss.before:.4f} -> {self.damage.loss.after:.4f}{healed}"]
+        cache = last.cache_bytes
+        changes.append(f"cache {cache.before:,.0f} -> {cache.after:,.0f} bytes per token")
+        return f"Reshaped({self.what};\n         {', '.join(changes)})"
 
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""

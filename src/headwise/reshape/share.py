@@ -7,19 +7,18 @@ along, which is exact. `pool` makes one head of each group. Both know activation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, unknown
+from headwise.markup import plural
 from headwise.models.open import Folder
 from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
 from headwise.reshape.align import key_rule
-from headwise.reshape.change import Change, Changed
 from headwise.reshape.group import GROUPS, Groups, adjacent, best
-from headwise.reshape.job import Job, Listener, run_job
+from headwise.reshape.job import Change, Changed, Job, Listener, run_job
 from headwise.reshape.moments import moments
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
 from headwise.reshape.recipe import HealRecipe
@@ -82,32 +81,11 @@ def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
         check_share(model, n_kv_heads, method, groups)
 
     def apply(source: Folder, calibration: Calibration) -> Changed:
-        roots = moments(source.model, calibration.statistics) if needs_text(method, groups) else []
-        return _changed(source.model, share_heads(source.model, n_kv_heads, method, groups, roots))
+        blind = groups == "adjacent" and method in BLIND
+        roots = [] if blind else moments(source.model, calibration.statistics)
+        return share_heads(source.model, n_kv_heads, method, groups, roots)
 
     return Change({"n_kv_heads": n_kv_heads, "method": method, "groups": groups}, check, apply)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A model with fewer key/value heads, and how it came about."""
-
-    model: nn.Module
-    groups: tuple[Groups, ...]  # for each layer the key/value heads of the parent that share, in the new order
-    turned: tuple[str, ...]  # for each layer what alignment of the keys was exact; "" where none was asked for
-
-
-def _changed(parent: nn.Module, shared: Shared) -> Changed:
-    (n_heads, before, _), after = head_counts(parent), head_counts(shared.model)[1]
-    r = n_heads // before
-    origins = [[g * r + i for group in groups for g in group for i in range(r)] for groups in shared.groups]
-    turned = dict.fromkeys(rule for rule in shared.turned if rule)
-    notes = [f"keys were aligned by what is exact here: {rule}" for rule in turned]
-    if set(shared.groups) != {adjacent(before, after)}:
-        rows = (" | ".join(" ".join(map(str, group)) for group in groups) for groups in shared.groups)
-        notes += [f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows)]
-    what = f"key/value heads for {n_heads} query heads: {after}, {before} before"
-    return Changed(shared.model, what, {"shared": shared.groups}, origins, tuple(notes))
 
 
 def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:
@@ -116,32 +94,27 @@ def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> 
         if value not in known:
             raise unknown(f"{name}={value!r} is not known", value, known)
     n_heads, now, _ = head_counts(model)
+    if n_kv_heads == now:
+        fact = f": the model has {now} key/value heads already, so nothing changes and nothing is written"
+    elif n_kv_heads < 1:
+        fact = " is not positive"
+    elif n_kv_heads > n_heads:
+        fact = f" exceeds the {n_heads} query heads"
+    elif n_kv_heads > now:
+        fact = (
+            f": the model has {now} key/value heads for its {n_heads} query heads already, and sharing only lowers "
+            f"their number"
+        )
+    elif now % n_kv_heads:
+        fact = f" does not divide the model's {now} key/value heads"
+    else:
+        problem = cannot_carry(model, n_heads, n_kv_heads)
+        if problem:
+            raise HeadwiseError(problem)
+        return
     divisors = [str(n) for n in range(1, now) if now % n == 0]
     remedy = f"pass one of {', '.join(divisors)}" if divisors else "there is nothing left to share"
-    if n_kv_heads == now:
-        raise HeadwiseError(
-            f"n_kv_heads={now}: the model has {now} key/value heads already, so nothing changes and nothing is "
-            f"written; {remedy}"
-        )
-    if n_kv_heads < 1:
-        raise HeadwiseError(f"n_kv_heads={n_kv_heads} is not positive; {remedy}")
-    if n_kv_heads > n_heads:
-        raise HeadwiseError(f"n_kv_heads={n_kv_heads} exceeds the {n_heads} query heads; {remedy}")
-    if n_kv_heads > now:
-        raise HeadwiseError(
-            f"n_kv_heads={n_kv_heads}: the model has {now} key/value heads for its {n_heads} query heads already, and "
-            f"sharing only lowers their number; {remedy}"
-        )
-    if now % n_kv_heads:
-        raise HeadwiseError(f"n_kv_heads={n_kv_heads} does not divide the model's {now} key/value heads; {remedy}")
-    problem = cannot_carry(model, n_heads, n_kv_heads)
-    if problem:
-        raise HeadwiseError(problem)
-
-
-def needs_text(method: str, groups: str) -> bool:
-    """Must a text be read for it, or do the weights suffice?"""
-    return groups == "best" or method not in BLIND
+    raise HeadwiseError(f"n_kv_heads={n_kv_heads}{fact}; {remedy}")
 
 
 def share_heads(
@@ -150,25 +123,33 @@ def share_heads(
     method: str = "aligned+norm",
     groups: str = "adjacent",
     roots: Sequence[Tensor] = (),
-) -> Shared:
+) -> Changed:
     """The model with n_kv_heads key/value heads in each layer; `model` itself is left alone.
 
-    roots  for each layer, from `moments`, where `needs_text`
+    roots  for each layer, from `moments`; a method of `BLIND` on adjacent groups needs none
     """
     check_share(model, n_kv_heads, method, groups)
-    now = head_counts(model)[1]
-    chosen: list[Groups] = []
-    turned: list[str] = []
+    n_heads, before, _ = head_counts(model)
+    neighbours = adjacent(before, n_kv_heads)
+    chosen: list[Groups] = []  # for each layer the key/value heads of the parent that share, in the new order
+    rules: dict[str, None] = {}  # what alignment of the keys is exact, each once
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.double()
-        sharing = adjacent(now, n_kv_heads) if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
+        sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
         chosen.append(sharing)
-        turned.append(key_rule(weights).description if method in ALIGNING else "")
+        if method in ALIGNING:
+            rules[key_rule(weights).description] = None
         return POOLS[method](weights.permuted([g for group in sharing for g in group]), root, n_kv_heads)
 
-    before = read_layers(model)
-    read = roots if needs_text(method, groups) else [torch.empty(0)] * len(before)
-    layers = (pooled(weights, root) for weights, root in zip(before, read, strict=True))
-    child = with_layers(model, layers, n_kv_heads=n_kv_heads)
-    return Shared(child, tuple(chosen), tuple(turned))
+    layers = read_layers(model)
+    pairs = zip(layers, roots or [torch.empty(0)] * len(layers), strict=True)
+    child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
+    r = n_heads // before
+    origins = [[g * r + i for group in sharing for g in group for i in range(r)] for sharing in chosen]
+    notes = [f"keys were aligned by what is exact here: {rule}" for rule in rules]
+    if set(chosen) != {neighbours}:
+        rows = (" | ".join(" ".join(map(str, group)) for group in sharing) for sharing in chosen)
+        notes += [f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows)]
+    what = f"{plural(n_kv_heads, 'key/value head')} for {n_heads} query heads, {before} before"
+    return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
