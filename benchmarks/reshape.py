@@ -29,9 +29,8 @@ from headwise.models.open import open_folder
 from headwise.reshape.damage import cache_bytes, decode_speed
 from headwise.reshape.heal import Healing
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import weakest
+from headwise.reshape.prune import prune_heads, weakest
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.remove import prune_heads
 from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration
 

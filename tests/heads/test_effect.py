@@ -20,7 +20,7 @@ from headwise.gpt.presets import PRESETS
 from headwise.heads import effect
 from headwise.heads.effect import ablation, importance
 from headwise.intervals import interval_of
-from headwise.models.ask import has_loss, next_token_losses
+from headwise.models.ask import next_token_losses, predicts
 
 V, T = 17, 13
 BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length
@@ -268,7 +268,7 @@ def test_losses() -> None:
 @pytest.mark.parametrize("name", ["bert", "vit", "t5"])
 def test_a_model_without_a_next_token_is_refused(name: str) -> None:
     model = model_of(name)
-    assert not has_loss(model)
+    assert predicts(model) != "next"
     for call in (importance, ablation):
         with pytest.raises(hw.HeadwiseError, match=rf"^{type(model).__name__} does not predict the next token"):
             call(model, batches())

@@ -81,9 +81,6 @@ def test_a_model_without_words_answers_with_hidden_states() -> None:
     assert ask.answers(encoder, torch.arange(7)[None]).shape == (1, 7, 20)
     with pytest.raises(HeadwiseError, match="BertModel does not predict the next token"):
         ask.require_next(encoder)
-    ask.check_class(encoder)
-    with pytest.raises(HeadwiseError, match="answers with something other than tokens"):
-        ask.check_class(tf.BertForTokenClassification(BERT))
 
 
 def test_the_body_runs_every_layer_and_an_encoder_decoder_reads_on_both_sides() -> None:

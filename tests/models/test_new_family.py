@@ -22,7 +22,7 @@ from headwise.layer.importing import family
 from headwise.layer.importing.family import Family
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
-from headwise.reshape.remove import prune_heads
+from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
 NovelRotaryEmbedding = LlamaRotaryEmbedding  # importers look for it beside the attention

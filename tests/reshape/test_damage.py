@@ -16,7 +16,7 @@ from headwise.heads.maps import head_maps
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.damage import cache_bytes, decode_speed, entropies, measure
 from headwise.reshape.moments import moments
-from headwise.reshape.remove import prune_heads
+from headwise.reshape.prune import prune_heads
 from headwise.reshape.report import Speed
 from headwise.reshape.share import share_heads
 

@@ -24,8 +24,8 @@ from headwise.models.ask import answers
 from headwise.reshape.damage import compared, divergence, relative_error
 from headwise.reshape.heal import STATE, Healing, refit
 from headwise.reshape.moments import moments
+from headwise.reshape.prune import prune_heads, silence
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.remove import prune_heads, silence
 from headwise.reshape.report import HealPoint
 from headwise.reshape.share import share_heads
 

@@ -27,7 +27,7 @@ from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
-from headwise.models.ask import context_of, evaluating, has_loss, next_token_losses, reads_tokens, vocabulary_of
+from headwise.models.ask import context_of, evaluating, next_token_losses, predicts, reads_tokens, vocabulary_of
 from headwise.models.open import Folder, TextTokens, described, open_model
 from headwise.models.sites import Site
 from headwise.records import parse_head
@@ -175,7 +175,7 @@ class _Study:
 
     def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
-        if not has_loss(self.model):
+        if predicts(self.model) != "next":
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "
                               "out.")  # fmt: skip

@@ -35,32 +35,12 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     return "next" if names & CAUSAL else "masked" if names & FILLING else None
 
 
-def has_loss(model: nn.Module) -> bool:
-    """Does the model predict the next token, so that a change in its loss can be measured?"""
-    return predicts(model) == "next"
-
-
-def gives_logits(model: nn.Module) -> bool:
-    """Does the model end in a distribution over tokens, so that a divergence can be taken?"""
-    return predicts(model) is not None
-
-
 def require_next(model: nn.Module) -> None:
     """Raise HeadwiseError for a model that does not predict the next token."""
-    if not has_loss(model):
+    if predicts(model) != "next":
         raise HeadwiseError(
             f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
             f"measured; load the model with its causal language-model head"
-        )
-
-
-def check_class(model: nn.Module) -> None:
-    """Raise HeadwiseError for a model whose answers are neither predictions of tokens nor hidden states."""
-    name = type(model).__name__
-    if not gives_logits(model) and not name.endswith("Model"):
-        raise HeadwiseError(
-            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
-            f"those; save the model without that head, or with its language-model head"
         )
 
 
@@ -79,7 +59,7 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
 
 def answers(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits (B,T,V) of ids (B,T); of a model that predicts no tokens its last hidden states (B,T,C)."""
-    if gives_logits(model):
+    if predicts(model):
         return logits(model, ids)
     states: Tensor = _forward(model, ids).last_hidden_state
     return states
@@ -116,11 +96,10 @@ def context_of(model: nn.Module) -> int | None:
     """The most tokens that the model takes at a time; None where it sets no bound."""
     if isinstance(model, GPT):
         return model.config.context
-    config: Any = getattr(model, "config", None)
-    if config is None or getattr(config, "model_type", "") in RELATIVE:
+    config = _text_config(model)
+    if getattr(config, "model_type", "") in RELATIVE:
         return None
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
 
 RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
@@ -128,16 +107,19 @@ RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """The number of different token ids; None where the config does not say."""
+    return getattr(_text_config(model), "vocab_size", None)
+
+
+def _text_config(model: nn.Module) -> Any:
+    """The config, or the part of it that is about text; None without."""
     config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return getattr(text, "vocab_size", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def config_fields(model: nn.Module) -> dict[str, Any]:
     """The fields of the model's config.json."""
     config: Any = model.config
-    fields: dict[str, Any] = hf_config(config, None) if isinstance(model, GPT) else config.to_dict()
-    return fields
+    return hf_config(config, None) if isinstance(model, GPT) else dict(config.to_dict())
 
 
 @contextmanager
@@ -158,18 +140,15 @@ def decoder(model: nn.Module, prompt: Tensor) -> Callable[[], Callable[[Tensor],
     What it begins is a function that gives the model one more token (1,1) at a time.
     """
     if isinstance(model, GPT):
-        caches = model.new_caches()
-        model(prompt, caches, last_only=True)
-
-        def begin_own() -> Callable[[Tensor], object]:
-            copied = copy.deepcopy(caches)
-            return lambda token: model(token, copied, last_only=True)
-
-        return begin_own
-    cache = model(input_ids=prompt, use_cache=True).past_key_values
+        cache: Any = model.new_caches()
+        model(prompt, cache, last_only=True)
+    else:
+        cache = model(input_ids=prompt, use_cache=True).past_key_values
 
     def begin() -> Callable[[Tensor], object]:
         copied = copy.deepcopy(cache)
+        if isinstance(model, GPT):
+            return lambda token: model(token, copied, last_only=True)
         return lambda token: model(input_ids=token, past_key_values=copied, use_cache=True)
 
     return begin
@@ -189,10 +168,9 @@ def reader(model: nn.Module) -> Callable[[Tensor], Tensor]:
     def read(ids: Tensor) -> Tensor:
         nonlocal past, text
         text = torch.cat([text.to(ids), ids], 1)
-        if past is None:  # at first, and always with a model that keeps no keys and values
-            answer: Any = model(input_ids=text, **options)
-        else:
-            answer = model(input_ids=ids, past_key_values=past, **options)
+        # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
+        more = {"input_ids": text} if past is None else {"input_ids": ids, "past_key_values": past}
+        answer: Any = model(**more, **options)
         past = getattr(answer, "past_key_values", None)
         logits: Tensor = answer.logits[0, -1]
         return logits
@@ -235,8 +213,7 @@ def _forward(model: nn.Module, ids: Tensor) -> Any:
 
 def _body(model: nn.Module) -> nn.Module:
     """The model without the projection onto the vocabulary."""
-    body: nn.Module = getattr(model, "base_model", model)
-    return body
+    return getattr(model, "base_model", model)
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:

@@ -58,8 +58,7 @@ def prompt_ids(model: nn.Module, text: str) -> list[int]:
         raise HeadwiseError(f"{where}, so its words are not known; pass token ids instead of a text (--ids)")
     if isinstance(folder.tokens, Tokens):
         return folder.tokens.prompt(text) or folder.tokens.opening()
-    begin = _special(model, "bos_token_id")
-    return folder.tokens.prompt(text) or sorted(begin)[:1]
+    return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]
 
 
 def end_ids(model: nn.Module) -> set[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,40 +44,28 @@ _routes: WeakKeyDictionary[nn.Module, Attention] = WeakKeyDictionary()
 def load_folder(folder: Path) -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included)."""
     config = read_config(folder)
-    pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     if not any(folder.glob("*.safetensors")):
+        pickled = [path for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
         if pickled:
-            raise HeadwiseError(
-                f"{folder / pickled[0]} is a pickle, which can run code; convert it to model.safetensors"
-            )
+            raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
     kind = _architecture(folder, config)
     _check_shards(folder)
-    with _quiet():
-        try:
-            model, loading = kind.from_pretrained(
-                folder,
-                config=_own_choices(_config_class(kind, folder).from_pretrained(folder, **LOCAL)),
-                use_safetensors=True,
-                output_loading_info=True,
-                **LOCAL,
-            )
-        except Exception as error:  # the library lets through whatever its parts raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            if _brings_code(folder / "config.json"):
-                first = f"transformers has no class for it{FOREIGN_CODE}"
-            raise HeadwiseError(f"{folder} does not load as {kind.__name__}: {first}") from None
+    config_class = AutoConfig if kind is AutoModel else kind.config_class
+    with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
+        model, loading = kind.from_pretrained(
+            folder,
+            config=_own_choices(config_class.from_pretrained(folder, **LOCAL)),
+            use_safetensors=True,
+            output_loading_info=True,
+            **LOCAL,
+        )
     if loading["missing_keys"]:  # transformers would draw them at random
         raise HeadwiseError(
             f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(loading['missing_keys'])[:3])}"
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
-
-
-def _config_class(kind: Any, folder: Path) -> Any:
-    """The class of the config; `AutoConfig` where `config.json` names no architecture."""
-    return AutoConfig if kind is AutoModel else kind.config_class
 
 
 def _own_choices(config: Any) -> Any:
@@ -90,12 +78,18 @@ def _own_choices(config: Any) -> Any:
     return config
 
 
-def _brings_code(path: Path) -> bool:
-    """Does this file of a model folder name code that lies beside it?"""
+@contextmanager
+def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
+    """What goes wrong in this block, in one line; a config with an auto_map names code that lies beside it."""
     try:
-        return "auto_map" in json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
+        with _quiet():
+            yield
+    except Exception as error:  # the library lets through whatever its parts raise
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        with suppress(OSError, ValueError, TypeError):
+            if "auto_map" in json.loads(config.read_text(encoding="utf-8")):
+                first = f"transformers has no class for it{FOREIGN_CODE}"
+        raise HeadwiseError(f"{failure}: {first}{remedy}") from None
 
 
 def _check_shards(folder: Path) -> None:
@@ -177,37 +171,29 @@ class FolderTokens:
     def __len__(self) -> int:
         return len(self._tokenizer)
 
+    # What the methods give is said in `open.TextTokens`.
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without those of the frame."""
         with _quiet():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def prompt(self, text: str) -> list[int]:
-        """Ids that a model continues: the text after what the model expects before every document."""
         return self.frame[0] + self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each id as a reader should see it; what is no whole character shows as the vocabulary writes it."""
         shown = []
         for i in ids:
             text = str(self._tokenizer.decode([i]))
-            shown.append(str(self._tokenizer.convert_ids_to_tokens(i)) if not text or "\ufffd" in text else text)
+            whole = text and "\ufffd" not in text  # else it shows as the vocabulary writes it
+            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i)))
         return tuple(shown)
 
 
 def _open_tokenizer(folder: Path) -> Any:
-    with _quiet():
-        try:
-            return AutoTokenizer.from_pretrained(folder, **LOCAL)
-        except Exception as error:  # the library lets through whatever its parts raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            if _brings_code(folder / "tokenizer_config.json"):
-                first = f"transformers has no class for it{FOREIGN_CODE}"
-            raise HeadwiseError(f"the tokenizer of {folder} does not load: {first}; pass --ids FILE") from None
+    with _loading(folder / "tokenizer_config.json", f"the tokenizer of {folder} does not load", "; pass --ids FILE"):
+        return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
 def is_hf(module: nn.Module) -> bool:

@@ -52,11 +52,11 @@ def digest(folder: Path) -> str:
 
 def digest_of(model: nn.Module) -> str:
     """SHA-256 of the weights of a model in memory."""
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        whole.update(name.encode())
-        whole.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
+        hashed.update(name.encode())
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 @lru_cache(maxsize=16)  # a command asks several times, and files may be large
@@ -86,23 +86,19 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
 
     None where neither comes from the other and both come from no third model.
     """
-    records = [recorded(path) for path in (folder, other)]
-    if not any(records):
-        return None
-    ours, theirs = (
-        {digest(path): None} | {older.digest: _names(older.heads) for older in record}
-        for path, record in zip((folder, other), records, strict=True)
-    )
-    common = next((known for known in ours if known in theirs), None)
-    if common is None:
-        return None
-    here, there = ours[common], theirs[common]
-    if here is None and there is None:
-        return None  # the same weights
-    if there is None:
-        return here
-    back = {older: name for name, older in there.items()}
-    return back if here is None else {name: back[older] for name, older in here.items() if older in back}
+    records = [(path, recorded(path)) for path in (folder, other)]
+    if not any(older for _, older in records):
+        return None  # and no digest is taken, for files may be large
+    # For each model that a folder comes from, by digest, what its heads were called there; None for itself.
+    here, there = ({digest(path): None} | {x.digest: _names(x.heads) for x in older} for path, older in records)
+    common = next((known for known in here if known in there), None)
+    if common is None or here[common] is there[common]:
+        return None  # not related, or the same weights
+    ours, theirs = here[common], there[common]
+    if theirs is None:
+        return ours
+    back = {older: name for name, older in theirs.items()}
+    return back if ours is None else {name: back[older] for name, older in ours.items() if older in back}
 
 
 def recorded(folder: Path) -> list[Ancestor]:

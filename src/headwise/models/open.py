@@ -101,10 +101,7 @@ def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: st
 
 
 def open_folder(path: Path) -> Folder:
-    """Read a model folder, with our own model where it is one of ours, else through transformers.
-
-    Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
-    """
+    """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`."""
     if is_own(path):
         model, tokens = load_run(path)
         return remember(model, path, tokens, "headwise")

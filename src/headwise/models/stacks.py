@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.family import Family, families
+from headwise.layer.importing.family import families
 from headwise.models.hf import is_hf, uses_interface
 from headwise.models.sites import Site, is_watchable
 from headwise.models.weights import as_rows
@@ -48,7 +48,7 @@ def foreign_sites(model: nn.Module) -> list[Site]:
                 name=f"{names[stack]}L{_number(path, order)}",
                 module=module,
                 n_heads=_count(module, owner),
-                **_weights(modules, path, _record(owner)),
+                **_weights(modules, path, owner),
                 cross=_is_cross(path),
             )
         )
@@ -65,16 +65,16 @@ def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: S
         and any(True for _ in module.parameters())
         and not any(other == path or other.startswith(path + ".") or path.startswith(other + ".") for other in through)
     }
-    family = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    name = f"{type(model).__name__} ({getattr(getattr(model, 'config', None), 'model_type', type(model).__name__)})"
     if not through:
         raise HeadwiseError(
-            f"{type(model).__name__} ({family}) does not go through the attention interface of transformers, so its "
+            f"{name} does not go through the attention interface of transformers, so its "
             f"heads cannot be watched or ablated; families that do are, among others, GPT-2, BERT, Llama, Mistral, "
             f"Qwen3, Gemma, gpt-oss, T5, Whisper, ViT"
         )
     if missed:
         raise HeadwiseError(
-            f"{type(model).__name__} ({family}): {', '.join(sorted(missed))} does not go through the attention "
+            f"{name}: {', '.join(sorted(missed))} does not go through the attention "
             f"interface of transformers, and its heads would be missing"
         )
 
@@ -129,18 +129,14 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
 
 
-def _record(owner: nn.Module) -> Family | None:
-    """The record of the family of a transformers model, where it has one."""
-    kind = getattr(getattr(owner, "config", None), "model_type", None)
-    return next((family for family in families() if family.name == kind), None)
-
-
-def _weights(modules: Mapping[str, nn.Module], path: str, family: Family | None) -> dict[str, Tensor | None]:
+def _weights(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) -> dict[str, Tensor | None]:
     """W_Q, W_K, W_V and W_O of an attention as rows, y = W x; None where none of the known names is there.
 
     The record of the family names them first, seen from its attention module, which may lie around the one that calls
     the interface; then the names that transformers' modules have in common. W_O may stand beside the attention.
     """
+    kind = getattr(getattr(owner, "config", None), "model_type", None)
+    family = next((family for family in families() if family.name == kind), None)
     around = [path, path.rpartition(".")[0]]
     weights: dict[str, Tensor | None] = {}
     for x in "qkvo":
@@ -150,26 +146,20 @@ def _weights(modules: Mapping[str, nn.Module], path: str, family: Family | None)
     if weights["w_v"] is None:
         recorded = (family.q,) if family is not None and family.packed else ()
         packed = _first_matrix(modules, around[:1], recorded + PACKED)
-        if packed is not None:
-            weights |= _unpacked(packed, weights["w_o"])
+        if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
+            n_queries = packed.shape[0] // 3 if weights["w_o"] is None else weights["w_o"].shape[1]
+            n_keys, left = divmod(packed.shape[0] - n_queries, 2)
+            if n_keys > 0 and not left:
+                parts = torch.split(packed, [n_queries, n_keys, n_keys])
+                weights |= dict(zip(("w_q", "w_k", "w_v"), parts, strict=True))
     return weights
-
-
-def _unpacked(packed: Tensor, w_o: Tensor | None) -> dict[str, Tensor | None]:
-    """W_Q, W_K and W_V out of one matrix: as many rows of queries as W_O reads, the rest keys and values alike."""
-    n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
-    rest = packed.shape[0] - n_queries
-    if rest <= 0 or rest % 2:
-        return {}
-    return dict(zip(("w_q", "w_k", "w_v"), torch.split(packed, [n_queries, rest // 2, rest // 2]), strict=True))
 
 
 def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> Tensor | None:
     """The first matrix of these names in these places, as rows."""
-    for place in places:
-        for name in names:
-            module = modules.get(f"{place}.{name}" if place else name)
-            weight = getattr(module, "weight", None)
-            if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
-                return as_rows(module)
+    for place, name in itertools.product(places, names):
+        module = modules.get(f"{place}.{name}" if place else name)
+        weight = getattr(module, "weight", None)
+        if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
+            return as_rows(module)
     return None

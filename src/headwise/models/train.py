@@ -40,26 +40,18 @@ def train(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
-            text = _write_text(folder, Path(temporary) if out is None else folder, text)
+            if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
+                raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+            written = (Path(temporary) if out is None else folder) / TEXT
+            written.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(written, text)
+            text = written
+        text_file = None if text is None else str(text_path(text).absolute())
+        tokenizer_file = None if tokenizer is None else str(tokenizer)
         settings = Settings(
-            preset=preset,
-            text=None if text is None else str(text_path(text).absolute()),
-            tokenizer=None if tokenizer is None else str(tokenizer),
-            lines=lines,
-            seed=seed,
-            steps=steps,
-            shape=shape,
+            preset=preset, text=text_file, tokenizer=tokenizer_file, lines=lines, seed=seed, steps=steps, shape=shape
         )
         run_training(folder, settings, lambda progress: None, resume=False, n_samples=0)
         model, tokens = load_run(folder)
     remember(model, folder, tokens, "headwise")
     return model
-
-
-def _write_text(folder: Path, place: Path, text: str) -> Path:
-    """Write the text into `place`, the folder of the run to come or a temporary one; returns its path."""
-    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
-        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
-    place.mkdir(parents=True, exist_ok=True)
-    write_whole(place / TEXT, text)
-    return place / TEXT

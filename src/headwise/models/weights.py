@@ -53,25 +53,16 @@ class AttentionWeights:
 
     def double(self) -> AttentionWeights:
         """In float64, detached: what is folded into weights is computed there."""
-        tensors: dict[str, Any] = {
-            f.name: x.detach().double()
-            for f in dataclasses.fields(self)
-            if isinstance(x := getattr(self, f.name), Tensor)
-        }
+        tensors: dict[str, Any] = {name: x.detach().double() for name, x in vars(self).items() if isinstance(x, Tensor)}
         return dataclasses.replace(self, **tensors)
 
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
         """The layer of these query heads and key/value heads, in that order."""
-        return dataclasses.replace(
-            self,
-            wq=self.wq[list(heads)],
-            wo=self.wo[:, list(heads)],
-            bq=None if self.bq is None else self.bq[list(heads)],
-            wk=self.wk[list(kv_heads)],
-            wv=self.wv[list(kv_heads)],
-            bk=None if self.bk is None else self.bk[list(kv_heads)],
-            bv=None if self.bv is None else self.bv[list(kv_heads)],
-        )
+        rows = {"wq": heads, "bq": heads, "wk": kv_heads, "bk": kv_heads, "wv": kv_heads, "bv": kv_heads}
+        tensors: dict[str, Any] = {
+            name: x[list(numbers)] for name, numbers in rows.items() if (x := getattr(self, name)) is not None
+        }
+        return dataclasses.replace(self, wo=self.wo[:, list(heads)], **tensors)
 
     def permuted(self, kv_order: Sequence[int]) -> AttentionWeights:
         """The same function, its key/value heads in another order; the query heads of each go with it."""
@@ -113,8 +104,7 @@ def attentions(model: nn.Module) -> list[nn.Module]:
 
 def input_projection(model: nn.Module, layer: int) -> nn.Module:
     """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
-    family = family_of(model)
-    return attentions(model)[layer].get_submodule(family.q)
+    return attentions(model)[layer].get_submodule(family_of(model).q)
 
 
 def output_projection(model: nn.Module, layer: int) -> nn.Module:
@@ -164,13 +154,10 @@ def with_layers(
     """
     before = head_counts(model)
     n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
-    if (n_heads, n_kv_heads) == before[:2]:
-        new = copy.deepcopy(model)
-    else:
-        problem = cannot_carry(model, n_heads, n_kv_heads)
-        if problem:
-            raise HeadwiseError(problem)
-        new = _rebuilt(model, n_heads, n_kv_heads)
+    if problem := cannot_carry(model, n_heads, n_kv_heads):
+        raise HeadwiseError(problem)
+    same = (n_heads, n_kv_heads) == before[:2]
+    new = copy.deepcopy(model) if same else _rebuilt(model, n_heads, n_kv_heads)
     for module, weights in zip(attentions(new), layers, strict=True):
         assert (weights.n_heads, weights.n_kv_heads) == (n_heads, n_kv_heads)
         for name, view in _views(family_of(new), module, (n_heads, n_kv_heads, n_kv_heads)).items():
@@ -182,15 +169,11 @@ def with_layers(
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
-    if (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
-        return None
     config: Any = model.config
-    if isinstance(model, GPT):
-        form, width = stock_form(model.config), model.config.d_model
-    else:
-        form, width = config.model_type, config.hidden_size
-    if form is None:
+    form = stock_form(config) if isinstance(model, GPT) else config.model_type
+    if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
+    width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = _record(form)
     if family.n_kv_heads is None and n_heads != old_heads:
         return (

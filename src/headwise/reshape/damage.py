@@ -53,13 +53,12 @@ def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> 
         distance += distance_of(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if kind == "next":
-            n = ids.shape[0] * (ids.shape[1] - 1)
+            n = ids[:, 1:].numel()
             n_predicted += n
             for i, logits in enumerate(both):
                 losses[i] += F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).item() * n
-    if kind != "next":
-        return Comparison(None, None, distance / n_tokens)
-    return Comparison(losses[0] / n_predicted, losses[1] / n_predicted, distance / n_tokens)
+    parent_loss, child_loss = (total / n_predicted if kind == "next" else None for total in losses)
+    return Comparison(parent_loss, child_loss, distance / n_tokens)
 
 
 def measure(
@@ -102,11 +101,10 @@ def entropies(parent: nn.Module, child: nn.Module, ids: Tensor, pairs: HeadPairs
         with torch.no_grad(), watch(model) as seen:
             model(ids)
         views.append(seen)
-    rows = []
-    for layer, heads in enumerate(pairs):
-        sides = ([views[i][f"L{layer}.H{pair[i]}"].entropy for pair in heads] for i in (0, 1))
-        rows.append(Pair(*(statistics.fmean(side) for side in sides)))
-    return tuple(rows)
+    return tuple(
+        Pair(*(statistics.fmean(views[i][f"L{layer}.H{pair[i]}"].entropy for pair in heads) for i in (0, 1)))
+        for layer, heads in enumerate(pairs)
+    )
 
 
 def cache_bytes(model: nn.Module) -> int:
@@ -127,7 +125,10 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     for run in range(RUNS):
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
             speeds[i].append(_run_speed(decoders[i](), prompt))
-    (low, before, high), (least, after, most) = (_median_and_range(values) for values in speeds)
+    # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
+    # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
+    (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
+    before, after = map(statistics.median, speeds)
     return Speed(before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low)
 
 
@@ -140,13 +141,3 @@ def _run_speed(decode: Callable[[Tensor], object], prompt: Tensor) -> float:
         decode(token)
         seconds.append(time.perf_counter() - began)
     return 1 / statistics.median(seconds[WARM_UP:])
-
-
-def _median_and_range(speeds: Sequence[float]) -> tuple[float, float, float]:
-    """The median, between the bounds that hold the true one with a probability of 0.96, whatever the distribution.
-
-    Of nine values these are the second and the last but one: fewer than 2 of 9 lie on one side of the true median with
-    a probability of 20 / 512.
-    """
-    ordered = sorted(speeds)
-    return ordered[1], statistics.median(ordered), ordered[-2]

@@ -88,24 +88,21 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 def main(folder: Path, probe: Path, how: str) -> None:
     """The fresh process: compare the answers of a folder with those in the probe."""
-    tensors = read_tensors(probe)
-    model, by = _load(folder, how)
+    tensors, by = read_tensors(probe), "headwise"
+    if how == "stock":
+        try:
+            from headwise.models.hf import load_folder
+
+            by = "stock transformers"
+        except ModuleNotFoundError as error:
+            if error.name != "transformers":
+                raise
+            by = "headwise (transformers is not installed)"
+    model: nn.Module = load_folder(folder) if by == "stock transformers" else load_model(folder)[0]
     with torch.no_grad():
         here = answers(cast(model, torch.float32), tensors["ids"])
     difference = (here.double() - tensors["answers"].double()).abs().max().item()
     print(json.dumps({"difference": difference, "by": by}))
-
-
-def _load(folder: Path, how: str) -> tuple[nn.Module, str]:
-    if how == "own":
-        return load_model(folder)[0], "headwise"
-    try:
-        from headwise.models.hf import load_folder
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        return load_model(folder)[0], "headwise (transformers is not installed)"
-    return load_folder(folder), "stock transformers"
 
 
 if __name__ == "__main__":

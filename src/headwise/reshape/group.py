@@ -89,12 +89,9 @@ def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int],
 
 def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
-
-    def factors(weights: AttentionWeights) -> Pair:
-        values = activations(weights.wv, weights.bv, root)
-        return weights.wo.permute(1, 0, 2), _for_queries(values, before.n_heads)
-
-    old, new = factors(before), factors(after)
+    old, new = (
+        (x.wo.permute(1, 0, 2), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
+    )
     return _output_products(old, old), _squared_difference(_output_products, old, new)
 
 

@@ -13,20 +13,20 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import Stopped
 from headwise.gpt.verbs import WHOLE_LINES
-from headwise.models.ask import check_class, context_of, evaluating, vocabulary_of
+from headwise.models.ask import context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import ancestors, digest, digest_of
 from headwise.models.open import Folder, described, open_folder
-from headwise.models.weights import cast, family_of
+from headwise.models.weights import cast, family_of, read_layers
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healing
 from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.remove import Gone, silence
 from headwise.reshape.report import Damage, HealPoint, Reshaped, Speed
 from headwise.reshape.text import Calibration, Ids, read_calibration
 from headwise.reshape.workplace import Workplace
 
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
+Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def run_job(job: Job, change: Change, listener: Listener | None = None) -> Resha
     """Do a job. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
     listener = listener or Listener()
     if isinstance(job.model, nn.Module):
-        source = described(job.model) or _in_memory(job.model)
+        source = described(job.model) or Folder(
+            IN_MEMORY, job.model, None, context_of(job.model), family_of(job.model).name, vocabulary_of(job.model)
+        )
         path = source.path
     else:
         source, path = None, Path(job.model)
@@ -108,10 +110,6 @@ def run_job(job: Job, change: Change, listener: Listener | None = None) -> Resha
             return _Run(job, change, source, calibration, workplace, listener).reshaped()
 
 
-def _in_memory(model: nn.Module) -> Folder:
-    return Folder(IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model))
-
-
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
     """The model in eval mode and without gradients, and afterwards as it was."""
@@ -128,7 +126,12 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 def _check_model(model: nn.Module) -> None:
     """Refuse what cannot be measured before anything is."""
     family_of(model)
-    check_class(model)
+    name = type(model).__name__
+    if not predicts(model) and not name.endswith("Model"):
+        raise HeadwiseError(
+            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
+            f"those; save the model without that head, or with its language-model head"
+        )
     cache_bytes(model)
     device = next(model.parameters()).device
     if device.type != "cpu":
@@ -235,3 +238,12 @@ class _Run:
                 raise
             raise Stopped(report.curve[-1].step) from None
         return replace(report, verified=verified)
+
+
+@torch.no_grad()
+def silence(model: nn.Module, heads: Gone) -> None:
+    """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
+    for weights, gone in zip(read_layers(model), heads, strict=True):
+        for tensor in (weights.wq, weights.bq, weights.wo.transpose(0, 1)):
+            if tensor is not None and gone:
+                tensor[list(gone)] = 0

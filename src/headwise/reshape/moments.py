@@ -19,7 +19,7 @@ from headwise.models.weights import AttentionWeights, attentions, input_projecti
 
 @torch.no_grad()
 def moments(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
-    """For each layer a root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch."""
+    """For each layer a symmetric root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch."""
     n_layers = len(attentions(model))
     sums: list[Tensor | float] = [0.0] * n_layers
     counts = [0] * n_layers
@@ -41,15 +41,9 @@ def moments(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
         total, sums[layer] = sums[layer], 0.0  # freed here: roots are as large
         if not isinstance(total, Tensor):
             raise HeadwiseError("there is no calibration text to read; pass one with --text")
-        roots.append(_root(total / count))
+        values, vectors = torch.linalg.eigh(total / count)
+        roots.append((vectors * values.clamp(min=0).sqrt()) @ vectors.T)  # what rounding made negative counts as 0
     return roots
-
-
-def _root(moment: Tensor) -> Tensor:
-    """A symmetric L with L L = S; what rounding made negative counts as 0."""
-    values, vectors = torch.linalg.eigh(moment)
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    return root
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:

@@ -43,20 +43,17 @@ def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
     return activations(weights.wv, weights.bv, root)
 
 
-def _picked(weights: AttentionWeights, kv_heads: Sequence[int]) -> AttentionWeights:
-    """One key/value head for each group, as it is."""
-    return weights.selected(range(weights.n_heads), kv_heads)
-
-
 def _first(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _picked(weights, range(0, weights.n_kv_heads, weights.n_kv_heads // n_groups))
+    kv_heads = range(0, weights.n_kv_heads, weights.n_kv_heads // n_groups)
+    return weights.selected(range(weights.n_heads), kv_heads)
 
 
 def _medoid(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     similarity = _cosines(keys(weights, root)) + _cosines(_values(weights, root))
     size = weights.n_kv_heads // n_groups
     starts = range(0, weights.n_kv_heads, size)
-    return _picked(weights, [n + medoid(similarity[n : n + size, n : n + size]) for n in starts])
+    kv_heads = [n + medoid(similarity[n : n + size, n : n + size]) for n in starts]
+    return weights.selected(range(weights.n_heads), kv_heads)
 
 
 def _cosines(heads: Tensor) -> Tensor:
@@ -75,29 +72,21 @@ def _pooled(weights: AttentionWeights, n_groups: int, k_weights: Tensor) -> Atte
     return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
-def _turned_and_pooled(
-    weights: AttentionWeights, root: Tensor, n_groups: int
-) -> tuple[AttentionWeights, AttentionWeights]:
-    """The heads turned onto their means, and those means."""
-    turned = aligned(weights, root, n_groups)
-    return turned, _pooled(turned, n_groups, _key_weights(turned, root, n_groups))
-
-
-def _key_weights(weights: AttentionWeights, root: Tensor, n_groups: int) -> Tensor:
-    """A qk-norm makes the size of a key's rows meaningless: there each head counts alike whatever its size."""
-    if weights.k_gain is None:
-        return torch.ones(weights.n_kv_heads, dtype=root.dtype)
-    inverse = 1 / mean_norm(activations(weights.wk, weights.bk, root))
-    in_groups = grouped(inverse, n_groups)
-    return (in_groups / in_groups.mean(1, keepdim=True)).flatten()
-
-
 def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    return _turned_and_pooled(weights, root, n_groups)[1]
+    return _mean_of_turned(aligned(weights, root, n_groups), root, n_groups)
+
+
+def _mean_of_turned(turned: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    """A qk-norm makes the size of a key's rows meaningless: there each head counts alike whatever its size."""
+    if turned.k_gain is None:
+        return _mean(turned, root, n_groups)
+    inverse = grouped(1 / mean_norm(activations(turned.wk, turned.bk, root)), n_groups)
+    return _pooled(turned, n_groups, (inverse / inverse.mean(1, keepdim=True)).flatten())
 
 
 def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    turned, pooled = _turned_and_pooled(weights, root, n_groups)
+    turned = aligned(weights, root, n_groups)
+    pooled = _mean_of_turned(turned, root, n_groups)
     r, all_values = weights.group_size, tuple(range(weights.wv.shape[1]))
     o_scale = _shrinkage(_values(turned, root), _values(pooled, root), [all_values]).repeat_interleave(r, 0)
     pooled = dataclasses.replace(pooled, wo=pooled.wo * o_scale)
@@ -149,10 +138,8 @@ def _key_components(weights: AttentionWeights, root: Tensor, n_groups: int) -> t
         write_planes(outward, plane_out[..., 0, 0], rule.planes)
     if rule.free:
         free = list(rule.free)
-        rows = torch.tensor(free)[:, None]
-        inward[:, rows, free], outward[:, rows, free] = _components_by_group(
-            heads[:, free], readers[..., free], n_groups
-        )
+        block = (slice(None), torch.tensor(free)[:, None], free)
+        inward[block], outward[block] = _components_by_group(heads[:, free], readers[..., free], n_groups)
     return inward, outward
 
 

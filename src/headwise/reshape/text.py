@@ -80,19 +80,23 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
     A `str` is a text where it holds a space and there is no file of that name. Raises HeadwiseError for a text that is
     empty or too short for its parts, and for ids that the model does not know.
     """
-    length = _document_length(folder, tokens)
-    settings = _settings(folder) if text is None else None
-    if settings is not None and settings.text is not None:
-        text = Path(settings.text)
+    if tokens is not None and tokens < 2:
+        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
+    if tokens is not None and folder.context is not None and tokens > folder.context:
+        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
+    length = tokens or min(folder.context or LONGEST, LONGEST)
+    name, built_in = "the text", False
+    if text is None:
+        settings = _settings(folder)
+        built_in = settings.text is None
+        text = verbs.corpus(settings.seed) if settings.text is None else Path(settings.text)
     if isinstance(text, Path) or (isinstance(text, str) and _names_a_file(text)):
-        text = text_path(text)
-    name = str(text) if isinstance(text, Path) else "the text"
-    if isinstance(text, Path | str):
-        parts = _text_parts(read_text(text) if isinstance(text, Path) else text, name, folder, length)
-    elif text is None:
-        assert settings is not None
-        corpus = verbs.corpus(settings.seed)
-        parts = _lines(corpus.train_lines, folder, length), _lines(corpus.held_out_lines, folder, length)
+        name = str(text_path(text))
+        text = read_text(name)
+    if isinstance(text, str):
+        parts = _text_parts(text, name, folder, length)
+    elif isinstance(text, verbs.VerbCorpus):
+        parts = _lines(text.train_lines, folder, length), _lines(text.held_out_lines, folder, length)
     else:
         parts = _id_parts(text, length)
     train, held_out = (tuple(ids for ids in part if len(ids) > 1) for part in parts)
@@ -106,7 +110,7 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         raise HeadwiseError(
             f"{name} has the token id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
-    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in=text is None)
+    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in)
 
 
 def _names_a_file(text: str) -> bool:
@@ -115,15 +119,6 @@ def _names_a_file(text: str) -> bool:
         return not any(map(str.isspace, text)) or Path(text).exists()
     except OSError:  # longer than any name
         return False
-
-
-def _document_length(folder: Folder, tokens: int | None) -> int:
-    """Tokens of a document: what the user says, within what the model takes."""
-    if tokens is not None and tokens < 2:
-        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
-    if tokens is not None and folder.context is not None and tokens > folder.context:
-        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
-    return tokens or min(folder.context or LONGEST, LONGEST)
 
 
 def _settings(folder: Folder) -> Settings:
