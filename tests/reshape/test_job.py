@@ -22,7 +22,7 @@ from headwise.gpt.train import Stopped
 from headwise.heads.effect import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
-from headwise.reshape.job import Job, run_job
+from headwise.reshape.job import Job
 from headwise.reshape.prune import head_scores, pruning
 from headwise.reshape.share import sharing
 from headwise.reshape.text import Calibration, read_calibration
@@ -41,7 +41,7 @@ def text(tmp_path: Path) -> Path:
 
 def opened(model: nn.Module, monkeypatch: pytest.MonkeyPatch, path: Path = Path("source")) -> Folder:
     """A model as if it came from a folder, which has no files."""
-    monkeypatch.setattr(job._Run, "_weights_folder", lambda self: None)
+    monkeypatch.setattr(job.Job, "_weights_folder", lambda self: None)
     return remember(model, path, Tokens.characters(LETTERS, boundary=False), "headwise")
 
 
@@ -160,7 +160,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 def test_what_cannot_be_done_is_said_before_a_text_is_read(make: Any, change: Any, said: str) -> None:
     model = make().eval()
     with pytest.raises(HeadwiseError) as refusal:
-        run_job(Job(model, text=Path("no such text")), change)
+        Job(model, change, text=Path("no such text")).run()
     assert said in str(refusal.value)
 
 

@@ -65,7 +65,7 @@ class AttentionWeights:
         return dataclasses.replace(self, wo=self.wo[:, list(heads)], **tensors)
 
     def permuted(self, kv_order: Sequence[int]) -> AttentionWeights:
-        """The same function, its key/value heads in another order; the query heads of each go with it."""
+        """Its key/value heads, or some of them, in another order; the query heads of each go with it."""
         r = self.group_size
         return self.selected([g * r + i for g in kv_order for i in range(r)], kv_order)
 

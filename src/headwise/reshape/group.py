@@ -80,8 +80,7 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
 
 def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
     """The expected squared error of the layer's output when these key/value heads become one."""
-    r = weights.group_size
-    before = weights.selected([g * r + i for g in group for i in range(r)], group)
+    before = weights.permuted(group)
     after = pool(before, root, 1)
     added, error = output_errors(before, after, root)
     return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())

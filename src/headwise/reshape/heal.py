@@ -182,8 +182,8 @@ class Healing:
             return 0
         done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
         if kept:
-            for step, tokens, *numbers in kept["curve"].tolist():
-                mean, loss, distance = (None if math.isnan(x) else x for x in numbers)  # a tensor has no place for None
+            for step, tokens, *numbers, distance in kept["curve"].tolist():
+                mean, loss = (None if math.isnan(x) else x for x in numbers)  # a tensor has no place for None
                 self.curve.append(HealPoint(int(step), int(tokens), mean, loss, distance))
             tokens, self.total, count = kept["sums"].tolist()
             self.tokens, self.count = int(tokens), int(count)
@@ -229,18 +229,17 @@ def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> t
     """The child's joined heads (N,H*E) in a layer, and what W_O should make of them (N,C)."""
     seen: dict[str, Tensor] = {}
 
-    def keep_input(name: str) -> Callable[..., None]:
-        return lambda module, inputs: seen.update({name: inputs[0].flatten(0, 1).double()})
-
-    def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen["parent added"] = output.flatten(0, 1).double()
+    def kept(name: str, of_output: bool = False) -> Callable[..., None]:
+        return lambda module, inputs, output: seen.update(
+            {name: (output if of_output else inputs[0]).flatten(0, 1).double()}
+        )
 
     projection = output_projection(child, layer)
     hooks = [
-        blocks(parent)[layer].register_forward_pre_hook(keep_input("parent x")),
-        blocks(child)[layer].register_forward_pre_hook(keep_input("child x")),
-        output_projection(parent, layer).register_forward_hook(keep_output),
-        projection.register_forward_pre_hook(keep_input("child heads")),
+        blocks(parent)[layer].register_forward_hook(kept("parent x")),
+        blocks(child)[layer].register_forward_hook(kept("child x")),
+        output_projection(parent, layer).register_forward_hook(kept("parent added", of_output=True)),
+        projection.register_forward_hook(kept("child heads")),
     ]
     with hooked(hooks):
         run_body(parent, ids)

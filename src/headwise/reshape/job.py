@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -58,25 +58,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is asked for, besides the change itself: arguments of `share` and `prune`, which explain them."""
-
-    model: nn.Module | str | Path
-    text: Path | str | Ids | None = None
-    out: str | Path | None = None
-    tokens: int | None = None
-    recipe: HealRecipe | None = None
-    force: bool = False
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        if self.out is None and (self.force or self.resume):
-            raise HeadwiseError("--force and --resume are about the folder that is written; pass --out")
-        if self.resume and self.recipe is None:
-            raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
-
-
-@dataclass(frozen=True)
 class Listener:
     """Whom to tell: lines for a reader, points of the recovery curve with the number of steps, and the first damage."""
 
@@ -85,72 +66,53 @@ class Listener:
     damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
 
-def run_job(job: Job, change: Change, listener: Listener | None = None) -> Reshaped:
-    """Do a job. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
-    listener = listener or Listener()
-    if isinstance(job.model, nn.Module):
-        source = described(job.model) or Folder(
-            IN_MEMORY, job.model, None, context_of(job.model), family_of(job.model).name, vocabulary_of(job.model)
-        )
-        path = source.path
-    else:
-        source, path = None, Path(job.model)
-    out = None if job.out is None else Path(job.out)
-    with nullcontext() if out is None else Workplace(path, out, job.force) as workplace:
-        source = source or open_folder(path)
-        with _left_alone(source.model):
-            _check_model(source.model)
-            if out is not None and source.tokens is None and source.family == "headwise":
-                raise HeadwiseError(
-                    "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder with "
-                    "hw.open, or leave out= away and keep the model of the result"
-                )
-            change.check(source.model)
-            calibration = read_calibration(job.text, source, job.tokens)
-            return _Run(job, change, source, calibration, workplace, listener).reshaped()
+@dataclass
+class Job:
+    """A change to a model, and all that goes with it: arguments of `share` and `prune`, which explain them."""
 
-
-@contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode and without gradients, and afterwards as it was."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with evaluating(model):
-        model.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in learning:
-                parameter.requires_grad_(True)
-
-
-def _check_model(model: nn.Module) -> None:
-    """Refuse what cannot be measured before anything is."""
-    family_of(model)
-    name = type(model).__name__
-    if not predicts(model) and not name.endswith("Model"):
-        raise HeadwiseError(
-            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
-            f"those; save the model without that head, or with its language-model head"
-        )
-    cache_bytes(model)
-    device = next(model.parameters()).device
-    if device.type != "cpu":
-        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A job whose model and text are read."""
-
-    job: Job
+    model: nn.Module | str | Path
     change: Change
-    source: Folder
-    calibration: Calibration
-    workplace: Workplace | None
-    listener: Listener
+    text: Path | str | Ids | None = None
+    out: str | Path | None = None
+    tokens: int | None = None
+    recipe: HealRecipe | None = None
+    force: bool = False
+    resume: bool = False
+    listener: Listener = field(default_factory=Listener)
+    source: Folder = field(init=False)
+    calibration: Calibration = field(init=False)
+    workplace: Workplace | None = field(init=False, default=None)
 
-    def reshaped(self) -> Reshaped:
-        folder, out = self._weights_folder(), None if self.job.out is None else Path(self.job.out)
+    def __post_init__(self) -> None:
+        if self.out is None and (self.force or self.resume):
+            raise HeadwiseError("--force and --resume are about the folder that is written; pass --out")
+        if self.resume and self.recipe is None:
+            raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
+
+    def run(self) -> Reshaped:
+        """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
+        model = self.model
+        if isinstance(model, nn.Module):
+            self.source = described(model) or Folder(
+                IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
+            )
+        path = self.source.path if isinstance(model, nn.Module) else Path(model)
+        with nullcontext() if self.out is None else Workplace(path, Path(self.out), self.force) as self.workplace:
+            if not isinstance(model, nn.Module):
+                self.source = open_folder(path)
+            with _left_alone(self.source.model):
+                _check_model(self.source.model)
+                if self.out is not None and self.source.tokens is None and self.source.family == "headwise":
+                    raise HeadwiseError(
+                        "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
+                        "with hw.open, or leave out= away and keep the model of the result"
+                    )
+                self.change.check(self.source.model)
+                self.calibration = read_calibration(self.text, self.source, self.tokens)
+                return self._reshaped()
+
+    def _reshaped(self) -> Reshaped:
+        folder, out = self._weights_folder(), None if self.out is None else Path(self.out)
         self._claim({**self.change.settings, **self._settings(folder)})
         self.listener.say("reading the text to calibrate")
         changed = self.change.apply(self.source, self.calibration)
@@ -167,14 +129,14 @@ class _Run:
             damage=damage,
         )
         self.listener.damage(report.what, report.notes, damage)
-        if self.job.recipe is not None:
-            report = self._healed(self.job.recipe, changed, report)
+        if self.recipe is not None:
+            report = self._healed(self.recipe, changed, report)
         report.model.requires_grad_(True)
         return report if self.workplace is None else self._exported(self.workplace, report)
 
     def _weights_folder(self) -> Path | None:
         """The folder that holds these weights; None where the model was made, or changed, in memory."""
-        if not isinstance(self.job.model, nn.Module):
+        if not isinstance(self.model, nn.Module):
             return self.source.path
         if self.source.path == IN_MEMORY:
             return None
@@ -188,21 +150,20 @@ class _Run:
             "source": digest_of(self.source.model) if folder is None else digest(folder),
             "text": self.calibration.digest,
             "tokens": self.calibration.length,
-            **({} if self.job.recipe is None else asdict(self.job.recipe)),
+            **({} if self.recipe is None else asdict(self.recipe)),
         }
 
     def _claim(self, settings: Mapping[str, object]) -> None:
         """Refuse a workplace where the state of another healing waits."""
         workplace = self.workplace
-        if workplace is not None and (workplace.has_state or self.job.recipe is not None):
-            if self.job.resume and not workplace.has_state:
+        if workplace is not None and (workplace.has_state or self.recipe is not None):
+            if self.resume and not workplace.has_state:
                 self.listener.say(f"nothing to resume in {workplace.path}; beginning")
-            workplace.claim(settings, self.job.resume)
+            workplace.claim(settings, self.resume)
 
     def _damage(self, child: nn.Module, changed: Changed, speed: Speed | None = None) -> Damage:
-        source = self.source
-        held_out = self.calibration.evaluation
-        return measure(source.model, child, held_out, changed.pairs, source.context, self.listener.say, speed)
+        held_out, context = self.calibration.evaluation, self.source.context
+        return measure(self.source.model, child, held_out, changed.pairs, context, self.listener.say, speed)
 
     def _healed(self, recipe: HealRecipe, changed: Changed, report: Reshaped) -> Reshaped:
         """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
@@ -238,6 +199,34 @@ class _Run:
                 raise
             raise Stopped(report.curve[-1].step) from None
         return replace(report, verified=verified)
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode and without gradients, and afterwards as it was."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with evaluating(model):
+        model.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in learning:
+                parameter.requires_grad_(True)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse what cannot be measured before anything is."""
+    family_of(model)
+    name = type(model).__name__
+    if not predicts(model) and not name.endswith("Model"):
+        raise HeadwiseError(
+            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
+            f"those; save the model without that head, or with its language-model head"
+        )
+    cache_bytes(model)
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
 
 
 @torch.no_grad()

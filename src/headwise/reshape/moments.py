@@ -7,7 +7,8 @@ those of the text, in C + 1 columns however long the text is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,26 +23,21 @@ def moments(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
     """For each layer a symmetric root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch."""
     n_layers = len(attentions(model))
     sums: list[Tensor | float] = [0.0] * n_layers
-    counts = [0] * n_layers
 
-    def adding(layer: int) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach().flatten(0, -2).double()
-            x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-            sums[layer] = x.T @ x + sums[layer]
-            counts[layer] += len(x)
+    def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().flatten(0, -2).double()
+        x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        sums[layer] = x.T @ x + sums[layer]
 
-        return add
-
-    with hooked(input_projection(model, n).register_forward_pre_hook(adding(n)) for n in range(n_layers)):
+    with hooked(input_projection(model, n).register_forward_pre_hook(partial(add, n)) for n in range(n_layers)):
         for ids in batches:
             run_body(model, ids)
     roots = []
-    for layer, count in enumerate(counts):
+    for layer in range(n_layers):
         total, sums[layer] = sums[layer], 0.0  # freed here: roots are as large
         if not isinstance(total, Tensor):
             raise HeadwiseError("there is no calibration text to read; pass one with --text")
-        values, vectors = torch.linalg.eigh(total / count)
+        values, vectors = torch.linalg.eigh(total / total[-1, -1])  # the last sum is of ones: it counts the tokens
         roots.append((vectors * values.clamp(min=0).sqrt()) @ vectors.T)  # what rounding made negative counts as 0
     return roots
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from headwise.models.open import Folder
 from headwise.models.weights import attentions, cannot_carry, head_counts, read_layers, with_layers
 from headwise.records import head_name, parse_head
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.job import Change, Changed, Gone, Job, Listener, run_job, silence
+from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silence
 from headwise.reshape.recipe import HealRecipe
 from headwise.reshape.report import Reshaped
 from headwise.reshape.text import Calibration, Ids
@@ -69,7 +69,8 @@ def prune(
     other arguments are those of `share`, and so are the errors.
     """
     recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
-    return run_job(Job(model, text, out, tokens, recipe, force, resume), pruning(heads, keep, by, uniform), listener)
+    change = pruning(heads, keep, by, uniform)
+    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener()).run()
 
 
 def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None, uniform: bool) -> Change:
@@ -135,7 +136,7 @@ def _changed(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> 
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)
-    notes = (f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned))
+    notes: tuple[str, ...] = (f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned))
     if pruned.reason is None:
         origins = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
         return Changed(pruned.model, f"heads out of the weights: {count}", details, origins, notes)
@@ -159,7 +160,10 @@ def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:
         chosen[layer].add(head)
     if not any(chosen):
         raise HeadwiseError("no head is named; pass --heads L0.H1,L3.H5, or --keep with --by")
-    return _checked(chosen, n_heads)
+    for layer, gone in enumerate(chosen):
+        if len(gone) == n_heads:
+            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
+    return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
@@ -191,7 +195,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
             chosen[layer].add(head)
     if not any(chosen):
         raise HeadwiseError(f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one")
-    return _checked(chosen, n_heads)
+    return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def _n_gone(n: int, keep: float) -> int:
@@ -210,13 +214,6 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
     if n_each:
         return tuple(sorted(h for group in groups for h in sorted(group, key=lambda h: scores[h])[:n_each]))
     return ()
-
-
-def _checked(chosen: Sequence[Iterable[int]], n_heads: int) -> Gone:
-    for layer, heads in enumerate(chosen):
-        if len(set(heads)) == n_heads:
-            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
-    return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
 @dataclass(frozen=True)
@@ -251,13 +248,10 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
     kept, kv_kept = _remaining(model, heads)
-    n_heads, n_kv_heads, _ = head_counts(model)
-    reason = _uneven(heads, kept, n_heads // n_kv_heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
-    if reason is None:
-        return None
-    if uniform:
+    reason = _uneven(model, heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    if reason is not None and uniform:
         raise HeadwiseError(f"{reason}; leave out --uniform to have the heads zeroed instead")
-    shares = uniform_shares(model)
+    shares = [] if reason is None else uniform_shares(model)
     return f"{reason}; --uniform --keep {shares[0]:.3g} would take as many from each layer" if shares else reason
 
 
@@ -277,23 +271,23 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
     return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
 
 
-def _uneven(heads: Gone, kept: Sequence[Sequence[int]], r: int) -> str | None:
+def _uneven(model: nn.Module, heads: Gone) -> str | None:
     """Why what remains is not a model of the format; None where it is."""
     lost = {len(gone) for gone in heads}
     if len(lost) > 1:
         return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
-    for layer, remaining in enumerate(kept):
-        readers = set(Counter(h // r for h in remaining).values())
-        if len(readers) > 1:
+    r = head_counts(model)[0] // head_counts(model)[1]
+    kept, kv_kept = _remaining(model, heads)
+    for layer, row in enumerate(kept):
+        readers = Counter(h // r for h in row).values()
+        if len(set(readers)) > 1:
             return (
                 f"in layer {layer} some key/value heads would be read by {min(readers)} query heads and some by "
                 f"{max(readers)}; the config has one number, so whole groups of {r} go, or as many from each"
             )
-    groups = {len({h // r for h in remaining}) for remaining in kept}
-    if len(groups) > 1:
-        return (
-            f"the layers would have {min(groups)} to {max(groups)} key/value heads; the config has one number for all"
-        )
+    sizes = {len(row) for row in kv_kept}
+    if len(sizes) > 1:
+        return f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
     return None
 
 

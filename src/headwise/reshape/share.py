@@ -18,7 +18,7 @@ from headwise.models.open import Folder
 from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPS, Groups, adjacent, best
-from headwise.reshape.job import Change, Changed, Job, Listener, run_job
+from headwise.reshape.job import Change, Changed, Job, Listener
 from headwise.reshape.moments import moments
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
 from headwise.reshape.recipe import HealRecipe
@@ -71,7 +71,8 @@ def share(
     healing whose state waits beside `out`. Architecture: Ainslie et al. 2023, arXiv 2305.13245.
     """
     recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
-    return run_job(Job(model, text, out, tokens, recipe, force, resume), sharing(n_kv_heads, method, groups), listener)
+    change = sharing(n_kv_heads, method, groups)
+    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener()).run()
 
 
 def sharing(n_kv_heads: int, method: str, groups: str) -> Change:

@@ -85,18 +85,18 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
     if tokens is not None and folder.context is not None and tokens > folder.context:
         raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
     length = tokens or min(folder.context or LONGEST, LONGEST)
-    name, built_in = "the text", False
+    name, seed = "the text", 0
     if text is None:
         settings = _settings(folder)
-        built_in = settings.text is None
-        text = verbs.corpus(settings.seed) if settings.text is None else Path(settings.text)
+        seed, text = settings.seed, None if settings.text is None else Path(settings.text)
     if isinstance(text, Path) or (isinstance(text, str) and _names_a_file(text)):
         name = str(text_path(text))
         text = read_text(name)
     if isinstance(text, str):
         parts = _text_parts(text, name, folder, length)
-    elif isinstance(text, verbs.VerbCorpus):
-        parts = _lines(text.train_lines, folder, length), _lines(text.held_out_lines, folder, length)
+    elif text is None:
+        corpus = verbs.corpus(seed)
+        parts = _lines(corpus.train_lines, folder, length), _lines(corpus.held_out_lines, folder, length)
     else:
         parts = _id_parts(text, length)
     train, held_out = (tuple(ids for ids in part if len(ids) > 1) for part in parts)
@@ -110,7 +110,7 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         raise HeadwiseError(
             f"{name} has the token id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
-    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in)
+    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in=text is None)
 
 
 def _names_a_file(text: str) -> bool:
