@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.errors import HeadwiseError
 from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
-from headwise.models.weights import blocks
+from headwise.models.weights import blocks, body_of
 
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
@@ -46,7 +46,7 @@ def require_next(model: nn.Module) -> None:
 
 def reads_tokens(model: nn.Module) -> bool:
     """Does the forward of the model take token ids?"""
-    return bool({"ids", "input_ids"} & set(_parameters(_body(model))))
+    return bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -70,7 +70,7 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     if isinstance(model, GPT):
         model(ids, last_only=True)
     else:
-        _forward(_body(model), ids)
+        _forward(body_of(model), ids)
 
 
 def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
@@ -209,11 +209,6 @@ def _forward(model: nn.Module, ids: Tensor) -> Any:
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False
     return model(**inputs)
-
-
-def _body(model: nn.Module) -> nn.Module:
-    """The model without the projection onto the vocabulary."""
-    return getattr(model, "base_model", model)
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:

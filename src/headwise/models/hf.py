@@ -115,16 +115,12 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
         return AutoModel
     name = names[0] if isinstance(names, list) else None
     kind = getattr(transformers, name, None) if isinstance(name, str) else None
+    fact, library = f"{folder / 'config.json'} names the architecture", f"transformers {transformers.__version__}"
     if kind is None and isinstance(name, str):
-        raise HeadwiseError(
-            f"{folder / 'config.json'} names the architecture {name}, which transformers {transformers.__version__} "
-            f"does not have{FOREIGN_CODE if 'auto_map' in config else ''}"
-        )
+        code = FOREIGN_CODE if "auto_map" in config else ""
+        raise HeadwiseError(f"{fact} {name}, which {library} does not have{code}")
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise HeadwiseError(
-            f"{folder / 'config.json'} names the architecture {name or names}, which is no model of transformers "
-            f"{transformers.__version__}"
-        )
+        raise HeadwiseError(f"{fact} {name or names}, which is no model of {library}")
     return kind
 
 

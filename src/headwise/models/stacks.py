@@ -43,15 +43,10 @@ def foreign_sites(model: nn.Module) -> list[Site]:
         stack, module = _stack(path), modules[path]
         order = stacks[stack] = stacks.get(stack, -1) + 1
         owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
-        sites.append(
-            Site(
-                name=f"{names[stack]}L{_number(path, order)}",
-                module=module,
-                n_heads=_count(module, owner),
-                **_weights(modules, path, owner),
-                cross=_is_cross(path),
-            )
-        )
+        number = next((int(part) for part in path.split(".") if part.isdigit()), order)
+        weights = _weights(modules, path, owner)
+        name = f"{names[stack]}L{number}"
+        sites.append(Site(name, module, _count(module, owner), **weights, cross=_is_cross(path)))
     return sites
 
 
@@ -87,11 +82,6 @@ def _stack(path: str) -> str:
     """Modules of one stack of layers share their path up to the number; self and cross attention are apart."""
     before = list(itertools.takewhile(lambda part: not part.isdigit(), path.split(".")))
     return ".".join(before) + ("/cross" if _is_cross(path) else "")
-
-
-def _number(path: str, order: int) -> int:
-    """The number of the layer in its path; the order where there is none."""
-    return next((int(part) for part in path.split(".") if part.isdigit()), order)
 
 
 def _stack_names(model: nn.Module, stacks: list[str]) -> dict[str, str]:

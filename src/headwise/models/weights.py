@@ -89,11 +89,14 @@ def _record(name: str) -> Family:
     return records[name]
 
 
+def body_of(model: nn.Module) -> Any:
+    """The model without the projection onto the vocabulary."""
+    return getattr(model, "base_model", model)
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The layers of the model, from the first to the last."""
-    body: nn.Module = getattr(model, "base_model", model)
-    layers: Any = body.get_submodule(family_of(model).layers)
-    return list(layers)
+    return list(body_of(model).get_submodule(family_of(model).layers))
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
@@ -255,8 +258,8 @@ def _views(family: Family, module: nn.Module, counts: Sequence[int]) -> dict[str
         if packed.bias is not None:
             views |= dict(zip(("bq", "bk", "bv"), torch.split(packed.bias, rows), strict=True))
         return views
-    for x, path in (("q", family.q), ("k", family.k), ("v", family.v)):
-        linear: Any = module.get_submodule(path)
+    for x in "qkv":
+        linear: Any = module.get_submodule(getattr(family, x))
         views[f"w{x}"] = as_rows(linear)
         if linear.bias is not None:
             views[f"b{x}"] = linear.bias
@@ -276,16 +279,12 @@ def _gain(module: nn.Module, path: str, head_dim: int) -> Tensor | None:
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     """The features that RoPE turns together; none without RoPE."""
-    dim, interleaved = head_dim, False
+    dim, interleaved = 0, False
     if isinstance(model, GPT):
         rope = model.config.attention.rope
-        if rope is None:
-            return ()
-        dim, interleaved = rope.dim or head_dim, rope.interleaved
-    elif not family_of(model).rope:
-        return ()
-    else:
-        body: Any = getattr(model, "base_model", model)
-        dim = 2 * len(body.rotary_emb.inv_freq)  # not every family heeds a partial_rotary_factor in its config
+        if rope is not None:
+            dim, interleaved = rope.dim or head_dim, rope.interleaved
+    elif family_of(model).rope:
+        dim = 2 * len(body_of(model).rotary_emb.inv_freq)  # partial_rotary_factor is not heeded by every family
     half = dim // 2
     return tuple((2 * m, 2 * m + 1) if interleaved else (m, m + half) for m in range(half))
