@@ -37,13 +37,15 @@ def choose(sizes: Sizes, options: Options) -> Path:
     first, last, band, rest = _split(options.mask, sizes)
     if why_explicit(sizes, options):
         return Path(EXPLICIT, 0, sizes.S, None, () if options.mask is None else options.mask.parts())
+    name = MASKED
     if sizes.T == 1 and why_ungrouped(sizes, options) is None:
-        return Path(GROUPED, first, last, band, rest)
-    if band is None and len(rest) == 0:
-        return Path(FUSED, first, last, band, rest)
-    flag = options.sink is None and len(rest) == 0 and (options.scale is None or options.scale > 0)
-    causal = flag and _is_triangle(band, first, last, sizes)
-    return Path(CAUSAL if causal else MASKED, first, last, band, rest)
+        name = GROUPED
+    elif band is None and len(rest) == 0:
+        name = FUSED
+    elif band is not None and len(rest) == 0 and options.sink is None and (options.scale is None or options.scale > 0):
+        triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T  # of a square
+        name = CAUSAL if triangle else MASKED
+    return Path(name, first, last, band, rest)
 
 
 def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
@@ -53,11 +55,10 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
     if explicit:
         return dict.fromkeys((name for name in names if name != path.name), explicit)
     masked = path.band is not None or bool(path.rest)
-    kinds = ", ".join(sorted({type(part).__name__ for part in path.rest}))
     if not masked:
         no_flag = "nothing is masked"
     elif path.rest:
-        no_flag = f"{kinds}: the flag says no more than causal"
+        no_flag = f"{', '.join(sorted({type(part).__name__ for part in path.rest}))}: the flag says no more than causal"
     elif options.sink is not None:
         no_flag = "a sink is one more key, which the flag would hide"
     elif options.scale is not None and options.scale <= 0:
@@ -126,8 +127,3 @@ def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tupl
         return 0, 1, (1, 0), tuple(rest)
     all_see_all = low <= first - (sizes.T - 1) and high >= last - 1
     return first, last, None if all_see_all else (low, high), tuple(rest)
-
-
-def _is_triangle(band: Band | None, first: int, last: int, sizes: Sizes) -> bool:
-    """Is the band the lower triangle of a square, which the kernel has a flag for?"""
-    return band is not None and band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T

@@ -83,13 +83,10 @@ def _head(
         [score + extra if ok else -math.inf for score, extra, ok in zip(*rows, strict=True)]
         for rows in zip(capped, bias, allowed, strict=True)
     ]
-    weights, lse = [], []
-    for row in masked:
-        row_weights, row_lse = _softmax(row, sink)
-        weights.append(row_weights)
-        lse.append(row_lse)
-    head_out = [_row_out(*row, v, gate) for row in zip(weights, allowed, strict=True)]
-    return Trace(scores, capped, masked, weights, lse, head_out)
+    rows = [_softmax(row, sink) for row in masked]
+    weights, lse = [row for row, _ in rows], [total for _, total in rows]
+    out = [_row_out(*row, v, gate) for row in zip(weights, allowed, strict=True)]
+    return Trace(scores, capped, masked, weights, lse, out)
 
 
 def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]:

@@ -170,7 +170,8 @@ def _kernel(
     G, width = k.shape[1], v.shape[-1]
     if sink is not None:
         q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
-    q, k, v = _equal_widths(q, k, v)
+    widest = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
+    q, k, v = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in (q, k, v)]
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
@@ -219,14 +220,6 @@ def _sink_as_key(
     if bias is not None:
         bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
     return q, k, v, allowed, bias
-
-
-def _equal_widths(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros behind the narrower of head width and value width; fused kernels want them equal."""
-    gap = q.shape[-1] - v.shape[-1]
-    if gap > 0:
-        return q, k, F.pad(v, (0, gap))
-    return (F.pad(q, (0, -gap)), F.pad(k, (0, -gap)), v) if gap < 0 else (q, k, v)
 
 
 def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:

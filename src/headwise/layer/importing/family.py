@@ -69,7 +69,7 @@ class Family:
         return (self.whole, *(f"{self.prefix}{kind}Attention" for kind in ("Self", "Cross") if self.core))
 
     def is_cross(self, core: nn.Module) -> bool:
-        """Is this for cross attention alone?"""
+        """Is the module for cross attention alone?"""
         return f"{self.prefix}CrossAttention" in class_names(core) or getattr(core, "is_cross_attention", False)
 
     def within_core(self, path: str) -> str:
@@ -121,14 +121,12 @@ class Family:
 
     def _gain(self, core: nn.Module, path: str | None, head_dim: int) -> Tensor | None:
         norm = self.read(core, path)
-        if norm is None:
-            return None
-        if tuple(norm.weight.shape) != (head_dim,):
+        gain: Tensor | None = None if norm is None else norm.weight
+        if gain is not None and tuple(gain.shape) != (head_dim,):
             raise HeadwiseError(
-                f"{path} norms {norm.weight.shape[0]} features at once, and a headwise layer each head's "
-                f"{head_dim} apart; it cannot be imported"
+                f"{path} norms {len(gain)} features at once, and a headwise layer each head's {head_dim} apart; it "
+                f"cannot be imported"
             )
-        gain: Tensor = norm.weight
         return gain
 
     def parameters(self, core: nn.Module) -> set[str]:

@@ -41,15 +41,17 @@ def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imp
         w_o = getattr(output, family.o.rpartition(".")[2], None)
     cross = family.is_cross(core)
     check_parameters(core, family.parameters(core))
-    rope = _rope(core, family)
+    rope, parts = _rope(core, family), family.parts(core, w_o)
+    n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
+    usual = math.isclose(scale, (len(parts.q[0]) // n_heads) ** -0.5, rel_tol=1e-12)
     layer = build(
-        family.parts(core, w_o),
-        family.read(core, family.n_heads),
+        parts,
+        n_heads,
         family.read(core, family.n_kv_heads),
         mask=None if cross else _mask(core, family),
         rope=rope,
         qk_norm_eps=_norm_eps(core, family),
-        scale=_scale(core, family),
+        scale=None if usual else scale,
         softcap=family.read(core, family.softcap),
         dropout=family.read(core, family.dropout),
         training=module.training,
@@ -99,13 +101,6 @@ def _mask(core: Any, family: Family) -> Mask | None:
     return CAUSAL if window is None else Window(window - 1, 0)  # transformers counts the query itself
 
 
-def _scale(core: nn.Module, family: Family) -> float | None:
-    """The factor of q.k; None where it is the usual one."""
-    scale = float(family.read(core, family.scale))
-    head_dim = len(family.parts(core, None).q[0]) // int(family.read(core, family.n_heads))
-    return None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-12) else scale
-
-
 def _norm_eps(core: nn.Module, family: Family) -> float:
     norms = [norm for path in (family.q_norm, family.k_norm) if (norm := family.read(core, path)) is not None]
     eps = {float(getattr(norm, "variance_epsilon", None) or norm.eps) for norm in norms} or {1e-6}
@@ -148,13 +143,10 @@ def _rope(core: Any, family: Family) -> RoPE | None:
 
 def _rotary(core: Any, family: Family) -> Any:
     """The rotary embedding that stands beside the attention in the model's source, built from the same config."""
+    name = f"{family.prefix}RotaryEmbedding"
     for base in type(core).__mro__:
         beside = vars(sys.modules[base.__module__])
-        name = f"{family.prefix}RotaryEmbedding"
         if name in beside:
             with torch.device(next(core.parameters()).device):
                 return beside[name](core.config)
-    raise HeadwiseError(
-        f"{type(core).__name__} has no {family.prefix}RotaryEmbedding beside it, so its angles are unknown; use "
-        f"from_separate"
-    )
+    raise HeadwiseError(f"{type(core).__name__} has no {name} beside it, so its angles are unknown; use from_separate")

@@ -253,16 +253,16 @@ def _keras_call(
 def _keras_arrays(weights: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str, str], np.ndarray]:
     """The arrays by role and kind, such as ("query", "kernel")."""
     if isinstance(weights, Mapping):
-        named = {tuple(path.removesuffix(":0").split("/")[-2:]): np.asarray(array) for path, array in weights.items()}
-        wanted = {(role, kind) for role in KERAS_ROLES for kind in ("kernel", "bias")}
-        unknown = sorted("/".join(name) for name in set(named) - wanted)
-        missing = [f"{role}/kernel" for role in KERAS_ROLES if (role, "kernel") not in named]
+        named = {"/".join(path.removesuffix(":0").split("/")[-2:]): np.asarray(x) for path, x in weights.items()}
+        wanted = {f"{role}/{kind}": (role, kind) for role in KERAS_ROLES for kind in ("kernel", "bias")}
+        unknown = sorted(set(named) - set(wanted))
+        missing = [f"{role}/kernel" for role in KERAS_ROLES if f"{role}/kernel" not in named]
         if unknown or missing or len(named) != len(weights):
             raise HeadwiseError(
                 f"Keras weights: {len(weights)} paths, unknown {unknown}, missing {missing}; one layer has "
                 f"{', '.join(KERAS_ROLES)}, each with a kernel and perhaps a bias"
             )
-        return {(role, kind): named[role, kind] for role, kind in wanted if (role, kind) in named}
+        return {wanted[name]: array for name, array in named.items()}
     kinds = {4: ("kernel",), 8: ("kernel", "bias")}.get(len(weights))
     if kinds is None:
         raise HeadwiseError(
