@@ -48,17 +48,19 @@ def from_packed(
     """
     kv_heads = n_heads if n_kv_heads is None else n_kv_heads
     width = _packed_width(weight, bias, n_heads, kv_heads, layout)
-    weights = _unpacked(weight, layout, n_heads, kv_heads, width)
-    biases = (None,) * 3 if bias is None else _unpacked(bias, layout, n_heads, kv_heads, width)
-    q, k, v = zip(weights, biases, strict=True)
+    groups = 1 if layout == "qkv" else kv_heads  # "per_head" has groups of one head
+    rows = [n * width // groups for n in (n_heads, kv_heads, kv_heads)]  # of each group's queries, keys and values
+
+    def unpacked(packed: Tensor) -> list[Tensor]:
+        blocks = packed.reshape(groups, sum(rows), *packed.shape[1:])
+        return [block.flatten(0, 1) for block in blocks.split(rows, 1)]
+
+    q, k, v = zip(unpacked(weight), (None,) * 3 if bias is None else unpacked(bias), strict=True)
 
     def projected(x: Tensor, keys: Tensor, values: Tensor) -> Iterable[Tensor]:
         """Split the way those models do it: the activations, not the weights."""
-        of_x, of_keys = project(x, weight, bias), project(keys, weight, bias)
-        if layout == "qkv":
-            return of_x[..., : n_heads * width], *of_keys[..., n_heads * width :].chunk(2, -1)
-        of_x, of_keys = split_heads(of_x, kv_heads), split_heads(of_keys, kv_heads)
-        return of_x[..., : -2 * width], *of_keys[..., -2 * width :].chunk(2, -1)
+        of_x, of_keys = (split_heads(project(y, weight, bias), groups) for y in (x, keys))
+        return of_x[..., : rows[0]], *of_keys[..., rows[0] :].chunk(2, -1)
 
     parts, path = Parts(q, k, v, (out_weight, out_bias)), f'from_packed, layout "{layout}"'
     return _from_bare(parts, n_heads, kv_heads, path, projected, mask=mask, rope=rope, scale=scale, dropout=dropout)
@@ -213,17 +215,6 @@ def _packed_width(weight: Tensor, bias: Tensor | None, n_heads: int, kv_heads: i
     if bias is not None and tuple(bias.shape) != (rows,):
         raise HeadwiseError(f"bias has shape {tuple(bias.shape)}; weight has {rows} rows")
     return rows // heads
-
-
-def _unpacked(rows: Tensor, layout: str, n_heads: int, kv_heads: int, width: int) -> list[Tensor]:
-    """The rows of queries, keys and values, each in the order of the heads."""
-    if layout == "qkv":
-        n, m = n_heads * width, kv_heads * width
-        return [rows[:n], rows[n : n + m], rows[n + m :]]
-    blocks = rows.reshape(kv_heads, -1, *rows.shape[1:])  # "per_head" has groups of one
-    return [
-        block.flatten(0, 1) for block in (blocks[:, : -2 * width], blocks[:, -2 * width : -width], blocks[:, -width:])
-    ]
 
 
 def _keras_call(
