@@ -53,7 +53,7 @@ def from_packed(
 
     def unpacked(packed: Tensor) -> list[Tensor]:
         blocks = packed.reshape(groups, sum(rows), *packed.shape[1:])
-        return [block.flatten(0, 1) for block in blocks.split(rows, 1)]
+        return [block.flatten(0, 1) for block in torch.split(blocks, rows, 1)]
 
     q, k, v = zip(unpacked(weight), (None,) * 3 if bias is None else unpacked(bias), strict=True)
 
