@@ -20,7 +20,8 @@ from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 from headwise.errors import HeadwiseError
 from headwise.heads.profiles import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
-from headwise.view.report import report_html, round_steps, write_report
+from headwise.view.report import report_html, write_report
+from headwise.view.run_section import round_steps
 from headwise.view.survey_data import shares_of
 from headwise.view.survey_words import KINDS
 

@@ -64,10 +64,8 @@ def heads(
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
-    if text and ids is not None:
-        raise HeadwiseError("--text and --ids: pass one of them")
     check_outputs(html=html, png=png, csv=csv)
-    _check(model, against, png)
+    _check(model, against, png, bool(text and ids is not None))
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey_files import survey_csv, survey_json, survey_png
     from headwise.view.survey_table import check_order, print_survey
@@ -99,7 +97,9 @@ def heads(
             out.print(f"{what}: {path}")
 
 
-def _check(model: Path, against: Path | None, png: Path | None) -> None:
+def _check(model: Path, against: Path | None, png: Path | None, both: bool) -> None:
+    if both:
+        raise HeadwiseError("--text and --ids: pass one of them")
     if png is not None and png.suffix.lower() != ".png":
         raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
     for folder in (model, against):

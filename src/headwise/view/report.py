@@ -15,13 +15,11 @@ from headwise.heads.profiles import Survey
 from headwise.markup import MISSING, escaped, listed, number, plural
 from headwise.records import HeadMaps, RunSummary
 from headwise.view.page import package_text, policy
-from headwise.view.run_section import round_steps, run_section
+from headwise.view.run_section import run_section
 from headwise.view.survey_data import check_survey, survey_data
 from headwise.view.survey_html import roles_section, table_section
-from headwise.view.survey_words import columns_of, differences_in_setting
+from headwise.view.survey_words import columns_of, extent, notes_of
 from headwise.view.terminal import check_maps, signs_used, visible
-
-__all__ = ["report_html", "round_steps", "write_report"]
 
 STYLES = ("report.css", "report_heads.css")
 SCRIPTS = ("base", "pictures", "grid", "table", "text", "head", "start")  # in this order one script
@@ -88,11 +86,10 @@ def _heading(survey: Survey, against: Survey | None) -> str:
 
 def _lede(survey: Survey) -> str:
     """Family, heads, layers, documents and tokens in a line."""
-    heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
+    heads, tokens = extent(survey)
     longest = f", the longest {survey.longest:,}" if survey.n_documents > 1 else ""
-    tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}{longest}"
     family = f"{escaped(survey.family)} · " if survey.family else ""
-    return f"{family}{plural(heads, 'head')} in {plural(layers, 'layer')} · {tokens}"
+    return f"{family}{heads} · {tokens}{longest}"
 
 
 def _facts(survey: Survey, against: Survey | None) -> str:
@@ -112,8 +109,7 @@ def _facts(survey: Survey, against: Survey | None) -> str:
 
 
 def _notes(survey: Survey, against: Survey | None) -> str:
-    notes = [*survey.notes, *([] if against is None else differences_in_setting(survey, against))]
-    items = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+    items = "".join(f"<li>{escaped(note)}</li>" for note in notes_of(survey, against))
     return f'<ul class="notice notes">{items}</ul>' if items else ""
 
 

@@ -68,7 +68,9 @@ def _curve_figure(summary: RunSummary) -> str:
     points = sorted(summary.curve, key=lambda point: point.step)
     if not points:
         return ""
-    baseline = summary.baseline_loss if _finite(summary.baseline_loss) else None
+    baseline = summary.baseline_loss
+    if baseline is not None and not math.isfinite(baseline):
+        baseline = None
     keys = [("train", "training"), ("held-out", "held-out")]
     if baseline is not None:
         keys.append(("baseline", _baseline_name(summary)))
@@ -87,10 +89,6 @@ def _curve_figure(summary: RunSummary) -> str:
         '<th scope="col">step</th><th scope="col">training loss</th><th scope="col">held-out loss</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></details></figure>"
     )
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _curve_drawing(points: Sequence[CurvePoint], baseline: float | None) -> str:
@@ -118,12 +116,10 @@ def _curve_drawing(points: Sequence[CurvePoint], baseline: float | None) -> str:
         height = f"{y(baseline):.1f}"
         parts.append(f'<line class="baseline" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height}" y2="{height}"/>')
     for kind, series in (("train", [p.train_loss for p in points]), ("held-out", [p.held_out_loss for p in points])):
-        pairs = zip((point.step for point in points), series, strict=True)
-        known = [(step, loss) for step, loss in pairs if math.isfinite(loss)]
-        # A path of one point shows as a dot only where it is given some length.
-        corners = [f"{x(step):.1f} {y(loss):.1f}" for step, loss in known]
+        pairs = zip(points, series, strict=True)
+        corners = [f"{x(point.step):.1f} {y(loss):.1f}" for point, loss in pairs if math.isfinite(loss)]
         if corners:
-            tail = "h0.1" if len(corners) == 1 else ""
+            tail = "h0.1" if len(corners) == 1 else ""  # a path of one point shows as a dot only where it has a length
             parts.append(f'<path class="{kind}" d="M{" L".join(corners)}{tail}" stroke-linecap="round"/>')
     return "".join(parts) + "</svg>"
 

@@ -17,7 +17,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps
-from headwise.view.survey_words import Column, value_of
+from headwise.view.survey_words import Column, paired, value_of
 from headwise.view.terminal import visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
@@ -69,19 +69,18 @@ def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
 
 def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | None, against: Survey | None) -> str:
     """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
-    numbers = _numbers(survey, columns)
-    others = {} if against is None else _numbers(against, columns)
-    counterparts = {} if against is None else {profile.name: profile for profile in against.profiles}
+    pictures = shares_of(survey)
+    other_pictures = {} if against is None else shares_of(against)
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
-    for profile in survey.profiles:
-        head = numbers[profile.name] | _text_of(profile, survey.passage, wide)
+    for profile, other in paired(survey, against):
+        head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
         head["roles"] = [roles[role] for role in profile.roles]
-        if profile.name in others:
-            other = counterparts[profile.name]
-            head["other"] = {**others[profile.name], "roles": list(other.roles), "name": other.was or other.name}
+        if against is not None and other is not None:
+            head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
+            head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
     document = {
         "model": survey.model,
@@ -99,15 +98,10 @@ def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | No
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _numbers(survey: Survey, columns: tuple[Column, ...]) -> dict[str, dict[str, Any]]:
-    """Statistics and picture of each head, by name."""
-    pictures = shares_of(survey)
-    return {profile.name: _numbers_of(survey, profile, columns, *pictures[profile.name]) for profile in survey.profiles}
-
-
-def _numbers_of(
+def _numbers(
     survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
 ) -> dict[str, Any]:
+    """Statistics and picture of a head."""
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
         "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],

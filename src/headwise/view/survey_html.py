@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 from headwise.heads.profiles import HeadProfile, Role, Survey
-from headwise.intervals import Interval
 from headwise.markup import escaped, number, plural
 from headwise.view.survey_words import (
     Badge,
@@ -17,8 +16,11 @@ from headwise.view.survey_words import (
     both_names,
     bounds,
     decimals_for,
+    earners,
     label,
+    mean_of,
     only_here,
+    paired,
     short,
     value_of,
 )
@@ -33,7 +35,7 @@ def roles_section(survey: Survey) -> str:
     if not survey.roles:
         return ""
     badges = badges_of(survey.roles)
-    earned = {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
+    earned = earners(survey)
     ordered = sorted(survey.roles, key=lambda role: not earned[role.name])
     places = {role.name: place for place, role in enumerate(survey.roles)}
     cards = "".join(_card(survey, role, places[role.name], earned[role.name], badges[role.name]) for role in ordered)
@@ -108,7 +110,11 @@ def _strip(survey: Survey, role: Role, badge: Badge) -> str:
     others = "".join(f"M{x(mean)} 8v7" for mean, has in known if not has)
     earners = "".join(f"M{x(mean)} 4v11" for mean, has in known if has)
     limit = x(role.threshold)
-    marks = "".join(_triangle(x(value), kind) for value, kind in _controls(survey, role))
+    untrained = (survey.untrained or {}).get(role.score, math.nan)
+    controls = {"even": max(_even(survey, role), default=math.nan), "untrained": untrained}
+    marks = "".join(
+        f'<path class="{kind}" d="M{x(value)} 17l4 7h-8z"/>' for kind, value in controls.items() if math.isfinite(value)
+    )
     return (
         f'<svg class="strip" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">'
         f'<line class="axis" x1="{MARGIN}" x2="{WIDTH - MARGIN}" y1="15" y2="15"/><path class="others" d="{others}"/>'
@@ -117,34 +123,26 @@ def _strip(survey: Survey, role: Role, badge: Badge) -> str:
     )
 
 
-def _controls(survey: Survey, role: Role) -> list[tuple[float, str]]:
-    even = _even(survey, role)
-    best = (survey.untrained or {}).get(role.score, math.nan)
-    marks = [(max(even), "even")] if even else []
-    return [*marks, (best, "untrained")] if math.isfinite(best) else marks
-
-
-def _triangle(x: str, kind: str) -> str:
-    return f'<path class="{kind}" d="M{x} 17l4 7h-8z"/>'
-
-
 def table_section(survey: Survey, columns: tuple[Column, ...], against: Survey | None) -> str:
     """One line a head; a cell holds its interval and control as text that is seen on demand."""
     badges = badges_of(survey.roles)
-    others = {} if against is None else {profile.name: profile for profile in against.profiles}
     rows = "".join(
-        _row(place, profile, columns, badges, others.get(profile.name) if against else None, against is not None)
-        for place, profile in enumerate(survey.profiles)
+        _row(place, profile, columns, badges, other, against is not None)
+        for place, (profile, other) in enumerate(paired(survey, against))
     )
     extra = not all(column.main for column in columns)
     box = '<input type="checkbox" autocomplete="off" id="all-columns">'
     every = f'<label class="switch" hidden>{box} all statistics</label>'
+    missing = "".join(
+        f"<p>Only in {escaped(model)}: {escaped(names)}.</p>" for model, names in only_here(survey, against)
+    )
+    notice = f'<div class="notice" id="only">{missing}</div>' if missing else ""
     return (
         '<section aria-labelledby="table-title"><h2 id="table-title">Every head in numbers</h2>'
         f'<p class="caption">{_reading(against)}</p><div class="bar">{every if extra else ""}'
         '<span class="caption matches"></span></div>'
         f'<div class="wide" tabindex="0" role="region" aria-labelledby="table-title"><table id="table">'
-        f"{_head(columns, against)}<tbody>{rows}</tbody></table></div>{_legend(columns)}{_missing(survey, against)}"
+        f"{_head(columns, against)}<tbody>{rows}</tbody></table></div>{_legend(columns)}{notice}"
         "</section>"
     )
 
@@ -162,7 +160,11 @@ def _head(columns: tuple[Column, ...], against: Survey | None) -> str:
     fixed = f'<th scope="col" class="name" data-sort="name"{rows}>head</th>'
     fixed += f'<th scope="col" class="roles" data-sort="roles"{rows}>roles</th>'
     if against is None:
-        return f"<thead><tr>{fixed}{''.join(_heading(place, c) for place, c in enumerate(columns))}</tr></thead>"
+        headings = (
+            f'<th scope="col" data-sort="{place}"{_class(column)}>{escaped(column.label)}</th>'
+            for place, column in enumerate(columns)
+        )
+        return f"<thead><tr>{fixed}{''.join(headings)}</tr></thead>"
     groups = "".join(
         f'<th scope="colgroup" colspan="3" class="group{"" if column.main else " extra"}">{escaped(column.label)}</th>'
         for column in columns
@@ -173,10 +175,6 @@ def _head(columns: tuple[Column, ...], against: Survey | None) -> str:
         for part, heading in PARTS.items()
     )
     return f"<thead><tr>{fixed}{groups}</tr><tr>{parts}</tr></thead>"
-
-
-def _heading(place: int, column: Column) -> str:
-    return f'<th scope="col" data-sort="{place}"{_class(column)}>{escaped(column.label)}</th>'
 
 
 def _class(column: Column) -> str:
@@ -202,37 +200,21 @@ def _row(
 
 
 def _cells(profile: HeadProfile, column: Column, other: HeadProfile | None, compared: bool) -> str:
-    value = value_of(profile, column.key)
-    cells = [_cell(value, column, profile.uniform.get(column.key))]
-    if compared:
-        second = None if other is None else value_of(other, column.key)
-        cells.append(_cell(second, column, None if other is None else other.uniform.get(column.key)))
-        gap = None if value is None or second is None else value.mean - second.mean
-        cells.append(f"<td{_class(column)}>{number(gap, column.decimals, signed=True)}</td>")
-    return "".join(cells)
+    if not compared:
+        return _cell(profile, column)
+    gap = number(mean_of(profile, column.key) - mean_of(other, column.key), column.decimals, signed=True)
+    return f"{_cell(profile, column)}{_cell(other, column)}<td{_class(column)}>{gap}</td>"
 
 
-def _cell(value: Interval | None, column: Column, even: float | None) -> str:
-    mean = None if value is None else value.mean
-    more = bounds(value, column)
-    if even is not None and math.isfinite(even):
+def _cell(profile: HeadProfile | None, column: Column) -> str:
+    more = bounds(value_of(profile, column.key), column)
+    even = math.nan if profile is None else profile.uniform.get(column.key, math.nan)
+    if math.isfinite(even):
         more += f", even attention {number(even, column.decimals)}"
-    shown = number(mean, column.decimals, column.signed)
+    shown = number(mean_of(profile, column.key), column.decimals, column.signed)
     return f'<td{_class(column)}>{shown}<span class="more">, {more}</span></td>'
 
 
 def _legend(columns: tuple[Column, ...]) -> str:
     items = "".join(f"<dt>{escaped(column.label)}</dt><dd>{escaped(column.meaning)}</dd>" for column in columns)
     return f'<details class="meanings"><summary>What the columns mean</summary><dl>{items}</dl></details>'
-
-
-def _missing(survey: Survey, against: Survey | None) -> str:
-    """Heads that only one of two models has, by name."""
-    if against is None:
-        return ""
-    lines = []
-    for first, second in ((survey, against), (against, survey)):
-        names = only_here(first, second)
-        if names:
-            lines.append(f"<p>Only in {escaped(first.model)}: {escaped(', '.join(names))}.</p>")
-    return f'<div class="notice" id="only">{"".join(lines)}</div>' if lines else ""

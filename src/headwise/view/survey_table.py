@@ -11,15 +11,19 @@ from rich.text import Text
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.heads.profiles import HeadProfile, Survey
-from headwise.markup import listed, plural
+from headwise.markup import listed
 from headwise.view.survey_data import check_survey
 from headwise.view.survey_words import (
     Column,
     both_names,
     columns_of,
-    differences_in_setting,
+    earners,
+    extent,
     label,
+    mean_of,
+    notes_of,
     only_here,
+    paired,
     short,
     value_of,
 )
@@ -49,14 +53,14 @@ def print_survey(console: Console, survey: Survey, sort_by: str = "name", agains
     say(console, _facts(survey))
     if against is not None:
         say(console, _facts(against))
-    for note in (*survey.notes, *([] if against is None else differences_in_setting(survey, against))):
+    for note in notes_of(survey, against):
         say(console, note)
     _print_roles(console, survey)
     if against is not None:
         say(console, f"\n{survey.model} minus {against.model}; a role with + is only in the first, with - the second")
     _print_heads(console, survey, columns, key, against)
-    if against is not None:
-        _print_missing(console, survey, against)
+    for model, names in only_here(survey, against):
+        say(console, f"only in {model}: {names}")
 
 
 def check_order(statistics: Iterable[str], sort_by: str) -> str:
@@ -72,15 +76,14 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
 
 def _facts(survey: Survey) -> str:
-    heads, layers = len(survey.profiles), len({(profile.part, profile.layer) for profile in survey.profiles})
-    text = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
+    heads, tokens = extent(survey)
     loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
-    return f"{survey.model}: {plural(heads, 'head')} in {plural(layers, 'layer')}; {text}{loss}"
+    return f"{survey.model}: {heads}; {tokens}{loss}"
 
 
 def _print_roles(console: Console, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
-    named = {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
+    named = earners(survey)
     say(console, "")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
@@ -107,32 +110,21 @@ def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
 
 def _print_heads(console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
     compared = against is not None
-    others = {} if against is None else {profile.name: profile for profile in against.profiles}
-    pairs = [(p, others.get(p.name)) for p in survey.profiles if not compared or p.name in others]
+    pairs = [(p, other) for p, other in paired(survey, against) if not compared or other is not None]
     if key != "name":
-        pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key, compared)))
+        pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key)))
     rows = [
         [both_names(p, other), _roles(p, other)]
-        + [_shown_number(_number(p, other, column.key, compared), column, compared) for column in columns]
+        + [_shown_number(_number(p, other, column.key), column, compared) for column in columns]
         for p, other in pairs
     ]
-    print_table(
-        console,
-        "",
-        ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns)),
-        rows,
-        words=(0, 1),
-    )
+    headings = ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns))
+    print_table(console, "", headings, rows, words=(0, 1))
 
 
-def _number(profile: HeadProfile, other: HeadProfile | None, key: str, compared: bool) -> float:
+def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
     """A number of a head, or the difference of two; nan for what is not there."""
-    value = value_of(profile, key)
-    mean = math.nan if value is None else value.mean
-    if not compared:
-        return mean
-    second = None if other is None else value_of(other, key)
-    return mean - (math.nan if second is None else second.mean)
+    return mean_of(profile, key) - (0.0 if other is None else mean_of(other, key))
 
 
 def _order(number: float) -> tuple[bool, float]:
@@ -152,10 +144,3 @@ def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
         return ", ".join(map(short, profile.roles))
     gained = [f"+{short(role)}" for role in profile.roles if role not in other.roles]
     return ", ".join(gained + [f"-{short(role)}" for role in other.roles if role not in profile.roles])
-
-
-def _print_missing(console: Console, survey: Survey, against: Survey) -> None:
-    for first, second in ((survey, against), (against, survey)):
-        names = only_here(first, second)
-        if names:
-            say(console, f"only in {first.model}: {', '.join(names)}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.markup import number
+from headwise.markup import number, plural
 
 LABELS = {"same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
@@ -78,12 +78,20 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     return tuple(columns)
 
 
-def value_of(profile: HeadProfile, key: str) -> Interval | None:
+def value_of(profile: HeadProfile | None, key: str) -> Interval | None:
     """A number of a head with its interval; importance has none, and n is 0 there."""
+    if profile is None:
+        return None
     if key == "importance":
         value = profile.importance
         return None if value is None else Interval(value, -math.inf, math.inf, 0)
     return profile.ablation if key == "ablation" else profile.scores.get(key)
+
+
+def mean_of(profile: HeadProfile | None, key: str) -> float:
+    """The number alone; nan where there is none."""
+    value = value_of(profile, key)
+    return math.nan if value is None else value.mean
 
 
 def decimals_for(values: Iterable[float]) -> int:
@@ -127,33 +135,53 @@ def short(role: str) -> str:
     return role.removesuffix(" token")
 
 
-def only_here(survey: Survey, other: Survey) -> list[str]:
-    """Names of the heads that `other` does not have."""
-    known = {profile.name for profile in other.profiles}
-    return [profile.name for profile in survey.profiles if profile.name not in known]
+def extent(survey: Survey) -> tuple[str, str]:
+    """How many heads in how many layers, and how many tokens in how many documents."""
+    layers = {(profile.part, profile.layer) for profile in survey.profiles}
+    heads = f"{plural(len(survey), 'head')} in {plural(len(layers), 'layer')}"
+    return heads, f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
+
+
+def earners(survey: Survey) -> dict[str, list[str]]:
+    """For each role the names of the heads that have it."""
+    return {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
+
+
+def paired(survey: Survey, against: Survey | None) -> list[tuple[HeadProfile, HeadProfile | None]]:
+    """Each head with that of the same name in `against`."""
+    others = {} if against is None else {profile.name: profile for profile in against.profiles}
+    return [(profile, others.get(profile.name)) for profile in survey.profiles]
+
+
+def only_here(survey: Survey, against: Survey | None) -> list[tuple[str, str]]:
+    """Of two models each that has heads which the other does not have, and the names of those."""
+    if against is None:
+        return []
+    missing = [
+        (first.model, ", ".join(profile.name for profile, other in paired(first, second) if other is None))
+        for first, second in ((survey, against), (against, survey))
+    ]
+    return [(model, names) for model, names in missing if names]
 
 
 def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
     """The name of a head, and in brackets that of the head it is compared with, where it is another."""
-    moved = other is not None and other.was not in ("", profile.name)
-    return f"{profile.name} ({other.was})" if other is not None and moved else profile.name
+    was = "" if other is None else other.was
+    return profile.name if was in ("", profile.name) else f"{profile.name} ({was})"
 
 
-def _paired(survey: Survey, against: Survey) -> Iterator[tuple[HeadProfile, HeadProfile | None]]:
-    others = {profile.name: profile for profile in against.profiles}
-    return ((profile, others.get(profile.name)) for profile in survey.profiles)
-
-
-def differences_in_setting(survey: Survey, against: Survey) -> list[str]:
-    """What keeps two surveys from being compared number by number, in full sentences; and which heads are compared."""
-    notes = []
+def notes_of(survey: Survey, against: Survey | None) -> list[str]:
+    """The notes of a survey; what keeps two from being compared number by number; and which heads are compared."""
+    notes = list(survey.notes)
+    if against is None:
+        return notes
     sizes = [{(p.part, p.layer, p.head) for p in each.profiles} for each in (survey, against)]
     if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
         notes.append(
             f"{survey.model} and {against.model} do not have the same layers and heads, and neither is known to come "
             f"from the other: heads are compared by name alone."
         )
-    if any(both_names(profile, other) != profile.name for profile, other in _paired(survey, against)):
+    if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
         notes.append(
             f"Heads of {survey.model} are compared with those of {against.model} that they belong to; where the name "
             f"there is another, it stands in brackets."
