@@ -17,14 +17,14 @@ import pytest
 from surveys import STATISTICS, broken_survey, survey_of
 
 from headwise.errors import HeadwiseError
-from headwise.view.survey_data import shares_of
-from headwise.view.survey_files import survey_csv, survey_json, survey_png
+from headwise.view.survey_data import plain_data, shares_of
+from headwise.view.survey_files import survey_csv, survey_png
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def plain(survey: Any) -> dict[str, Any]:
-    return json.loads(json.dumps(survey_json(survey), allow_nan=False))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(plain_data(survey), allow_nan=False))  # type: ignore[no-any-return]
 
 
 def test_json_holds_everything() -> None:

@@ -64,14 +64,12 @@ def heads(
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
-    check_outputs(html=html, png=png, csv=csv)
-    _check(model, against, png, bool(text and ids is not None))
-    from headwise.heads.statistics import all_statistics
-    from headwise.view.survey_files import survey_csv, survey_json, survey_png
-    from headwise.view.survey_table import check_order, print_survey
+    _check(model, against, sort, html=html, png=png, csv=csv)
+    from headwise.view.survey_data import plain_data
+    from headwise.view.survey_files import survey_csv, survey_png
+    from headwise.view.survey_table import print_survey
     from headwise.view.terminal import print_maps
 
-    check_order(all_statistics(), sort)
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     survey, maps = look(model, **options)
@@ -86,8 +84,8 @@ def heads(
     if png is not None:
         survey_png(png, survey)
     if as_json:
-        compared = {} if other is None else {"against": survey_json(other)}
-        print_json({**survey_json(survey), **compared, "report": None if report is None else str(report)})
+        compared = {} if other is None else {"against": plain_data(other)}
+        print_json({**plain_data(survey), **compared, "report": None if report is None else str(report)})
         return
     if maps is not None and len(maps.maps) <= MOST_MAPS:
         print_maps(out, maps)
@@ -97,14 +95,19 @@ def heads(
             out.print(f"{what}: {path}")
 
 
-def _check(model: Path, against: Path | None, png: Path | None, both: bool) -> None:
-    if both:
-        raise HeadwiseError("--text and --ids: pass one of them")
+def _check(model: Path, against: Path | None, sort: str, **outputs: Path | None) -> None:
+    """Refuse what would fail only after long work."""
+    from headwise.heads.statistics import all_statistics
+    from headwise.view.survey_table import check_order
+
+    check_outputs(**outputs)
+    png = outputs["png"]
     if png is not None and png.suffix.lower() != ".png":
         raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
     for folder in (model, against):
         if folder is not None and not folder.is_dir():
             raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+    check_order(all_statistics(), sort)
 
 
 def look(
@@ -120,6 +123,8 @@ def look(
 
     `on` names the run whose held-out text is looked at where no text is given; default `model` itself.
     """
+    if text and ids is not None:
+        raise HeadwiseError("--text and --ids: pass one of them")
     with needs_torch():
         from headwise.heads.maps import maps_of_text
         from headwise.heads.survey import survey

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
@@ -11,6 +12,9 @@ from headwise.cost import Choice, Price, Setting, Variant
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.markup import BINARY, DECIMAL, scaled
 from headwise.view.tables import print_table, say
+
+_binary = partial(scaled, base=1024, units=BINARY)
+_decimal = partial(scaled, base=1000, units=DECIMAL)
 
 
 def print_price(console: Console, price: Price) -> None:
@@ -25,6 +29,7 @@ def print_price(console: Console, price: Price) -> None:
 
 def print_models(console: Console, prices: Sequence[Price]) -> None:
     """A line for each model, with the sizes of its first layer of text."""
+    columns = ("model", "width", "heads", "head width", "kv heads", "variant", "layers", "window")
     rows = []
     for price in prices:
         heads = price.layers[0].attention
@@ -34,18 +39,8 @@ def print_models(console: Console, prices: Sequence[Price]) -> None:
         all_slide = all(layer.attention.window for layer in price.layers)
         window = "".join(f"{window:,}{'' if all_slide else ', some'}" for window in sliding)
         rows.append([price.model, *(f"{size:,}" for size in sizes), heads.variant, str(price.n_layers), window, cache])
-    columns = (
-        "model",
-        "width",
-        "heads",
-        "head width",
-        "kv heads",
-        "variant",
-        "layers",
-        "window",
-        "cache bytes per token",
-    )
-    print_table(console, f"Models, cache in {prices[0].setting.cache_dtype}", columns, rows)
+    title = f"Models, cache in {prices[0].setting.cache_dtype}"
+    print_table(console, title, (*columns, "cache bytes per token"), rows)
 
 
 def _print_parameters(console: Console, price: Price) -> None:
@@ -76,10 +71,10 @@ def _print_layers(console: Console, price: Price, across: int = 3) -> None:
 
 def _names(names: list[str]) -> str:
     """L0 to L79 where they follow one another, else the first two and the last; and how many."""
-    number = [int(name.rpartition("L")[2]) for name in names]
     if len(names) == 1:
         return names[0]
-    if number[-1] - number[0] == len(names) - 1:
+    first, last = (int(name.rpartition("L")[2]) for name in (names[0], names[-1]))
+    if last - first == len(names) - 1:
         return f"{names[0]} to {names[-1]}"
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
@@ -126,8 +121,8 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant]) 
     headings += ["longest"] if setting.gpu_memory is not None else []
     lines = []
     for row in rows:
-        cells = [_decimal(row.parameters), _binary(row.cache_bytes_per_token), _binary(row.cache_bytes)]
-        cells.append(_binary(round(row.bytes_per_token)))
+        sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
+        cells = [_decimal(row.parameters), *map(_binary, sizes)]
         cells += [f"{row.tokens_per_second:,.1f}"] if row.tokens_per_second is not None else []
         if setting.gpu_memory is not None:
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
@@ -154,11 +149,3 @@ def print_choice(console: Console, choice: Choice) -> None:
     if choice.fits is not None:
         line += "; weights and cache fit" if choice.fits else "; weights and cache do NOT fit"
     say(console, line + ".")
-
-
-def _binary(count: int) -> str:
-    return scaled(count, 1024, BINARY)
-
-
-def _decimal(count: int) -> str:
-    return scaled(count, 1000, DECIMAL)

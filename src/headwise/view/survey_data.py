@@ -18,7 +18,7 @@ from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps
 from headwise.view.survey_words import Column, paired, value_of
-from headwise.view.terminal import visible
+from headwise.view.terminal import check_names, check_range, visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
@@ -37,11 +37,8 @@ def check_survey(survey: Survey) -> None:
         raise HeadwiseError(
             f"passage={survey.passage} but there are {len(survey.tokens)} tokens; pass a passage of at most as many"
         )
-    names: set[str] = set()
+    check_names(list(survey))
     for profile in survey.profiles:
-        if profile.name in names:
-            raise HeadwiseError(f"{profile.name} is given 2 times among {len(survey.profiles)} heads; pass each once")
-        names.add(profile.name)
         _check_profile(profile, {role.name for role in survey.roles})
 
 
@@ -52,11 +49,7 @@ def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
             f"{name} has a thumbnail of shape {thumbnail.shape} and a first key of shape {profile.first_key.shape}; "
             "pass (rows, columns) and (rows,), each at least 1"
         )
-    low, high = float(thumbnail.min()), float(thumbnail.max())
-    if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
-        raise HeadwiseError(
-            f"{name} has a thumbnail from {low:.4g} to {high:.4g}, outside 0 to 1; pass means of attention weights"
-        )
+    check_range(thumbnail, f"{name} has a thumbnail", "means of attention weights")
     if profile.top_keys.shape != profile.top_weights.shape or profile.top_keys.ndim != 2:
         raise HeadwiseError(
             f"{name} has top keys of shape {profile.top_keys.shape} and top weights of shape "

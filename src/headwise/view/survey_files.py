@@ -1,4 +1,4 @@
-"""A survey as plain data, as comma-separated values, and as a picture."""
+"""A survey as comma-separated values, and as a picture."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import io
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.errors import HeadwiseError
-from headwise.files import write_whole
-from headwise.heads.profiles import HeadProfile, Role, Survey
+from headwise.heads.profiles import Role, Survey
 from headwise.intervals import Interval
-from headwise.view.survey_data import Shares, check_survey, plain_data, shares_of
-from headwise.view.survey_words import badges_of
+from headwise.view.page import figure_class, write_figure
+from headwise.view.survey_data import check_survey, shares_of
+from headwise.view.survey_words import badges_of, earners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,14 +26,7 @@ if TYPE_CHECKING:
 SIDE, GAP, LABEL = 32, 4, 15
 INCHES = 0.95  # of a thumbnail with its gap
 LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
-DPI = 120
 COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
-
-
-def survey_json(survey: Survey) -> dict[str, Any]:
-    """Everything in the survey as dicts, lists, strings and numbers; None for what is not finite."""
-    plain: dict[str, Any] = plain_data(survey)
-    return plain
 
 
 def survey_csv(survey: Survey) -> str:
@@ -72,58 +64,43 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     Raises HeadwiseError where matplotlib is missing or there is no head to draw; a file is written whole or not at all.
     """
     check_survey(survey)
-    figure_class, colours = _matplotlib()
+    new_figure = figure_class()
+    from matplotlib.colors import LinearSegmentedColormap
+
     mosaic, places = _mosaic(survey)
     tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
     shrink = min(1.0, LONGEST / max(tall, wide))
     legend = 0.8 + 0.2 * len(_earned(survey))
-    figure = figure_class(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
+    figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
     height = tall * shrink / (tall * shrink + legend)
     axes = figure.add_axes((0.02, 0.0, 0.96, height))
+    colours = LinearSegmentedColormap.from_list("weights", COLOURS)
     axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
     axes.set_axis_off()
     axes.set_anchor("NW")
     _write_names(axes, survey, places, 6.5 * shrink)
     _write_legend(figure, survey)
-    picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
-        figure.savefig(picture, format="png", dpi=DPI, metadata={"Software": None})
-    write_whole(path, picture.getvalue())
-
-
-def _matplotlib() -> tuple[type[Figure], Any]:
-    try:
-        from matplotlib.colors import LinearSegmentedColormap
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
-    return Figure, LinearSegmentedColormap.from_list("weights", COLOURS)
+        write_figure(path, figure)
 
 
 def _mosaic(survey: Survey) -> tuple[NDArray[np.float64], dict[str, tuple[int, int]]]:
     """All thumbnails in one array, nan between them, and the top left corner of each."""
     pictures = shares_of(survey)
-    layers = sorted({(_part_order(survey, p), p.layer) for p in survey.profiles})
+    parts = list(dict.fromkeys(profile.part for profile in survey.profiles))
+    layers = sorted({(parts.index(profile.part), profile.layer) for profile in survey.profiles})
     across = 1 + max(profile.head for profile in survey.profiles)
     mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
     places = {}
     for profile in survey.profiles:
-        row = layers.index((_part_order(survey, profile), profile.layer)) * (SIDE + LABEL)
+        row = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
         column = profile.head * (SIDE + GAP)
-        mosaic[row : row + SIDE, column : column + SIDE] = _square(pictures[profile.name][0])
+        shares = pictures[profile.name][0]
+        cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))  # any size as SIDE x SIDE
+        mosaic[row : row + SIDE, column : column + SIDE] = shares[cells]
         places[profile.name] = row, column
     return mosaic, places
-
-
-def _part_order(survey: Survey, profile: HeadProfile) -> int:
-    return next(place for place, other in enumerate(survey.profiles) if other.part == profile.part)
-
-
-def _square(shares: Shares) -> Shares:
-    """Any size as SIDE x SIDE, each cell repeated."""
-    rows, columns = (np.arange(SIDE) * size // SIDE for size in shares.shape)
-    return np.asarray(shares[rows][:, columns])
 
 
 def _write_names(axes: Axes, survey: Survey, places: dict[str, tuple[int, int]], size: float) -> None:
@@ -136,7 +113,8 @@ def _write_names(axes: Axes, survey: Survey, places: dict[str, tuple[int, int]],
 
 
 def _earned(survey: Survey) -> list[Role]:
-    return [role for role in survey.roles if any(role.name in profile.roles for profile in survey.profiles)]
+    names = earners(survey)
+    return [role for role in survey.roles if names[role.name]]
 
 
 def _write_legend(figure: Figure, survey: Survey) -> None:

@@ -40,22 +40,26 @@ def check_maps(maps: HeadMaps) -> None:
     count = len(maps.tokens)
     if not maps.maps or not count:
         raise HeadwiseError(f"nothing to draw: {len(maps.maps)} head maps over {count} tokens; give at least 1 of each")
-    names: set[str] = set()
+    check_names([head.name for head in maps.maps])
     for head in maps.maps:
         if head.weights.shape != (count, count):
             raise HeadwiseError(
                 f"{head.name} has weights of shape {head.weights.shape} but there are {count} tokens; "
                 f"pass weights of shape ({count}, {count}) or the tokens they belong to"
             )
-        low, high = float(head.weights.min()), float(head.weights.max())
-        if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
-            raise HeadwiseError(
-                f"{head.name} has weights from {low:.4g} to {high:.4g}, outside 0 to 1; "
-                "pass attention weights after the softmax"
-            )
-        if head.name in names:
-            raise HeadwiseError(f"{head.name} is given 2 times among {len(maps.maps)} head maps; pass each head once")
-        names.add(head.name)
+        check_range(head.weights, f"{head.name} has weights", "attention weights after the softmax")
+
+
+def check_names(names: list[str]) -> None:
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise HeadwiseError(f"{name} is given 2 times among {len(names)} heads; pass each once")
+
+
+def check_range(weights: NDArray[np.float32], what: str, wanted: str) -> None:
+    low, high = float(weights.min()), float(weights.max())
+    if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
+        raise HeadwiseError(f"{what} from {low:.4g} to {high:.4g}, outside 0 to 1; pass {wanted}")
 
 
 def visible(token: str) -> str:
