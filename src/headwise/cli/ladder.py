@@ -32,16 +32,8 @@ def ladder(
         from headwise.lab.ladder import run_ladder
         from headwise.view.ladder import print_ladder
     with Progress() as progress:
-        record = run_ladder(
-            width,
-            heads,
-            kv_heads,
-            tokens,
-            batch,
-            repeats,
-            seed,
-            report=lambda rung, done, total: progress("rung", done, total, rung),
-        )
+        sizes = (width, heads, kv_heads, tokens, batch, repeats, seed)
+        record = run_ladder(*sizes, report=lambda rung, done, total: progress("rung", done, total, rung))
     if as_json:
         print_json(asdict(record))
     else:
