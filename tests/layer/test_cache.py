@@ -245,6 +245,12 @@ def test_reordered_rows_go_on_as_the_rows_they_became(kind: dict[str, int]) -> N
         assert_same(layer(x[order, 7:], cache=cache), layer(x[order])[:, 7:])
 
 
+def test_an_empty_cache_is_reordered_to_an_empty_one() -> None:
+    cache = hw.KVCache(max_length=5)
+    cache.reorder(torch.tensor([1, 0]))
+    assert (cache.length, cache.kept, cache.nbytes, cache.batch) == (0, 0, 0, None)
+
+
 @pytest.mark.parametrize(
     "sizes, message",
     [

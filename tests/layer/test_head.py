@@ -190,6 +190,7 @@ def test_writing_what_a_head_has_not(make: Any, name: str) -> None:
 def test_reading_what_a_head_has_not(make: Any) -> None:
     with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
         _ = make().heads[0].foo
+    assert {"wq", "relative_bias", "cost"} <= set(dir(make().heads[0]))
 
 
 @pytest.mark.parametrize("name", ["bq", "bk", "bv", "sink", "wo"])
