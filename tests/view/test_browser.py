@@ -244,8 +244,8 @@ def test_a_long_text_keeps_thin_lines_and_stays_quick(open_report: Opener, tmp_p
 
 
 def test_one_token_is_enough(open_report: Opener, tmp_path: Path) -> None:
-    one = HeadMaps("one", ("a",), (HeadMap(0, 0, np.ones((1, 1), dtype=np.float32)),))
-    write_report(tmp_path / "one.html", survey_of_maps(one), one)
+    single = HeadMaps("one", ("a",), (HeadMap(0, 0, np.ones((1, 1), dtype=np.float32)),))
+    write_report(tmp_path / "one.html", survey_of_maps(single), single)
     page = open_report(path=tmp_path / "one.html")
     open_head(page, "L0.H0")
     assert readout(page) == "token 0 'a' looks at token 0 'a': 1.000"

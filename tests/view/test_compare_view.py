@@ -33,23 +33,23 @@ def plain() -> Comparison:
 
 def hostile() -> Comparison:
     table = Table(HOSTILE, (HOSTILE, "ms"), ((HOSTILE, 1.0),), HOSTILE)
-    found = comparison(HOSTILE, {HOSTILE: {"loss": 0.5}, "b" * 60: {"loss": 0.7}}, tables=(table,))
-    return replace(found, data=HOSTILE, notes=(HOSTILE,))
+    record = comparison(HOSTILE, {HOSTILE: {"loss": 0.5}, "b" * 60: {"loss": 0.7}}, tables=(table,))
+    return replace(record, data=HOSTILE, notes=(HOSTILE,))
 
 
 def with_failure() -> Comparison:
-    found = plain()
-    return replace(found, arms=(*found.arms, ArmResult("bad", "", 31, {}, "diverged at step 3")))
+    record = plain()
+    return replace(record, arms=(*record.arms, ArmResult("bad", "", 31, {}, "diverged at step 3")))
 
 
 def book() -> Ledger:
     return ledger((Claim(HOSTILE, "m", "depends", "r"), Claim("c", "m", "holds", "r")), all_comparisons())
 
 
-def printed(found: Comparison | Ledger, width: int = 100) -> str:
+def printed(record: Comparison | Ledger, width: int = 100) -> str:
     target = io.StringIO()
     console = Console(file=target, width=width)
-    (print_ledger if isinstance(found, Ledger) else print_comparison)(console, found)
+    (print_ledger if isinstance(record, Ledger) else print_comparison)(console, record)
     return target.getvalue()
 
 
@@ -79,16 +79,16 @@ def test_the_terminal_says_everything() -> None:
 
 
 def test_markup_in_names_is_text_in_the_terminal() -> None:
-    found = comparison("[red]x[/red]", {"[bold]a[/bold]": {"loss": 0.5}, "b": {"loss": 0.6}})
-    assert "[bold]a[/bold]" in printed(found) and "[red]x[/red]" in printed(found)
+    record = comparison("[red]x[/red]", {"[bold]a[/bold]": {"loss": 0.5}, "b": {"loss": 0.6}})
+    assert "[bold]a[/bold]" in printed(record) and "[red]x[/red]" in printed(record)
 
 
 # The page
 
 
-@pytest.mark.parametrize("found", [hostile(), book()], ids=["comparison", "ledger"])
-def test_names_cannot_become_markup(found: Comparison | Ledger) -> None:
-    page = page_html(found)
+@pytest.mark.parametrize("record", [hostile(), book()], ids=["comparison", "ledger"])
+def test_names_cannot_become_markup(record: Comparison | Ledger) -> None:
+    page = page_html(record)
     assert "<script" not in page and "&lt;script&gt;" in page and "&amp;" in page
     assert "default-src 'none'; style-src 'sha256-" in page and "http-equiv" in page
     assert not re.search(r"""(?:src|href)=["'](?!data:|#)""", page)
@@ -165,11 +165,11 @@ def test_the_page_fits_a_phone_and_says_nothing_on_the_console(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_picture_is_a_png_of_every_comparison(tmp_path: Path) -> None:
-    one, all_ = tmp_path / "one.png", tmp_path / "all.png"
-    write_png(one, [with_failure()])
+    single, all_ = tmp_path / "one.png", tmp_path / "all.png"
+    write_png(single, [with_failure()])
     write_png(all_, all_comparisons())
     heights = []
-    for path in (one, all_):
+    for path in (single, all_):
         data = path.read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n"
         heights.append(int.from_bytes(data[20:24], "big"))

@@ -286,8 +286,8 @@ def test_the_table_says_each_number_with_interval_and_control() -> None:
     assert "previous" in headings and headings[-2:] == ["importance", "ablation"]
     entropy = survey.profiles[1].scores["entropy"]
     assert rows[1][0] == "L0.H1" and rows[0][1] == "P previous"
-    said = f"{entropy.mean:.3f}, {entropy.low:.3f} to {entropy.high:.3f}, even attention 0.021"
-    assert rows[1][2] == said.replace("-", "\u2212")
+    message = f"{entropy.mean:.3f}, {entropy.low:.3f} to {entropy.high:.3f}, even attention 0.021"
+    assert rows[1][2] == message.replace("-", "\u2212")
     ablation = rows[1][headings.index("ablation")]
     assert re.fullmatch(r"[+\u2212]0\.\d{4}, [+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", ablation)
 
@@ -330,11 +330,11 @@ def test_a_comparison_shows_both_and_the_difference() -> None:
     other = replace(other, profiles=other.profiles[1:])
     page = report_html(replace(survey, profiles=survey.profiles[:5]), against=other)
     rows = cells_of(page)
-    mine, theirs = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
+    here, there = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
     assert [cell.split(",")[0] for cell in rows[1][2:5]] == [
-        f"{mine:.3f}",
-        f"{theirs:.3f}",
-        f"{mine - theirs:+.3f}".replace("-", "\u2212"),
+        f"{here:.3f}",
+        f"{there:.3f}",
+        f"{here - there:+.3f}".replace("-", "\u2212"),
     ]
     assert [cell[0] for cell in rows[0][3:5]] == ["\u2013"] * 2  # L0.H0 is only in the first
     only = page.split('id="only">')[1].split("</div>")[0]
@@ -363,22 +363,22 @@ def test_a_comparison_of_unlike_surveys_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"profiles": ()}, "toy has 0 heads"),
         ({"passage": 99}, "passage=99 but there are 41 tokens"),
         ({"roles": ()}, "L0.H0 has the role 'previous token', which is not among the 0"),
     ],
 )
-def test_a_survey_that_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(HeadwiseError, match=said):
+def test_a_survey_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
         report_html(survey_of(**change))
-    with pytest.raises(HeadwiseError, match=said):
+    with pytest.raises(HeadwiseError, match=message):
         report_html(survey_of(), against=survey_of(**change))
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"first_key": np.zeros(3, np.float32)}, r"\(32, 32\) and a first key of shape \(3,\)"),
         ({"thumbnail": np.full((32, 32), np.nan, np.float32)}, "from nan to nan, outside 0 to 1"),
@@ -386,10 +386,10 @@ def test_a_survey_that_does_not_fit_is_refused(change: dict[str, Any], said: str
         ({"name": "L0.H1"}, "L0.H1 is given 2 times among 6 heads"),
     ],
 )
-def test_a_head_that_does_not_fit_is_refused(change: dict[str, Any], said: str) -> None:
+def test_a_head_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     survey = survey_of()
     broken = replace(survey, profiles=(replace(survey.profiles[0], **change), *survey.profiles[1:]))
-    with pytest.raises(HeadwiseError, match=said):
+    with pytest.raises(HeadwiseError, match=message):
         report_html(broken)
 
 

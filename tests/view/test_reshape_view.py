@@ -48,14 +48,14 @@ def test_speeds_whose_ranges_overlap_are_not_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("distances", "said"),
+    ("distances", "sentence"),
     [
         ((0.5, 0.6, 0.7), "After healing: no better; the unhealed weights were the best, and are kept"),
         ((0.5, 0.3, 0.4), "After healing: the weights of step 3 were the best, and are kept"),
         ((0.5, 0.4, 0.3), "After healing\n"),
     ],
 )
-def test_which_weights_were_kept_is_said(distances: tuple[float, ...], said: str) -> None:
+def test_which_weights_were_kept_is_said(distances: tuple[float, ...], sentence: str) -> None:
     curve = tuple(HealPoint(3 * n, 0, None, None, distance) for n, distance in enumerate(distances))
     model: Any = None
     reshaped = Reshaped(model, "a", "b", "what", (), {}, (), DAMAGE, curve, DAMAGE, "read back")
@@ -63,7 +63,7 @@ def test_which_weights_were_kept_is_said(distances: tuple[float, ...], said: str
     print_reshaped(console, reshaped)
     file: Any = console.file
     text = "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-    assert said in text and "verified: read back" in text
+    assert sentence in text and "verified: read back" in text
     assert reshaped.document()["damage"]["tokens_per_second"]["told_apart"] is True
     assert "model" not in reshaped.document()
 

@@ -54,8 +54,8 @@ def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
     for line, profile in zip(lines, survey.profiles, strict=True):
         assert (line["layer"], line["head"]) == (str(profile.layer), str(profile.head))
         for key in STATISTICS:
-            given = [float(line[name]) for name in (key, f"{key}_low", f"{key}_high")]
-            assert given == pytest.approx([profile.scores[key].mean, profile.scores[key].low, profile.scores[key].high])
+            cells = [float(line[name]) for name in (key, f"{key}_low", f"{key}_high")]
+            assert cells == pytest.approx([profile.scores[key].mean, profile.scores[key].low, profile.scores[key].high])
         assert profile.ablation is not None and float(line["ablation_low"]) == pytest.approx(profile.ablation.low, 1e-6)
     assert lines[0]["roles"] == "previous token" and lines[0]["copying_uniform"] == ""
     assert float(lines[1]["entropy_uniform"]) == pytest.approx(0.021)

@@ -65,8 +65,8 @@ def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
         assert value is not None
         return value.mean
 
-    found = [number(name) for name in names(printed(survey, key))]
-    assert found == sorted(found, reverse=True) and len(found) == 15
+    numbers = [number(name) for name in names(printed(survey, key))]
+    assert numbers == sorted(numbers, reverse=True) and len(numbers) == 15
 
 
 @pytest.mark.parametrize(
@@ -88,17 +88,17 @@ def test_what_has_no_number_comes_last_with_a_dash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "said"),
+    ("order", "message"),
     [
         ("entropi", r"cannot sort by 'entropi'; did you mean entropy\?"),
         ("ablate", "did you mean ablation"),
         ("qqq", "there are name, .*ablation, .*entropy, .*norm"),
     ],
 )
-def test_an_unknown_order_is_refused_with_the_nearest(order: str, said: str) -> None:
-    with pytest.raises(HeadwiseError, match=said):
+def test_an_unknown_order_is_refused_with_the_nearest(order: str, message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
         check_order(survey_of().statistics, order)
-    with pytest.raises(HeadwiseError, match=said):
+    with pytest.raises(HeadwiseError, match=message):
         printed(survey_of(), order)
 
 

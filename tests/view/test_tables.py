@@ -73,8 +73,8 @@ def drawn(draw: Draw, width: int) -> list[str]:
 
 def words(lines: list[str]) -> set[str]:
     """Numbers and headings; a longer word in a column of words may be folded."""
-    found = set(re.findall(r"[^\s,;:()│─]+(?:,\d+)*", " ".join(lines)))
-    return {word for word in found if len(word) <= 12 or any(letter.isdigit() for letter in word)}
+    parts = set(re.findall(r"[^\s,;:()│─]+(?:,\d+)*", " ".join(lines)))
+    return {word for word in parts if len(word) <= 12 or any(letter.isdigit() for letter in word)}
 
 
 @pytest.mark.parametrize("name", VIEWS)
