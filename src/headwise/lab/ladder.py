@@ -50,15 +50,13 @@ def run_ladder(
 
     width     of the tokens; heads of width / heads each
     kv_heads  key/value heads, a divisor of heads; default as many as heads
-    repeats   timed calls of each rung, in turn, the median counts; fewer where together they would take much longer
-              than `longest`
+    repeats   timed calls of each rung, in turn, the median counts; fewer where they would take long
     seed      of the weights W_Q, W_K, W_V, W_O (standard normal times 1/sqrt(width)) and of x (standard normal)
     longest   seconds; the scalar loops are not timed when one call would take longer
     extra     more rungs, held to the same
 
     A size too large for the scalar loops is certified at a smaller one; `certified` and `note` say so. The costs are of
-    forward calls without gradients, in float32 (scalars: float64); see `_python_peak` and `_torch_peak` for memory.
-    HeadwiseError for sizes that do not fit.
+    forward calls without gradients, in float32 (scalars: float64). HeadwiseError for sizes that do not fit.
     """
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
@@ -83,13 +81,11 @@ def run_ladder(
         _time_in_turn(calls.values(), repeats)
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
-    threads, note = torch.get_num_threads(), _note(sizes, small)
-    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, _all_agree(priced), note)
-
-
-def _all_agree(results: Iterable[LadderRung]) -> bool:
-    """Do all rungs agree that can run the layer and are meant to be the same function?"""
-    return all(result.agrees for result in results if result.refused is None and result.another is None)
+    # Those that can run the layer and are meant to be the same function.
+    agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
+    return Ladder(
+        sizes, small, seed, torch.get_num_threads(), certificate.tolerances, priced, agree, _note(sizes, small)
+    )
 
 
 def _not_timed(result: LadderRung, estimate: float, longest: float) -> LadderRung:
