@@ -81,11 +81,9 @@ def run_ladder(
         _time_in_turn(calls.values(), repeats)
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
-    # Those that can run the layer and are meant to be the same function.
     agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
-    return Ladder(
-        sizes, small, seed, torch.get_num_threads(), certificate.tolerances, priced, agree, _note(sizes, small)
-    )
+    threads, note = torch.get_num_threads(), _note(sizes, small)
+    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, note)
 
 
 def _not_timed(result: LadderRung, estimate: float, longest: float) -> LadderRung:
