@@ -235,3 +235,9 @@ def test_a_file_of_an_earlier_version_reads_alike() -> None:
         for text, word in (("él hablo", "hablo"), (f"él {BOUNDARY}", BOUNDARY)):
             with pytest.raises(HeadwiseError, match=re.escape(f"has not seen the words '{word}'; it knows 3: = habló")):
                 reader.encode(text)
+
+
+def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_nor_space() -> None:
+    """Not any token: the same text gives the same file in every process."""
+    layout = json.loads(Tokens.characters("nopqrstuvwxyzabcdefghijklm", boundary=False).to_json())
+    assert layout["model"]["unk_token"] == "a"

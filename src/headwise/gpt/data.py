@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ class Stream:
     def __init__(self, tokens: Tokens, text: str, context: int) -> None:
         ids = torch.tensor(tokens.encode(text))
         cut = int(len(ids) * (1 - HELD_OUT_SHARE))
-        self.context, self.digest = context, _digest(text)
+        self.context, self.digest = context, sha256(text.encode()).hexdigest()
         self.train, self.held_out = ids[:cut], ids[cut:]
         for name, part in (("training", self.train), ("held-out", self.held_out)):
             if len(part) <= context:
@@ -57,8 +57,7 @@ class Stream:
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out ids in pieces of the context's length, about `limit` tokens of them."""
-        pieces = [inputs.tolist() for inputs, _ in self.held_out_batches(1, limit)]
-        return [ids for piece in pieces for ids in piece]
+        return [inputs[0].tolist() for inputs, _ in self.held_out_batches(1, limit)]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
@@ -84,7 +83,7 @@ class Documents:
         if not train or not held_out:
             raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
         self.boundary, self.context = tokens.boundary, context
-        self.digest = _digest("\n".join((*train, "", *held_out)))
+        self.digest = sha256("\n".join((*train, "", *held_out)).encode()).hexdigest()
         self._train = [tokens.document(line)[: context + 1] for line in train]
         self._held_out = [tokens.document(line)[: context + 1] for line in held_out]
         self._scored_after = None if scored_after is None else tokens.encode(scored_after)[0]
@@ -102,14 +101,13 @@ class Documents:
         return inputs[chosen, : longest - 1], targets[chosen, : longest - 1]
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
-        lines = self._held_out
-        if sum(map(len, lines)) > limit:
-            lines = lines[: max(1, limit * len(lines) // sum(map(len, lines)))]
-        for start in range(0, len(lines), size):
-            inputs, targets = self._pad(lines[start : start + size])
-            if self._scored_after is not None:
-                after = (inputs == self._scored_after).cumsum(1) > 0
-                targets = targets.masked_fill(~after, IGNORED)
+        count, n_tokens = len(self._held_out), sum(map(len, self._held_out))
+        count = count if n_tokens <= limit else max(1, limit * count // n_tokens)
+        for start in range(0, count, size):
+            lines = self._held_out[start : min(start + size, count)]
+            inputs, targets = self._pad(lines)
+            for row, ids in enumerate(lines):
+                targets[row, : self._unscored(ids) - 1] = IGNORED
             yield inputs, targets
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
@@ -119,19 +117,16 @@ class Documents:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens."""
-        train, held_out = (np.concatenate([np.array(ids) for ids in lines]) for lines in (self._train, self._held_out))
-        counted = np.concatenate([self._counted(ids) for ids in self._held_out])
+        train, held_out = np.concatenate(self._train), np.concatenate(self._held_out)
+        counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in self._held_out])
         return best_order(ngram_losses(train, held_out, vocab_size, counted=counted, boundary=self.boundary))
 
     def ngram_model(self, vocab_size: int, order: int) -> NGramModel:
-        train = np.concatenate([np.array(ids) for ids in self._train])
-        return NGramModel(train, vocab_size, order, boundary=self.boundary)
+        return NGramModel(np.concatenate(self._train), vocab_size, order, boundary=self.boundary)
 
-    def _counted(self, ids: list[int]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """The positions that count: all but the first boundary, or those behind the first `scored_after`."""
-        if self._scored_after is None:
-            return np.arange(len(ids)) > 0
-        return np.arange(len(ids)) > ids.index(self._scored_after)
+    def _unscored(self, ids: list[int]) -> int:
+        """How many tokens do not count: the first boundary, or all up to the first `scored_after`."""
+        return 1 if self._scored_after is None else ids.index(self._scored_after) + 1
 
     def _pad(self, lines: Sequence[list[int]]) -> Batch:
         longest = max(map(len, lines))
@@ -172,25 +167,18 @@ def text_corpus(
     """
     text = read_text(path)
     documents = [line.strip() for line in text.splitlines() if line.strip()] if lines else []
-    tokens = (
-        Tokens.from_file(tokenizer)
-        if tokenizer
-        else Tokens.characters("".join(documents) if lines else text, boundary=lines)
-    )
+    if tokenizer:
+        tokens = Tokens.from_file(tokenizer)
+    else:
+        tokens = Tokens.characters("".join(documents) if lines else text, boundary=lines)
     if not lines:
         stream = Stream(tokens, text, context)
-        return Corpus(
-            path.name, tokens, stream, tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
-        )
+        example = tokens.decode(stream.held_out[: min(context, EXAMPLE_TOKENS)].tolist())
+        return Corpus(path.name, tokens, stream, example)
     if not hold_out:
-        data = Documents(tokens, documents, documents, context)
-        return Corpus(path.name, tokens, data, documents[0])
+        return Corpus(path.name, tokens, Documents(tokens, documents, documents, context), documents[0])
     order = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
     train, held_out = [documents[i] for i in order[:cut]], [documents[i] for i in order[cut:]]
-    data = Documents(tokens, train, held_out, context)
-    return Corpus(path.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    example = tokens.decode(tokens.encode(held_out[0])[: context - 1])
+    return Corpus(path.name, tokens, Documents(tokens, train, held_out, context), example)

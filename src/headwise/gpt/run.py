@@ -117,7 +117,8 @@ def run_training(
             write_run(folder, settings, corpus.data.digest, "training", None)
         elif run["status"] == "finished":
             (folder / STATE).unlink(missing_ok=True)
-            return _saved_result(folder, run)
+            cells: Any = run["cells"] and tuple(run["cells"])  # JSON has lists
+            return Result(folder, run["summary"], cells, run["example"])
         with torch.device("meta"):  # shapes alone
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
@@ -136,7 +137,7 @@ def run_training(
 
 
 def read_run(folder: Path) -> dict[str, Any] | None:
-    """run.json of a folder; None if there is none."""
+    """run.json of a folder, its summary as a RunSummary; None if there is none."""
     path = folder / RUN
     if not path.exists():
         return None
@@ -145,7 +146,9 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         Settings(**run["settings"])
         _ = run["status"], run["digest"]
         if run["summary"] is not None:
-            _summary(run["summary"])
+            summary = run["summary"]
+            curve, samples = tuple(CurvePoint(**point) for point in summary["curve"]), tuple(summary["samples"])
+            run["summary"] = RunSummary(**{**summary, "curve": curve, "samples": samples})
     except (ValueError, KeyError, TypeError) as error:
         raise HeadwiseError(
             f"{path} is damaged ({type(error).__name__}: {error}); remove it or take another --out"
@@ -170,25 +173,13 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
 def read_summary(folder: Path) -> RunSummary | None:
     """The results of a finished run, for its report."""
     run = read_run(folder)
-    if run is None or run.get("summary") is None:
-        return None
-    return _summary(run["summary"])
-
-
-def _summary(saved: dict[str, Any]) -> RunSummary:
-    curve = tuple(CurvePoint(**point) for point in saved["curve"])
-    return RunSummary(**{**saved, "curve": curve, "samples": tuple(saved["samples"])})
+    summary: RunSummary | None = None if run is None else run["summary"]
+    return summary
 
 
 def write_run(folder: Path, settings: Settings, digest: str, status: str, result: Result | None) -> None:
-    run = {
-        "settings": asdict(settings),
-        "digest": digest,
-        "status": status,
-        "summary": None if result is None else asdict(result.summary),
-        "cells": None if result is None else result.cells,
-        "example": None if result is None else result.example,
-    }
+    results = {name: None if result is None else asdict(result)[name] for name in ("summary", "cells", "example")}
+    run = {"settings": asdict(settings), "digest": digest, "status": status, **results}
     write_whole(folder / RUN, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -217,12 +208,6 @@ def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> di
             f"the text is not the one that the run in {folder} began with; pass that one, or another --out"
         )
     return run
-
-
-def _saved_result(folder: Path, run: dict[str, Any]) -> Result:
-    """The result that `run.json` holds."""
-    model, ngram, count = run["cells"] or (0, 0, 0)
-    return Result(folder, _summary(run["summary"]), (model, ngram, count) if count else None, run["example"])
 
 
 def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, seconds: float) -> dict[str, str]:
@@ -260,22 +245,17 @@ def _result(
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
     name = f"best n-gram, order {order} (Kneser-Ney)"
-    samples = tuple(sample(model, tokens, seed) for seed in range(n_samples))
+    texts = (generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, None, n, tokens.boundary) for n in range(n_samples))
+    samples = tuple(tokens.decode(list(ids)).strip() for ids in texts)
     summary = RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples)
     return Result(folder, summary, cells, corpus.example)
 
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
     """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    prompts = [corpus.tokens.prompt(f"{cell.english} =") for cell in corpus.cells]
-    texts = [corpus.tokens.decode(list(likeliest(ids))) for ids in prompts]
+    tokens = corpus.tokens
+    texts = [tokens.decode(list(likeliest(tokens.prompt(f"{cell.english} =")))) for cell in corpus.cells]
     return sum(text == cell.spanish for text, cell in zip(texts, corpus.cells, strict=True))
-
-
-def sample(model: GPT, tokens: Tokens, seed: int) -> str:
-    """A text that the model makes up."""
-    ids = generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, seed=seed, stop=tokens.boundary)
-    return tokens.decode(list(ids)).strip()
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

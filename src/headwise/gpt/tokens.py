@@ -129,7 +129,8 @@ def _stand_in(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> None:
     embedding: they take the boundary, where there is none the space, else the first token.
     """
     if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
-        tokenizer.model.unk_token = next((x for x in (BOUNDARY, " ") if x in vocabulary), next(iter(vocabulary), ""))
+        first = min(vocabulary, key=vocabulary.__getitem__, default="")
+        tokenizer.model.unk_token = next((x for x in (BOUNDARY, " ") if x in vocabulary), first)
 
 
 def _post_processor(boundary: int | None) -> processors.TemplateProcessing:

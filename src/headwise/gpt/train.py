@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,28 +81,31 @@ def train(
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
 
-    with interrupts() as interrupted, _divergence_explained():
-        for step in range(start, recipe.steps):
-            loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
-            counted += n_tokens
-            done = step + 1
-            evaluated = done % every == 0 or done == recipe.steps
-            if evaluated or done % 10 == 0:
-                speed = counted / (time.monotonic() - since)
-                limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
-                held_out = evaluate(model, data, limit) if evaluated else None
-                require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
-                progress = Progress(done, recipe.steps, loss, speed, held_out)
-                log.add(progress)
-                report(progress)
-                counted, since = 0, time.monotonic()
-            stopping = interrupted()  # asked once: what is said to be saved must have been
-            if stopping or time.monotonic() - saved > save_seconds:
-                require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
-                save_state(folder / STATE, weights, optimizers, done)
-                saved = time.monotonic()
-            if stopping:
-                raise Stopped(done)
+    try:
+        with interrupts() as interrupted:
+            for step in range(start, recipe.steps):
+                loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
+                counted += n_tokens
+                done = step + 1
+                evaluated = done % every == 0 or done == recipe.steps
+                if evaluated or done % 10 == 0:
+                    speed = counted / (time.monotonic() - since)
+                    limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
+                    held_out = evaluate(model, data, limit) if evaluated else None
+                    require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
+                    progress = Progress(done, recipe.steps, loss, speed, held_out)
+                    log.add(progress)
+                    report(progress)
+                    counted, since = 0, time.monotonic()
+                stopping = interrupted()  # asked once: what is said to be saved must have been
+                if stopping or time.monotonic() - saved > save_seconds:
+                    require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
+                    save_state(folder / STATE, weights, optimizers, done)
+                    saved = time.monotonic()
+                if stopping:
+                    raise Stopped(done)
+    except DivergedError as error:
+        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
     return model.eval(), log.curve()
 
@@ -165,14 +168,6 @@ def require_finite(step: int, **numbers: float) -> None:
             raise DivergedError(f"{name} is {number} at step {step}")
 
 
-@contextmanager
-def _divergence_explained() -> Iterator[None]:
-    try:
-        yield
-    except DivergedError as error:
-        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
-
-
 def schedule(recipe: Recipe, step: int) -> float:
     """The share of the peak learning rate at a step."""
     return warm_cosine(step, recipe.steps, recipe.warmup, recipe.final_lr)
@@ -180,10 +175,10 @@ def schedule(recipe: Recipe, step: int) -> float:
 
 def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
-    named = list(model.named_parameters())
-    hidden = [p for name, p in named if p.ndim == 2 and name.startswith("blocks.")] if recipe.muon_lr else []
-    chosen = {id(p) for p in hidden}
-    others = [p for _, p in named if id(p) not in chosen]
+    weights = dict(model.named_parameters())
+    chosen = [name for name, p in weights.items() if recipe.muon_lr and p.ndim == 2 and name.startswith("blocks.")]
+    hidden = [weights.pop(name) for name in chosen]
+    others = list(weights.values())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in others if p.ndim >= 2], "weight_decay": recipe.weight_decay},
         {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0},
@@ -216,8 +211,11 @@ class _Log:
 
     def __init__(self, path: Path, start: int) -> None:
         self.path = path
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.rows = [row for row in map(_parsed, lines) if row is not None and row["step"] <= start]
+        self.rows: list[dict[str, Any]] = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with suppress(json.JSONDecodeError):  # a kill may have cut the last one short
+                self.rows.append(json.loads(line))
+        self.rows = [row for row in self.rows if row["step"] <= start]
         write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, progress: Progress) -> None:
@@ -230,15 +228,6 @@ class _Log:
         return [
             CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in self.rows if "held_out_loss" in row
         ]
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of the log; None for one that a kill cut short."""
-    try:
-        row: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    return row
 
 
 def _mixed(seed: int, step: int) -> int:
