@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -22,6 +21,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import BOUNDARY, Tokens
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
+TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -33,10 +33,16 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    known = tokens.boundary is not None
+    roles = ("bos_token", "eos_token", "unk_token", "pad_token") if known else ()
+    id_roles = ("bos_token_id", "eos_token_id", "pad_token_id") if known else ()
     write_whole(folder / "tokenizer.json", tokens.to_json())
-    write_whole(folder / "tokenizer_config.json", _json(_tokenizer_config(tokens)))
-    write_whole(folder / "generation_config.json", _json(_generation_config(model.config, tokens.boundary)))
-    write_whole(folder / "config.json", _json(hf_config(model.config, tokens.boundary)))
+    for name, content in (
+        ("tokenizer_config.json", {**TOKENIZER_CONFIG, **dict.fromkeys(roles, BOUNDARY)}),
+        ("generation_config.json", {"max_length": model.config.context, **dict.fromkeys(id_roles, tokens.boundary)}),
+        ("config.json", hf_config(model.config, tokens.boundary)),
+    ):
+        write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     write_whole(folder / "model.safetensors", save(to_hf(model), metadata={"format": "pt"}))
 
 
@@ -66,15 +72,13 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     if path.suffix in PICKLED:
-        raise HeadwiseError(f"{path} is a pickle, which can run code; convert it to model.safetensors first")
+        raise _pickle(path)
     data = path.read_bytes()
     try:
         tensors: dict[str, Tensor] = load(data)
     except SafetensorError as error:
         if data[:1] == b"\x80" or data[:2] == b"PK":
-            raise HeadwiseError(
-                f"{path} is a pickle under another name, which can run code; convert it to safetensors"
-            ) from None
+            raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     return tensors
 
@@ -92,44 +96,28 @@ def read_metadata(path: Path) -> dict[str, str]:
     return metadata
 
 
+def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:
+    return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
+
+
 def _read_config(folder: Path) -> GPTConfig:
     if folder.is_file() and folder.suffix in PICKLED:
-        raise HeadwiseError(f"{folder} is a pickle, which can run code; convert it to model.safetensors first")
+        raise _pickle(folder)
     if not folder.is_dir():
         raise HeadwiseError(f"{folder} is no run folder; train one with `headwise train --out {folder}`")
     if not (folder / "model.safetensors").exists():
-        pickled = [p.name for p in sorted(folder.iterdir()) if p.suffix in PICKLED]
+        pickled = sorted(path for path in folder.iterdir() if path.suffix in PICKLED)
         if pickled:
-            raise HeadwiseError(
-                f"{folder / pickled[0]} is a pickle, which can run code; convert it to model.safetensors"
-            )
+            raise _pickle(pickled[0])
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no run folder, or its training has not finished")
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
     try:
         return GPTConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["headwise"])
+    except HeadwiseError as error:
+        raise HeadwiseError(f"{folder / 'config.json'}: {error}") from None
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, HeadwiseError):
-            raise HeadwiseError(f"{folder / 'config.json'}: {error}") from None
         raise HeadwiseError(
             f"{folder / 'config.json'} does not describe a headwise model ({type(error).__name__}: {error})"
         ) from None
-
-
-def _tokenizer_config(tokens: Tokens) -> dict[str, Any]:
-    roles = () if tokens.boundary is None else ("bos_token", "eos_token", "unk_token", "pad_token")
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        **dict.fromkeys(roles, BOUNDARY),
-    }
-
-
-def _generation_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
-    roles = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {"max_length": config.context, **({} if boundary is None else dict.fromkeys(roles, boundary))}
-
-
-def _json(data: dict[str, Any]) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -17,9 +17,8 @@ from headwise.gpt.presets import check_seed
 class Source:
     """What the loop must know of a model, ours or another."""
 
-    begin: Callable[
-        [], Callable[[Tensor], Tensor]
-    ]  # of a text: ids (1,T) that follow -> logits (V,) of what comes next
+    # Begin a text; then ids (1,T) that follow -> logits (V,) of what comes next.
+    begin: Callable[[], Callable[[Tensor], Tensor]]
     context: int | None  # most tokens of a text; None where the model sets no bound
     vocab_size: int | None
     device: torch.device
@@ -36,18 +35,13 @@ def generate(
     cache: bool = True,
 ) -> Iterator[int]:
     """Continue ids by a GPT of ours; see `models.generate.generate`, which serves other models and texts too."""
-    stops = () if stop is None else (stop,)
-    return continued(source_of(model), prompt, n_tokens, temperature, top_k, seed, stops, cache)
-
-
-def source_of(model: GPT) -> Source:
-    """A GPT of ours with its own caches."""
 
     def begin() -> Callable[[Tensor], Tensor]:
         caches = model.new_caches()
         return lambda ids: model(ids, caches, last_only=True)[0, -1]
 
-    return Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device)
+    source = Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device)
+    return continued(source, prompt, n_tokens, temperature, top_k, seed, () if stop is None else (stop,), cache)
 
 
 @torch.no_grad()

@@ -125,9 +125,8 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        spec = config.attention
         self.attention_norm = make_norm(config)
-        self.attention = MultiHeadAttention.from_spec(spec)
+        self.attention = MultiHeadAttention.from_spec(config.attention)
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)

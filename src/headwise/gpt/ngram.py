@@ -17,7 +17,7 @@ Sources: R. Kneser and H. Ney, "Improved backing-off for m-gram language modelin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,19 +34,16 @@ def ngram_losses(
     train: npt.ArrayLike,
     held_out: npt.ArrayLike,
     vocab_size: int,
-    orders: Iterable[int] = range(1, 7),
+    order: int = 6,
     counted: npt.ArrayLike | None = None,
     boundary: int | None = None,
 ) -> dict[int, float]:
-    """For each order, the mean cross-entropy in nats over the held-out tokens where `counted` is True (default: all).
+    """For each order up to `order`, the mean cross-entropy in nats over the held-out tokens that are `counted` (all).
 
     `boundary` is the token that begins and ends documents. A context reaches back to the latest boundary before
     the token, that boundary included, and no further. A boundary at the very start, or right after another one,
     opens a document: nothing predicts it, so it is not learned from, and by default it is not counted.
     """
-    orders = list(orders)
-    if min(orders, default=0) < 1:
-        raise HeadwiseError(f"orders={orders}: give at least one, and 1, the model without context, is the lowest")
     tokens = _checked(held_out, vocab_size, "held_out")
     chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
     if chosen.dtype != np.bool_ or chosen.shape != tokens.shape:
@@ -55,10 +52,8 @@ def ngram_losses(
         )
     if not chosen.any():
         raise HeadwiseError(f"no held-out token of {tokens.size} is counted; a mean needs at least one")
-    model = NGramModel(train, vocab_size, max(orders), boundary)
-    climb = model.climb(_windows(tokens, model.order, boundary, chosen))
-    losses = {level: float(-np.log(p).mean()) for level, p in enumerate(climb, start=1)}
-    return {order: losses[order] for order in orders}
+    climb = NGramModel(train, vocab_size, order, boundary).climb(_windows(tokens, order, boundary, chosen))
+    return {level: float(-np.log(p).mean()) for level, p in enumerate(climb, start=1)}
 
 
 def best_order(losses: Mapping[int, float]) -> tuple[int, float]:
@@ -67,8 +62,7 @@ def best_order(losses: Mapping[int, float]) -> tuple[int, float]:
     This choice is in the baseline's favour: it has looked at the tokens it is judged on, and a model that is compared
     with it has no such advantage. A model that wins has therefore beaten every order.
     """
-    order = min(losses, key=lambda order: losses[order])
-    return order, losses[order]
+    return min(losses.items(), key=lambda item: item[1])
 
 
 class NGramModel:
@@ -96,14 +90,16 @@ class NGramModel:
         *_, p = self.climb(rows)
         return p
 
-    def predict(self, context: Sequence[int] | Ints) -> int:
-        """The most probable next token (of equal ones the lowest id)."""
-        return int(self.probabilities(context).argmax())
-
     def generate(self, prompt: Sequence[int], n_tokens: int, stop: int | None = None) -> list[int]:
-        """The most probable continuation of the prompt, up to `n_tokens` ids, without the token that stops it."""
+        """The most probable continuation of the prompt, up to `n_tokens` ids, without the token that stops it.
+
+        Of equally probable tokens the lowest id is taken.
+        """
         ids = list(prompt)
-        while len(ids) < len(prompt) + n_tokens and (token := self.predict(ids)) != stop:
+        for _ in range(n_tokens):
+            token = int(self.probabilities(ids).argmax())
+            if token == stop:
+                break
             ids.append(token)
         return ids[len(prompt) :]
 
@@ -183,10 +179,9 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
             before = rows.back[k + 1][seen][further]
             distinct = np.unique(_join(before, gram[further], gram_keys.size))
             continuation += np.bincount(distinct % gram_keys.size, minlength=gram_keys.size)
-        of_gram = gram_keys // vocab_size
-        levels.append(
-            _Level(context_keys, gram_keys, _Counts.tally(raw, of_gram), _Counts.tally(continuation, of_gram))
-        )
+        context_of_gram = gram_keys // vocab_size
+        counts = (_Counts.tally(of_gram, context_of_gram) for of_gram in (raw, continuation))
+        levels.append(_Level(context_keys, gram_keys, *counts))
     return levels
 
 
@@ -204,8 +199,7 @@ def _find(keys: Ints, wanted: Ints) -> Ints:
 
 def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
     """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
-    here = np.arange(tokens.size)
-    latest = np.maximum.accumulate(np.where(tokens == boundary, here, 0)) if boundary is not None else here * 0
+    latest = np.maximum.accumulate(np.where(tokens == boundary, np.arange(tokens.size), 0))
     start = np.append(0, latest[:-1])  # a token's own place does not count: the end of a document still sees it
     at = np.flatnonzero(chosen)
     return _Windows([tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1))
@@ -213,12 +207,8 @@ def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _
 
 def _opens(tokens: Ints, boundary: int | None) -> Bools:
     """Which tokens are boundaries that open a document without ending one."""
-    opens = np.zeros(tokens.size, np.bool_)
-    if boundary is not None and tokens.size:
-        is_boundary = tokens == boundary
-        opens[0] = is_boundary[0]
-        opens[1:] = is_boundary[1:] & is_boundary[:-1]
-    return opens
+    at = np.equal(tokens, -1 if boundary is None else boundary)
+    return at & np.append(True, at)[:-1]
 
 
 def _checked(tokens: npt.ArrayLike, vocab_size: int, name: str) -> Ints:

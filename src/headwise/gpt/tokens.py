@@ -23,10 +23,10 @@ class Tokens:
         self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
-        self._tokenizer.post_processor = _post_processor(self.boundary)
-        _stand_in(tokenizer, self.vocabulary)
-        self.frame: tuple[list[int], list[int]] = ([] if self.boundary is None else [self.boundary], [])
-        self.specials = frozenset(() if self.boundary is None else (self.boundary,))
+        before = [] if self.boundary is None else [self.boundary]
+        self.frame: tuple[list[int], list[int]] = (before, [])
+        self.specials = frozenset(before)
+        _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = (layout["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
@@ -122,19 +122,17 @@ def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
     return tokenizer
 
 
-def _stand_in(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> None:
-    """Let a token stand for what a vocabulary of whole tokens lacks.
+def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> None:
+    """What readers other than `Tokens` need: the boundary before a text, as in training, and an id for the unknown.
 
-    Readers other than `Tokens` need an id for the unknown, and a further token would have no row in the model's
-    embedding: they take the boundary, where there is none the space, else the first token.
+    For the unknown a further token would have no row in the model's embedding. In a vocabulary of whole tokens the
+    boundary stands for it, where there is none the space, else the first token.
     """
+    known = BOUNDARY in vocabulary
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOUNDARY} $A" if known else "$A",
+        special_tokens=[(BOUNDARY, vocabulary[BOUNDARY])] if known else [],
+    )
     if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
         first = min(vocabulary, key=vocabulary.__getitem__, default="")
         tokenizer.model.unk_token = next((x for x in (BOUNDARY, " ") if x in vocabulary), first)
-
-
-def _post_processor(boundary: int | None) -> processors.TemplateProcessing:
-    """What other readers put around a text: the boundary before it where there is one, as in training."""
-    if boundary is None:
-        return processors.TemplateProcessing(single="$A")
-    return processors.TemplateProcessing(single=f"{BOUNDARY} $A", special_tokens=[(BOUNDARY, boundary)])
