@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -35,15 +35,6 @@ _GPT2 = {
     "down": "c_proj",
     "final_norm": "transformer.ln_f",
 }
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One tensor of the file: which of our tensors it stacks, and whether it holds y = x W instead of y = W x."""
-
-    name: str
-    ours: tuple[str, ...]
-    transposed: bool = False
 
 
 def hf_form(config: GPTConfig) -> str | None:
@@ -109,18 +100,20 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     }
 
 
-def _entries(config: GPTConfig) -> list[Entry]:
-    """The tensors of the file. Ours that share a name there are stacked: GPT-2 has queries, keys and values in one."""
+def _stacks(config: GPTConfig) -> dict[str, list[str]]:
+    """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
     form = hf_form(config)
     parts = {None: {}, "gpt2": _GPT2}.get(form, _LLAMA)
     stacks: dict[str, list[str]] = {}
     for name in _meta_state(replace(config, bias=True) if form == "gpt2" else config):  # GPT-2 always has biases
         if not (config.tied and name == "lm_head.weight"):
             stacks.setdefault(".".join(parts.get(part, part) for part in name.split(".")), []).append(name)
-    return [
-        Entry(name, tuple(ours), transposed=form == "gpt2" and ".c_" in name and name.endswith("weight"))
-        for name, ours in stacks.items()
-    ]
+    return stacks
+
+
+def _turned(name: str, tensor: Tensor) -> Tensor:
+    """GPT-2's matrices hold y = x W instead of y = W x."""
+    return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
 
 
 def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
@@ -133,29 +126,27 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. GPT-2's biases are zeros where the model has none."""
     state = model.state_dict()
     zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
-    state, tensors = zeros | state, {}
-    for entry in _entries(model.config):
-        tensor = torch.cat([state[name] for name in entry.ours])
-        tensors[entry.name] = (tensor.T if entry.transposed else tensor).contiguous()
-    return tensors
+    state = zeros | state
+    return {
+        name: _turned(name, torch.cat([state[part] for part in ours])).contiguous()
+        for name, ours in _stacks(model.config).items()
+    }
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `to_hf`."""
-    wanted, entries = _meta_state(config), _entries(config)
-    state: dict[str, Tensor] = {}
-    foreign = set(tensors) - {entry.name for entry in entries}
+    wanted, stacks = _meta_state(config), _stacks(config)
+    foreign = set(tensors) - set(stacks)
     if foreign:
         raise KeyError(f"the config has no place for {min(foreign)}")
-    for entry in entries:
-        tensor = tensors[entry.name]
-        tensor = tensor.T if entry.transposed and tensor.ndim == 2 else tensor
-        sizes = [wanted[name].shape[0] if name in wanted else 0 for name in entry.ours]
-        if not any(sizes):  # a bias that only the form has
-            if tensor.any():
-                raise KeyError(f"the config has no biases, and {entry.name} is not zero")
-            continue
-        state |= dict(zip(entry.ours, torch.split(tensor, sizes), strict=True))
+    state: dict[str, Tensor] = {}
+    for name, ours in stacks.items():
+        tensor = _turned(name, tensors[name])
+        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
+        if any(sizes):
+            state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
+        elif tensor.any():  # a bias that only the form has
+            raise KeyError(f"the config has no biases, and {name} is not zero")
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]
     return {name: tensor.contiguous() for name, tensor in state.items()}

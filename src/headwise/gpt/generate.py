@@ -59,7 +59,18 @@ def continued(
 
     When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
     """
-    _check(source, prompt, n_tokens, temperature, top_k, seed)
+    if not prompt:
+        raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
+    wrong = [i for i in prompt if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
+    if wrong:
+        raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
+    if n_tokens < 0:
+        raise HeadwiseError(f"tokens={n_tokens} is negative")
+    if not temperature >= 0:
+        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
+    check_seed(seed)
+    if top_k is not None and top_k < 1:
+        raise HeadwiseError(f"top_k={top_k} must be at least 1")
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt) if source.context is None else list(prompt)[-source.context :]
     read, n_read = source.begin(), 0
@@ -86,20 +97,3 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
     likeliest = logits.double().cpu().topk(min(top_k or len(logits), len(logits)))
     weights = torch.softmax((likeliest.values - likeliest.values[0]) / temperature, -1)  # 0 at best: nothing overflows
     return int(likeliest.indices[torch.multinomial(weights, 1, generator=generator)])
-
-
-def _check(
-    source: Source, prompt: Sequence[int], n_tokens: int, temperature: float, top_k: int | None, seed: int
-) -> None:
-    if not prompt:
-        raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
-    wrong = [i for i in prompt if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
-    if wrong:
-        raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
-    if n_tokens < 0:
-        raise HeadwiseError(f"tokens={n_tokens} is negative")
-    if not temperature >= 0:
-        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
-    check_seed(seed)
-    if top_k is not None and top_k < 1:
-        raise HeadwiseError(f"top_k={top_k} must be at least 1")

@@ -27,8 +27,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),  # GPT-2
     "silu": F.silu,  # with gated=True: SwiGLU, Shazeer 2020, arXiv 2002.05202
 }
-NORMS = ("rms", "layer")
-POSITIONS = ("rope", "learned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +67,8 @@ class GPTConfig:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):
                 raise HeadwiseError(f"{name}={value!r} must be a positive number")
-        for name, known in (("norm", NORMS), ("position", POSITIONS), ("activation", tuple(ACTIVATIONS))):
+        choices = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "activation": tuple(ACTIVATIONS)}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
         _ = self.attention  # validates heads and widths

@@ -28,7 +28,7 @@ from headwise.gpt.data import Corpus, Documents, text_corpus, verb_corpus
 from headwise.gpt.forms import hf_form
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import Preset, Recipe, check_seed, find_preset
+from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, train
 from headwise.records import CurvePoint, RunSummary
@@ -59,28 +59,20 @@ class Settings:
         if self.steps is not None and self.steps < 1:
             raise HeadwiseError(f"steps={self.steps} must be at least 1")
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
-        shape = _shape(preset, self.shape)
+        shape = {**preset.shape, **self.shape}
+        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # it goes along
+            shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            for option, value in (("--tokenizer", self.tokenizer), ("--lines or --stream", self.lines)):
-                if value is not None:
-                    raise HeadwiseError(
-                        f"{option} describes a text file; pass one, or leave it out for the verb corpus"
-                    )
+            if self.tokenizer is not None or self.lines is not None:
+                option = "--lines or --stream" if self.tokenizer is None else "--tokenizer"
+                raise HeadwiseError(f"{option} describes a text file; pass one, or leave it out for the verb corpus")
             corpus = verb_corpus(self.seed, shape["context"])
         else:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
             corpus = text_corpus(Path(self.text), lines, shape["context"], self.seed, tokenizer, self.replay is None)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
-
-
-def _shape(preset: Preset, changes: dict[str, int]) -> dict[str, Any]:
-    """The preset's shape with changes; another width takes the feed-forward along in proportion."""
-    shape = {**preset.shape, **changes}
-    if "d_model" in changes and "d_ff" in preset.shape and "d_ff" not in changes:
-        shape["d_ff"] = max(1, preset.shape["d_ff"] * changes["d_model"] // preset.shape["d_model"])
-    return shape
 
 
 @dataclass(frozen=True)

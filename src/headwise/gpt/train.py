@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,10 +25,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, warm_cosine
-from headwise.gpt.state import interrupts, restore_state, save_state
 from headwise.records import CurvePoint
 
 STATE = "state.safetensors"
@@ -114,9 +117,10 @@ def _step(
     model: GPT, optimizers: list[torch.optim.Optimizer], recipe: Recipe, data: Stream | Documents, seed: int, step: int
 ) -> tuple[float, int]:
     """One update; returns the loss before it and the number of tokens it saw."""
-    generator = torch.Generator().manual_seed(_mixed(seed, step))
+    mixed = (seed * 1_000_003 + step) % 2**63  # a prime keeps the steps of nearby seeds apart
+    generator = torch.Generator().manual_seed(mixed)
     if model.config.dropout:
-        torch.manual_seed(_mixed(seed, step))
+        torch.manual_seed(mixed)
     inputs, targets = data.batch(generator, recipe.batch)
     model.train()
     loss, rate = model.loss(inputs, targets), schedule(recipe, step)
@@ -187,9 +191,8 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
     if recipe.muon_lr:
         optimizers.append(torch.optim.Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["peak_lr"] = group["lr"]
     return optimizers
 
 
@@ -230,6 +233,61 @@ class _Log:
         ]
 
 
-def _mixed(seed: int, step: int) -> int:
-    """One seed from two numbers; a prime keeps the steps of nearby seeds apart."""
-    return (seed * 1_000_003 + step) % 2**63
+def save_state(
+    path: Path,
+    weights: Mapping[str, nn.Parameter],
+    optimizers: Sequence[torch.optim.Optimizer],
+    step: int,
+    kept: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Weights, moments, step and `kept`, whatever else must survive."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
+    for n, optimizer in enumerate(optimizers):
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{n}.{index}.{name}": value for name, value in state.items()}
+    tensors |= {f"kept.{name}": tensor for name, tensor in kept.items()}
+    write_tensors(path, tensors, {"step": str(step)})
+
+
+def restore_state(
+    path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[int, dict[str, Tensor]]:
+    """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
+    if not path.exists():
+        return 0, {}
+    tensors = read_tensors(path)
+    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
+    if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
+        raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(tensors[f"model.{name}"])
+    for n, optimizer in enumerate(optimizers):
+        states: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, *rest = name.split(".")
+            if kind == "optimizer" and int(rest[0]) == n:
+                states.setdefault(int(rest[1]), {})[rest[2]] = tensor
+        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    kept = {name.removeprefix("kept."): tensor for name, tensor in tensors.items() if name.startswith("kept.")}
+    return int(read_metadata(path)["step"]), kept
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C within this block is noted, not raised, so that no step is cut in half; a second one is raised."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted.is_set  # only the main thread may handle signals
+        return
+
+    def note(signum: int, frame: Any) -> None:
+        if noted.is_set():
+            raise KeyboardInterrupt
+        noted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
-from headwise.gpt.state import interrupts, restore_state, save_state
-from headwise.gpt.train import DivergedError, Stopped, take_step
+from headwise.gpt.train import DivergedError, Stopped, interrupts, restore_state, save_state, take_step
 from headwise.models.ask import answers, hidden_states, hooked, predicts, run_body
 from headwise.models.weights import attentions, blocks, output_projection, read_layers
 from headwise.reshape.damage import compared, divergence, relative_error
