@@ -208,7 +208,8 @@ def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _
 def _opens(tokens: Ints, boundary: int | None) -> Bools:
     """Which tokens are boundaries that open a document without ending one."""
     at = np.equal(tokens, -1 if boundary is None else boundary)
-    return at & np.append(True, at)[:-1]
+    opens: Bools = at & np.append(True, at)[:-1]
+    return opens
 
 
 def _checked(tokens: npt.ArrayLike, vocab_size: int, name: str) -> Ints:
