@@ -29,17 +29,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def is_long(item: pytest.Item) -> bool:
+    return item.path.name.startswith(COMMANDS) or any(mark.name in LEFT_OUT for mark in item.iter_markers())
+
+
 def pytest_configure(config: pytest.Config) -> None:
     cases.quick = config.getoption("--quick")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
+        # What takes long or waits comes first, by whole files, which share fixtures: so no worker idles at the end.
+        long = {item.path for item in items if is_long(item)}
+        items.sort(key=lambda item: item.path not in long)
         return
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marked = LEFT_OUT & {mark.name for mark in item.iter_markers()}
-        if not marked and not item.path.name.startswith(COMMANDS) and not re.search("compile|export", item.nodeid):
+        if not is_long(item) and not re.search("compile|export", item.nodeid):
             tests[item.nodeid.split("[")[0]].append(item)
     chosen = {alike[place] for alike in tests.values() for place in (0, -1)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
