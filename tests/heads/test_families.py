@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads.documents import listening
-from headwise.models import hf, interface, sites
+from headwise.models import hf, sites
 
 OFFSETS = (2, 5)
 SIZES = (3, 1, 11, 1, 13)
@@ -162,7 +162,7 @@ def test_scores_that_must_be_held_are_held_in_parts(padding: str, monkeypatch: p
     with torch.no_grad():
         plain = answer(model(**inputs))
         for rows in (1, 4):
-            monkeypatch.setattr(interface, "LARGEST", rows * 2 * 6 * 29)
+            monkeypatch.setattr(sites, "LARGEST", rows * 2 * 6 * 29)
             with hw.watch(model) as seen:
                 out = answer(model(**inputs))
             assert_same(out * real("gemma2", inputs, out), plain * real("gemma2", inputs, out))
