@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -217,3 +219,23 @@ def test_the_boundary_is_the_beginning_and_the_end(tiny: Any, tokens: Tokens, tm
     save_model(tmp_path, tiny("llama", len(tokens)), tokens)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["bos_token_id"] == config["eos_token_id"] == tokens.boundary == len(tokens) - 1
+
+
+def test_reading_a_model_loads_no_compiler() -> None:
+    """Shapes on the meta device are drawn by nothing: torch would load its compiler for that, 1.5 seconds a command."""
+    code = """
+import sys, torch
+from headwise.gpt.forms import from_hf, to_hf
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.layer.layer import MultiHeadAttention, shapes_alone
+config = GPTConfig(vocab_size=19, context=11, n_layers=2, n_heads=2, d_model=20, tied=True, position="learned",
+                   norm="layer", gated=False, activation="gelu")
+model = GPT(config)
+state = from_hf(config, to_hf(model))
+assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+with shapes_alone():
+    assert all(parameter.is_meta for parameter in MultiHeadAttention(24, 3, q_bias=True, sink=True).parameters())
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == "False", done.stderr

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.layer.layer import shapes_alone
 
 # What the parts of our tensors' names are called there; a part that is not in the table keeps its name.
 _LLAMA = {
@@ -118,7 +119,7 @@ def _turned(name: str, tensor: Tensor) -> Tensor:
 
 def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
     """Names and shapes of our tensors."""
-    with torch.device("meta"):
+    with shapes_alone():
         return GPT(config).state_dict()
 
 

@@ -31,6 +31,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, train
+from headwise.layer.layer import shapes_alone
 from headwise.records import CurvePoint, RunSummary
 
 RUN, REPORT, TEXT, LOCK = "run.json", "report.html", "text.txt", "lock"
@@ -111,7 +112,7 @@ def run_training(
             (folder / STATE).unlink(missing_ok=True)
             cells: Any = run["cells"] and tuple(run["cells"])  # JSON has lists
             return Result(folder, run["summary"], cells, run["example"])
-        with torch.device("meta"):  # shapes alone
+        with shapes_alone():
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headwise.errors import HeadwiseError
 from headwise.layer.head import Heads, permuted, without
@@ -326,3 +328,21 @@ def _require_width(name: str, x: Tensor, width: int, field: str) -> None:
         raise HeadwiseError(f"{name} has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
     if x.shape[-1] != width:
         raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """The functions of torch.nn.init leave their tensor as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = getattr(func, "__module__", "") == "torch.nn.init"
+        return (args or tuple(kwargs.values()))[0] if drawn else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Modules that are built within this block have shapes and no numbers: they lie on the meta device.
+
+    First weights are not drawn, for what torch imports in order to pretend to draw them takes 1.5 seconds.
+    """
+    with torch.device("meta"), _NothingDrawn():
+        yield

@@ -23,7 +23,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.train import DivergedError, evaluate, make_optimizers, one_thread, schedule, take_step
 from headwise.lab.compare.results import Metric, Table
-from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.layer import MultiHeadAttention, shapes_alone
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 
@@ -176,7 +176,7 @@ def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
     """Number of distinct weights, from shapes alone."""
-    with torch.device("meta"):
+    with shapes_alone():
         return build(config).n_parameters
 
 

@@ -24,6 +24,7 @@ from headwise.gpt.presets import find_preset
 from headwise.gpt.run import Settings, write_run
 from headwise.lab.microgpt import draw as recipe
 from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, trained
+from headwise.layer.layer import shapes_alone
 
 EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
 
@@ -51,7 +52,7 @@ def build(weights: Mapping[str, Matrix], n_heads: int = N_HEADS) -> GPT:
     """The model of the preset, in float64, with the weights of a `Draw` or of a `Replay`."""
     n_layers = sum(key.endswith("attn_wq") for key in weights)
     shape = {**find_preset("microgpt").shape, "n_heads": n_heads, "n_layers": n_layers}
-    with torch.device("meta"):  # weights of its own are neither stored nor drawn
+    with shapes_alone():  # weights of its own are neither stored nor drawn
         model = GPT(GPTConfig(vocab_size=len(weights["wte"]), **shape))
     state = {name_of(key): torch.tensor(matrix, dtype=torch.float64) for key, matrix in weights.items()}
     model.load_state_dict(state, assign=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.layer import MultiHeadAttention, shapes_alone
 from headwise.spec import AttentionSpec, require_size
 
 
@@ -59,7 +59,7 @@ def build(
         **options,
     )
     with torch.inference_mode(False):
-        with torch.device("meta"):  # elsewhere initial values would be drawn from the RNG
+        with shapes_alone():  # elsewhere initial values would be drawn from the RNG
             layer = MultiHeadAttention.from_spec(spec)
         state = {}
         for name, tensor in tensors.items():
