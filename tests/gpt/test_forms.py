@@ -222,7 +222,7 @@ def test_the_boundary_is_the_beginning_and_the_end(tiny: Any, tokens: Tokens, tm
 
 
 def test_reading_a_model_loads_no_compiler() -> None:
-    """Shapes on the meta device are drawn by nothing: torch would load its compiler for that, 1.5 seconds a command."""
+    """Shapes on the meta device are drawn by nothing: torch would load its compiler for that, over a second."""
     code = """
 import sys, torch
 from headwise.gpt.forms import from_hf, to_hf

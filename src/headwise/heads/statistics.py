@@ -10,6 +10,7 @@ less than 1 where a sink, which is no key, takes its share. No torch is needed h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -59,14 +60,15 @@ class Statistic:
         return self if holder is None else holder[self.name]
 
 
-class Statistics(Generic[V]):
+class Statistics(ABC, Generic[V]):
     """What is known of a head: a number for each statistic, an array of numbers, or an interval, by name.
 
     A statistic that was not measured, such as a distance in cross attention, raises MissingError.
     """
 
+    @abstractmethod
     def __getitem__(self, name: str) -> V:
-        raise NotImplementedError
+        """The number of a statistic by its name."""
 
     # Clark et al. 2019 (arXiv 1906.04341), section 3: -sum p log p
     entropy = Statistic(

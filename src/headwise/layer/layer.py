@@ -342,7 +342,7 @@ class _NothingDrawn(TorchFunctionMode):
 def shapes_alone() -> Iterator[None]:
     """Modules that are built within this block have shapes and no numbers: they lie on the meta device.
 
-    First weights are not drawn, for what torch imports in order to pretend to draw them takes 1.5 seconds.
+    First weights are not drawn: torch would import its compiler in order to pretend to, which takes over a second.
     """
     with torch.device("meta"), _NothingDrawn():
         yield
