@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import cases
 import pytest
+from browsing import Opener, opener, started
 from hypothesis import settings
 from invoking import invoke
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 __all__ = ["invoke"]  # a fixture for all
 
@@ -50,3 +56,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = {alike[place] for alike in tests.values() for place in (0, -1)}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a process; skips where there is none."""
+    with started() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Opener]:
+    """Opens pages; see `browsing.opener`."""
+    with opener(browser) as opened:
+        yield opened

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from a_browser import ARGUMENTS, CHROMIUM
+from browsing import Opener
 
 FILES = {"config.json", "model.safetensors", "tokenizer.json", "metrics.jsonl", "run.json", "report.html"}
 SCRIPT = "<script>alert(1)</script>"
@@ -87,33 +87,16 @@ def test_heads_on_a_hostile_text_prints_the_map(hostile: Path) -> None:
 
 
 @pytest.mark.browser
-def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is missing: no report was opened")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: no report was opened")
+def test_the_reports_in_a_browser(verbs: tuple[Path, str], hostile: Path, open_page: Opener) -> None:
     headwise(hostile, "heads", f"runs/{NAME}", "--text", SCRIPT, "--html", f"runs/{NAME}/report.html")
     reports = ((verbs[0] / "runs/verbs/report.html", 2 * 4), (hostile / "runs" / NAME / "report.html", 2 * 3))
-    troubles: list[str] = []
-
-    def refuse(dialog: object) -> None:
-        troubles.append("dialog")
-        dialog.dismiss()  # type: ignore[attr-defined]
-
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        for path, heads in reports:
-            page = browser.new_page()
-            page.on("dialog", refuse)
-            page.on("pageerror", lambda error: troubles.append(str(error)))
-            page.on("console", lambda message: troubles.append(message.text))
-            page.goto(path.as_uri())
-            page.wait_for_selector(f"main[data-drawn='{heads}']", timeout=10_000)
-            assert page.locator("#grid canvas").count() == heads
-            assert page.locator("img").count() == 0
-        assert page.inner_text("h1") == NAME
-        shown = "".join(page.locator(".source .tokens bdi").all_inner_texts())
-        assert shown == SCRIPT
-        assert page.locator("script").count() == 2  # the page's own: its program and its data
-        assert page.locator(".samples li").count() == 5
-        browser.close()
-    assert troubles == []
+    for path, heads in reports:
+        page = open_page(path)
+        page.wait_for_selector(f"main[data-drawn='{heads}']", timeout=10_000)
+        assert page.locator("#grid canvas").count() == heads
+        assert page.locator("img").count() == 0
+    assert page.inner_text("h1") == NAME
+    shown = "".join(page.locator(".source .tokens bdi").all_inner_texts())
+    assert shown == SCRIPT
+    assert page.locator("script:not([type])").count() == 1  # the page's own, and nothing that got in
+    assert page.locator(".samples li").count() == 5

@@ -162,7 +162,7 @@ def check_outputs(**paths: Path | None) -> None:
                 f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
             )
         if path is not None and option == "png":
-            from headwise.view.page import figure_class
+            from headwise.view.figure import figure_class
 
             figure_class()
 

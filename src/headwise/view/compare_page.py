@@ -12,7 +12,7 @@ from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, 
 from headwise.markup import escaped, table
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
 from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
-from headwise.view.page import package_text, policy
+from headwise.view.page.assemble import package_text, page
 
 BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
 READING = (
@@ -39,27 +39,21 @@ def page_html(record: Comparison | Ledger) -> str:
 
 
 def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
-    style = package_text("steps.css", "compare.css")
     names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
     bodies = [
         f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
         f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
         for title, body in sections.items()
     ]
-    return string.Template(package_text("steps.html")).substitute(
-        policy=policy(style),
-        lang="en",
-        title=escaped(heading),
+    body = string.Template(package_text("steps.html")).substitute(
         heading=escaped(heading),
         kicker="headwise compare",
         lede=escaped(lede),
         rounding=escaped(READING),
-        contents="Contents",
         links="".join(f'<li><a href="#{name}">{escaped(title)}</a></li>' for title, name in names.items()),
-        style=style,
         sections="".join(bodies),
-        made_by="Made by headwise. This file is complete: it loads nothing and sends nothing.",
     )
+    return page("compare", body, title=heading, styles=("steps.css", "compare.css"))
 
 
 def _list(lines: Iterable[str]) -> str:

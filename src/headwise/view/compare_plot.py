@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headwise.lab.compare.results import Comparison, Metric, Score
 from headwise.markup import escaped
 from headwise.view.compare import setting, with_unit
-from headwise.view.page import figure_class, write_figure
+from headwise.view.figure import figure_class, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

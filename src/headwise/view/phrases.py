@@ -71,8 +71,6 @@ WORDS: dict[str, dict[str, str]] = {
         "layer_out": "layer",
         "before": "x",
         "new": "new x",
-        "contents": "Steps",
-        "made_by": "Made by headwise. This file is complete: it loads nothing and sends nothing.",
     },
     "es": {
         "kicker": "Una cabeza, una posición, paso a paso",
@@ -143,7 +141,5 @@ WORDS: dict[str, dict[str, str]] = {
         "layer_out": "capa",
         "before": "x",
         "new": "nueva x",
-        "contents": "Pasos",
-        "made_by": "Hecho con headwise. Este archivo está completo: no carga ni envía nada.",
     },
 }

@@ -14,7 +14,7 @@ from headwise.files import write_whole
 from headwise.heads.profiles import Survey
 from headwise.markup import MISSING, escaped, listed, number, plural
 from headwise.records import HeadMaps, RunSummary
-from headwise.view.page import package_text, policy
+from headwise.view.page.assemble import package_text, page
 from headwise.view.run_section import run_section
 from headwise.view.survey_data import check_survey, survey_data
 from headwise.view.survey_html import roles_section, table_section
@@ -22,7 +22,8 @@ from headwise.view.survey_words import columns_of, extent, notes_of
 from headwise.view.terminal import check_maps, signs_used, visible
 
 STYLES = ("report.css", "report_heads.css")
-SCRIPTS = ("base", "pictures", "grid", "table", "text", "head", "start")  # in this order one script
+PARTS = ("base", "pictures", "grid", "table", "text", "head", "start")  # in this order one script
+SCRIPTS = tuple(f"report_{name}.js" for name in PARTS)
 LONG = 100  # tokens; a longer text is folded away
 
 
@@ -56,24 +57,26 @@ def report_html(
         check_maps(maps)
     if against is not None:
         check_survey(against)
-    style = package_text(*STYLES)
-    script = package_text(*(f"report_{name}.js" for name in SCRIPTS))
     columns = columns_of(survey, against)
-    return Template(package_text("report.html")).substitute(
-        policy=policy(style, script),
-        title=escaped(survey.model if against is None else f"{survey.model} against {against.model}"),
+    body = Template(package_text("report.html")).substitute(
         heading=_heading(survey, against),
         lede=_lede(survey),
         facts=_facts(survey, against),
         notes=_notes(survey, against),
-        style=style,
         summary="" if summary is None else run_section(summary),
         roles=roles_section(survey),
         sources=_sources(survey, maps),
         views=_views(against),
         table=table_section(survey, columns, against),
-        data=survey_data(survey, columns, maps, against),
-        script=script,
+    )
+    name = survey.model if against is None else f"{survey.model} against {against.model}"
+    return page(
+        "report",
+        body,
+        title=f"{name}: attention heads",
+        styles=STYLES,
+        scripts=SCRIPTS,
+        data={"data": survey_data(survey, columns, maps, against)},
     )
 
 

@@ -1,23 +1,12 @@
-'use strict';
-
 const LEVELS = 65535; // a stored weight is a whole number of this many parts
 const COLOURS = 255;
 const DECADES = 3; // the log scale begins at a thousandth of its end
 
-const data = JSON.parse(byId('data').textContent);
+const data = readData('data');
 const heads = data.heads;
 const view = { which: 'this', hideFirst: false, log: false, exact: true, roles: new Set(), words: [], // what is shown
   open: -1, opener: null, picture: null, row: 0, column: 0, token: -1, cell: 0, gutter: 0, // in the large view
   ramps: { plain: [], diverging: [] } };
-
-function byId(id) { return document.getElementById(id); }
-
-function element(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
 
 // Whole numbers, little-endian, of two or four bytes each.
 function unpacked(base64, bytes = 2) {

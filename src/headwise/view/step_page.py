@@ -10,7 +10,7 @@ from pathlib import Path
 from headwise.files import write_whole
 from headwise.markup import escaped
 from headwise.records import HeadSteps
-from headwise.view.page import package_text, policy
+from headwise.view.page.assemble import package_text, page
 from headwise.view.step_tables import Content, Row, Section, Table, Token
 
 
@@ -25,20 +25,16 @@ def steps_html(steps: HeadSteps, lang: str = "en") -> str:
     Raises HeadwiseError for a language that is not en or es.
     """
     content = Content(steps, lang)
-    style = package_text("steps.css")
     sections = content.sections()
     links = (f'<li><a href="#{section.name}">{_prose(section.title)}</a></li>' for section in sections)
-    return string.Template(package_text("steps.html")).substitute(
-        policy=policy(style),
-        lang=lang,
-        title=escaped(content.heading),
+    body = string.Template(package_text("steps.html")).substitute(
         heading=escaped(content.heading),
-        style=style,
         sections="".join(map(_section_html, sections)),
         links="".join(links),
         rounding=_prose(content.say("rounding")),
-        **{name: escaped(content.say(name)) for name in ("kicker", "lede", "contents", "made_by")},
+        **{name: escaped(content.say(name)) for name in ("kicker", "lede")},
     )
+    return page("steps", body, title=content.heading, styles=("steps.css",), lang=lang)
 
 
 def _prose(text: str) -> str:

@@ -6,7 +6,6 @@ Numbers of heads are JSON; pictures, weights and key numbers are base64 of littl
 from __future__ import annotations
 
 import base64
-import json
 import math
 from typing import Any
 
@@ -17,6 +16,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps
+from headwise.view.page.assemble import json_block
 from headwise.view.survey_words import Column, paired, value_of
 from headwise.view.terminal import check_names, check_range, visible
 
@@ -61,7 +61,7 @@ def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
 
 
 def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | None, against: Survey | None) -> str:
-    """The data block: JSON that no HTML parser can take for markup; `<`, `>` and `&` are written as \\u escapes."""
+    """The data block of the page."""
     pictures = shares_of(survey)
     other_pictures = {} if against is None else shares_of(against)
     wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
@@ -87,8 +87,7 @@ def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | No
         "heads": heads,
         "maps": None if maps is None else _maps(maps),
     }
-    text = json.dumps(plain_data(document), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return json_block(plain_data(document))
 
 
 def _numbers(

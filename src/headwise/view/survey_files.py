@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headwise.heads.profiles import Role, Survey
 from headwise.intervals import Interval
-from headwise.view.page import figure_class, write_figure
+from headwise.view.figure import figure_class, write_figure
 from headwise.view.survey_data import check_survey, shares_of
 from headwise.view.survey_words import badges_of, earners
 

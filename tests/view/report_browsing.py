@@ -1,29 +1,12 @@
-"""What the tests of the report in a real Chromium share: the browser, and how to read a page.
-
-Importing this skips the module that does, in one line, where there is no Chromium.
-"""
+"""What the tests of the report in a real Chromium share: how to read its page."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
-
-import pytest
-from a_browser import CHROMIUM, NAMES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
-
-missing = "" if CHROMIUM else f"a browser ({', '.join(NAMES)})"
-if find_spec("playwright") is None:
-    missing = "the Python package playwright"
-if missing:
-    reason = f"{missing} is missing: none of the report's browser tests ran (tests/view/test_*browser.py)"
-    pytest.skip(reason, allow_module_level=True)
-
-Opener = Callable[..., "Page"]
 
 
 def drawn(page: Page) -> None:
@@ -69,18 +52,3 @@ def readout(page: Page) -> str:
     """What the page says of the chosen cell, in plain quotes and without the marks that isolate a token's direction."""
     text = re.sub("[\u2068\u2069]", "", page.inner_text("#readout"))
     return text.replace("\u2018", "'").replace("\u2019", "'")
-
-
-LUMINANCE = """
-  const lum = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((c) => c / 255)
-    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126*r + 0.7152*g + 0.0722*b; };
-  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    if (!/^rgba.*, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
-  const poor = [];
-  for (const e of document.querySelectorAll('h1, h2, h3, p, bdi, dt, dd, span, label, summary, output, pre, b, kbd')) {
-    if (!e.textContent.trim() || !e.checkVisibility()) continue;
-    const [a, b] = [lum(getComputedStyle(e).color), lum(behind(e))].sort((x, y) => y - x);
-    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.outerHTML.slice(0, 90));
-  }
-  return poor;
-"""

@@ -1,0 +1,93 @@
+'use strict';
+
+// --- What every page has: elements, blocks of data, words in two languages ---
+
+const NAMES_OF_LANGUAGES = { en: 'English', es: 'Español' };
+const PHRASES = readData('words');
+const PLACE = /\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}/g; // {count}, {count:head|heads}
+const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/; // *strong*, `key`, k_j
+
+function byId(id) { return document.getElementById(id); }
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// A block of JSON in this file; null where the page has none of that id.
+function readData(id) {
+  const block = document.getElementById(id);
+  return block && JSON.parse(block.textContent);
+}
+
+function language() { return document.documentElement.lang; }
+
+// A phrase of the table in the language of the page, with its values in their places.
+function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
+
+function placed(text, values) {
+  return text.replace(PLACE, (_, name, single, several) =>
+    single === undefined ? String(values[name]) : Number(values[name]) === 1 ? single : several);
+}
+
+// A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
+function putWords(target, key, values = {}) {
+  target.replaceChildren();
+  let rest = PHRASES[language()][key];
+  const places = [...rest.matchAll(PLACE)].map((match) => match[0]);
+  rest = rest.replace(PLACE, '\u0000');
+  const plain = (text) => text.replaceAll('\u0000', () => placed(places.shift(), values));
+  for (let mark = MARKS.exec(rest); mark; mark = MARKS.exec(rest)) {
+    target.append(plain(rest.slice(0, mark.index)));
+    if (mark[3]) target.append(mark[3], element('sub', '', mark[4]));
+    else target.append(element(mark[1] ? 'b' : 'kbd', '', plain(mark[1] || mark[2])));
+    rest = rest.slice(mark.index + mark[0].length);
+  }
+  target.append(plain(rest));
+}
+
+// A new element with a phrase that follows the language.
+function worded(tag, className, key, values = {}) {
+  const made = element(tag, className);
+  setWord(made, key, values);
+  return made;
+}
+
+function setWord(target, key, values = {}) {
+  target.dataset.word = key;
+  target.dataset.values = JSON.stringify(values);
+  putWords(target, key, values);
+}
+
+// Fills in all that names a phrase, and tells the page's scripts by the event `language`.
+function setLanguage(lang) {
+  document.documentElement.lang = lang;
+  for (const target of document.querySelectorAll('[data-word]')) {
+    putWords(target, target.dataset.word, JSON.parse(target.dataset.values || '{}'));
+  }
+  for (const name of ['aria-label', 'title', 'placeholder']) {
+    for (const target of document.querySelectorAll(`[data-word-${name}]`)) {
+      target.setAttribute(name, say(target.getAttribute(`data-word-${name}`)));
+    }
+  }
+  for (const button of byId('languages').children) button.setAttribute('aria-pressed', String(button.lang === lang));
+  document.dispatchEvent(new Event('language'));
+}
+
+function makeLanguages() {
+  for (const lang of Object.keys(PHRASES)) {
+    const button = element('button', '', NAMES_OF_LANGUAGES[lang]);
+    button.type = 'button';
+    button.lang = lang;
+    button.setAttribute('aria-pressed', String(lang === language()));
+    button.addEventListener('click', () => setLanguage(lang));
+    byId('languages').append(button);
+  }
+  byId('languages').hidden = false;
+}
+
+function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
+
+makeLanguages();

@@ -1,0 +1,66 @@
+"""The phrases of all pages in every language, from `words.toml`.
+
+A phrase may hold values, `{count}`, and words that go by a number, `{count} {count:head|heads}`: the first
+where it is 1. On a page `*word*` stands out, `` `key` `` is a key of the keyboard and `k_j` has an index. Values are
+never read so.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.markup import escaped
+
+LANGUAGES = ("en", "es")
+_PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
+_MARKUP = re.compile(rf"{_PLACE}|\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)")
+
+
+@functools.cache
+def table() -> dict[str, dict[str, str]]:
+    """Key to language to phrase; the key of `[report] lede` is `report.lede`."""
+    text = resources.files("headwise.view.page").joinpath("words.toml").read_text(encoding="utf-8")
+    sections = tomllib.loads(text)
+    return {f"{name}.{key}": phrase for name, section in sections.items() for key, phrase in section.items()}
+
+
+def check_lang(lang: str) -> None:
+    """Raise HeadwiseError for a language that the table does not have."""
+    if lang not in LANGUAGES:
+        raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}")
+
+
+def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Language to key to phrase, of some sections: what a page carries."""
+    keys = [key for key in table() if key.split(".")[0] in sections]
+    return {lang: {key: table()[key][lang] for key in keys} for lang in LANGUAGES}
+
+
+def say(lang: str, key: str, **values: Any) -> str:
+    """A phrase with its values, as plain text with its marks of emphasis."""
+    return re.sub(_PLACE, lambda place: _value(place, values), table()[key][lang])
+
+
+def phrase_html(lang: str, key: str, values: Mapping[str, Any]) -> str:
+    """A phrase with its values as HTML, its own marks as elements and the values as text."""
+    phrase, html, done = table()[key][lang], "", 0
+    for mark in _MARKUP.finditer(phrase):
+        html += escaped(phrase[done : mark.start()])
+        done = mark.end()
+        if mark[4] or mark[5]:
+            tag, inner = ("b", mark[4]) if mark[4] else ("kbd", mark[5])
+            html += f"<{tag}>{escaped(re.sub(_PLACE, lambda place: _value(place, values), inner))}</{tag}>"
+        else:
+            html += f"{mark[6]}<sub>{mark[7]}</sub>" if mark[6] else escaped(_value(mark, values))
+    return html + escaped(phrase[done:])
+
+
+def _value(place: re.Match[str], values: Mapping[str, Any]) -> str:
+    value = values[place[1]]
+    return str(value) if place[2] is None else place[2] if value == 1 else place[3]

@@ -1,0 +1,113 @@
+"""A real Chromium for all tests of pages: one for a session, and what every page must keep to.
+
+The fixtures stand in conftest.py: `browser` is the browser; `open_page` opens a page and, when the test is over, sees
+to it that the page asked for nothing else, raised no dialog and logged no error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from a_browser import ARGUMENTS, CHROMIUM, NAMES
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Opener = Callable[..., "Page"]
+
+
+def why_not() -> str:
+    """What is missing for a browser; nothing where all is there."""
+    if find_spec("playwright") is None:
+        return "the Python package playwright"
+    return "" if CHROMIUM else f"a browser ({', '.join(NAMES)})"
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    if why_not():
+        pytest.skip(f"{why_not()} is missing: no page was opened")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opener(browser: Browser) -> Iterator[Opener]:
+    """Opens files in contexts of their own: `opened(path, width, height, color_scheme="dark", ...)`."""
+    contexts, requests, troubles = [], [], []
+
+    def note_dialog(dialog: Any) -> None:
+        troubles.append(f"dialog {dialog}")
+        dialog.dismiss()
+
+    def opened(path: Path, width: int = 1280, height: int = 900, **options: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("dialog", note_dialog)
+        page.on("pageerror", lambda error: troubles.append(f"error {error}"))
+        page.on("console", lambda message: troubles.append(f"console {message.text}"))
+        page.goto(path.as_uri())
+        return page
+
+    try:
+        yield opened
+    finally:
+        for context in contexts:
+            context.close()
+    assert troubles == []
+    assert all(re.match(r"data:|file:", url) for url in requests), requests
+    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+
+
+def faults(page: Page) -> list[str]:
+    """What axe-core finds to be a serious or critical fault of accessibility in a page as it is now."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    violations = Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']}: {node['html'][:120]}"
+        for rule in violations
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+def width_beyond(page: Page) -> int:
+    """Pixels by which a page is wider than its window; 0 where it does not scroll sideways."""
+    beyond = page.evaluate("document.scrollingElement.scrollWidth - window.innerWidth")
+    return max(0, int(beyond))
+
+
+def unreadable(page: Page) -> list[str]:
+    """Texts whose contrast with what is behind them is below 4.5."""
+    poor: list[str] = page.evaluate(CONTRAST)
+    return poor
+
+
+CONTRAST = """() => {
+  const lum = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126*r + 0.7152*g + 0.0722*b; };
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+    if (!/^rgba.*, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
+  const poor = [];
+  const texts = 'h1, h2, h3, p, a, li, th, td, bdi, dt, dd, span, label, summary, output, pre, b, kbd, button';
+  for (const e of document.querySelectorAll(texts)) {
+    if (!e.textContent.trim() || !e.checkVisibility()) continue;
+    const [a, b] = [lum(getComputedStyle(e).color), lum(behind(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.outerHTML.slice(0, 90));
+  }
+  return poor;
+}"""

@@ -1,0 +1,96 @@
+"""How pages are put together: their words in two languages, the switch between them, and what no page may do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from browsing import Opener, faults
+
+import headwise as hw
+from headwise.view.page.assemble import json_block, page, word
+from headwise.view.page.words import LANGUAGES, phrase_html, say, table
+
+VIEW = Path(hw.__file__).with_name("view")
+PLACE = re.compile(r"\{(\w+)(:[^{}]*)?\}")
+HOSTILE = '</script><img src=x onerror=alert(1)> *b* {n} `k` q_d " data-word="page.made_by'
+
+
+def sources() -> str:
+    """All that may name a phrase."""
+    paths = [path for kind in ("py", "js", "html") for path in VIEW.rglob(f"*.{kind}")]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
+
+
+def test_every_phrase_is_there_in_every_language_with_the_same_values() -> None:
+    for key, phrase in table().items():
+        assert set(phrase) == set(LANGUAGES) and all(phrase.values()), key
+        english, spanish = ({name for name, _ in PLACE.findall(phrase[lang])} for lang in LANGUAGES)
+        assert english == spanish, key
+        if " " in PLACE.sub("", phrase["en"]).strip():
+            assert phrase["en"] != phrase["es"], f"{key} is not translated"
+
+
+def test_every_phrase_is_used_and_every_used_phrase_is_there() -> None:
+    text, sections = sources(), {key.split(".")[0] for key in table()}
+    named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
+    prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
+    known = {key for key in named if not key.endswith((".js", ".css", ".html", ".toml"))}
+    assert known - set(table()) == set()
+    unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
+    assert unused == []
+
+
+def test_a_phrase_with_values_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    phrase = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
+    monkeypatch.setitem(table(), "page.test", {"en": phrase, "es": phrase})
+    html = phrase_html("en", "page.test", {"n": 1, "x": "<*a* b_c>"})
+    assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
+    assert say("es", "page.test", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
+
+
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
+        page("test", "", title="x", lang="fr")
+
+
+def test_json_in_a_page_is_no_markup() -> None:
+    assert json_block({"a": "</script>&<!--"}) == '{"a":"\\u003c/script\\u003e\\u0026\\u003c!--"}'
+
+
+@pytest.mark.browser
+def test_a_page_speaks_both_languages(open_page: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phrases = {"en": "*{n}* {n:head|heads}, k_j, `Esc`, {x}", "es": "*{n}* {n:cabeza|cabezas}, k_j, `Esc`, {x}"}
+    monkeypatch.setitem(table(), "page.test", phrases)
+    body = f'<main>{word("page.test", "h1", n=2, x=HOSTILE)}<input data-word-aria-label="page.language"></main>'
+    for lang, other in (("en", "es"), ("es", "en")):
+        path = tmp_path / f"{lang}.html"
+        path.write_text(page("test", body, title=HOSTILE, lang=lang), encoding="utf-8")
+        opened = open_page(path)
+        assert opened.title() == HOSTILE
+        first = opened.inner_html("h1")
+        assert opened.locator("html").get_attribute("lang") == lang
+        assert opened.inner_text("h1").startswith("2 heads" if lang == "en" else "2 cabezas")
+        assert opened.inner_text("h1").endswith(HOSTILE) and opened.locator("img").count() == 0
+        label = opened.locator("input").get_attribute("aria-label")
+        for chosen in (other, lang):
+            opened.locator(f"#languages button[lang={chosen}]").click()
+            assert opened.locator("html").get_attribute("lang") == chosen
+            assert opened.locator("#languages [aria-pressed=true]").get_attribute("lang") == chosen
+        assert opened.inner_html("h1") == first  # what the script writes is what stood there
+        assert opened.locator("input").get_attribute("aria-label") == label
+        assert faults(opened) == []
+        assert opened.evaluate("localStorage.length + document.cookie.length") == 0
+
+
+@pytest.mark.browser
+def test_the_policy_lets_nothing_else_run(open_page: Opener, tmp_path: Path) -> None:
+    content = page("test", "<main><h1>x</h1></main>", title="x")
+    path = tmp_path / "page.html"
+    path.write_text(content, encoding="utf-8")
+    opened = open_page(path)
+    policy = opened.locator("meta[http-equiv]").get_attribute("content")
+    assert policy is not None and policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "unsafe" not in policy and "http" not in policy
+    assert not re.search(r"""\son\w+=|style=|(?:src|href)=["'](?!data:|#)""", content.split("<script>")[0])
