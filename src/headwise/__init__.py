@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from headwise.cost.pricing import Price
     from headwise.cost.read import price
     from headwise.gpt.gpt import GPT, GPTConfig
+    from headwise.heads.attribution import Attribution, attribute
     from headwise.heads.effect import ablate
+    from headwise.heads.patching import Patching, patch
     from headwise.heads.profiles import HeadProfile, Survey
     from headwise.heads.seen import Seen, SeenHead
     from headwise.heads.survey import survey
@@ -52,6 +54,7 @@ __all__ = [
     "Alibi",
     "Allowed",
     "AttentionSpec",
+    "Attribution",
     "Bias",
     "Causal",
     "Damage",
@@ -67,6 +70,7 @@ __all__ = [
     "Lengths",
     "Mask",
     "MultiHeadAttention",
+    "Patching",
     "Price",
     "RelativeBias",
     "Reshaped",
@@ -79,10 +83,12 @@ __all__ = [
     "Window",
     "ablate",
     "attend",
+    "attribute",
     "explain",
     "generate",
     "import_attention",
     "open",
+    "patch",
     "price",
     "prune",
     "share",
@@ -94,6 +100,7 @@ __all__ = [
 
 # Where the names are that load when they are first used: module, and what they are called there.
 _LAZY = {
+    "Attribution": ("headwise.heads.attribution", "Attribution"),
     "Damage": ("headwise.reshape.report", "Damage"),
     "Explanation": ("headwise.layer.explain", "Explanation"),
     "GPT": ("headwise.gpt.gpt", "GPT"),
@@ -104,16 +111,19 @@ _LAZY = {
     "Imported": ("headwise.layer.importing.certificate", "Imported"),
     "KVCache": ("headwise.rungs.cache", "KVCache"),
     "MultiHeadAttention": ("headwise.layer.layer", "MultiHeadAttention"),
+    "Patching": ("headwise.heads.patching", "Patching"),
     "Price": ("headwise.cost.pricing", "Price"),
     "Reshaped": ("headwise.reshape.report", "Reshaped"),
     "Seen": ("headwise.heads.seen", "Seen"),
     "SeenHead": ("headwise.heads.seen", "SeenHead"),
     "Survey": ("headwise.heads.profiles", "Survey"),
     "ablate": ("headwise.heads.effect", "ablate"),
+    "attribute": ("headwise.heads.attribution", "attribute"),
     "explain": ("headwise.layer.explain", "explain"),
     "generate": ("headwise.models.generate", "generate"),
     "import_attention": ("headwise.layer.importing.importers", "import_attention"),
     "open": ("headwise.models.open", "open_model"),
+    "patch": ("headwise.heads.patching", "patch"),
     "price": ("headwise.cost.read", "price"),
     "prune": ("headwise.reshape.prune", "prune"),
     "share": ("headwise.reshape.share", "share"),

@@ -53,7 +53,7 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
     if isinstance(model, GPT):
         return model(ids, last_only=last)  # type: ignore[no-any-return]
-    answer: Tensor = _forward(model, ids).logits
+    answer: Tensor = _forward(model, ids, last).logits
     return answer[:, -1:] if last else answer
 
 
@@ -90,6 +90,15 @@ def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:
     if not hasattr(model, "get_output_embeddings") or whole.get_output_embeddings() is None:
         return None
     return whole.get_input_embeddings().weight, whole.get_output_embeddings().weight
+
+
+def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
+    whole: Any = model
+    module = model.lm_head if isinstance(model, GPT) else whole.get_output_embeddings()
+    if module is None:
+        raise HeadwiseError(f"{type(model).__name__} has no output matrix, so no part of it adds to a logit")
+    return module.weight, getattr(module, "bias", None)
 
 
 def context_of(model: nn.Module) -> int | None:
@@ -201,13 +210,18 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
         yield states
 
 
-def _forward(model: nn.Module, ids: Tensor) -> Any:
-    """A forward pass of a transformers model over ids, without a cache; an encoder-decoder reads them on both sides."""
+def _forward(model: nn.Module, ids: Tensor, last: bool = False) -> Any:
+    """A forward pass of a transformers model over ids, without a cache; an encoder-decoder reads them on both sides.
+
+    last  ask for the logits of the last position alone, where the model can do with that
+    """
     inputs: dict[str, Any] = {"input_ids": ids}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False
+    if last and "logits_to_keep" in _parameters(model):
+        inputs["logits_to_keep"] = 1
     return model(**inputs)
 
 

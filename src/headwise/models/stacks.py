@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.layer.importing.family import families
 from headwise.models.hf import is_hf, uses_interface
-from headwise.models.sites import Site, is_watchable
+from headwise.models.sites import Site, is_watchable, sites_of
 from headwise.models.weights import as_rows
 
 # Names by which the modules and configs of transformers call the same thing, tried in this order: what a family without
@@ -48,6 +49,35 @@ def foreign_sites(model: nn.Module) -> list[Site]:
         name = f"{names[stack]}L{number}"
         sites.append(Site(name, module, _count(module, owner), **weights, cross=_is_cross(path)))
     return sites
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a decoder as its residual stream sees it."""
+
+    site: Site
+    block: nn.Module  # reads the residual stream (B,T,C) and gives it back
+    projection: nn.Module  # W_O
+    around: tuple[nn.Module, ...]  # modules beside the list of layers: embeddings, the last norm
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The layers with an attention, from the first to the last. Raises HeadwiseError where W_O is not to be found."""
+    paths = {module: path for path, module in model.named_modules()}
+    layers = []
+    for site in sites_of(model):
+        above = list(_upwards(paths[site.module]))
+        block = next((path for path in above if path.rpartition(".")[2].isdigit()), None)
+        within = model.get_submodule(block).modules() if block is not None else ()
+        weights = {module: weight for module in within if isinstance(weight := getattr(module, "weight", None), Tensor)}
+        place = None if site.w_o is None else site.w_o.data_ptr()
+        projection = next((module for module, weight in weights.items() if weight.data_ptr() == place), None)
+        if block is None or projection is None:
+            raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
+        body = model.get_submodule(block.rpartition(".")[0].rpartition(".")[0])
+        around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
+        layers.append(Layer(site, model.get_submodule(block), projection, around))
+    return layers
 
 
 def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: Sequence[str]) -> None:

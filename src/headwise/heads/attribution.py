@@ -1,0 +1,169 @@
+"""Direct attribution: what each part of a model adds to a logit, with the last norm held as it was.
+
+A logit is a product of the last hidden state with a row of W_U, and that state is a sum: of the embedding, of what each
+head wrote through its part of W_O, of what each feed-forward wrote, and of biases. So the logit is a sum over the same
+parts (Elhage et al. 2021, "A mathematical framework for transformer circuits"; Wang et al. 2022, arXiv 2211.00593,
+appendix on direct effects). What a head writes is in turn a sum over the tokens that it looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.residual import CLOSE, Frozen, Row, Run, read_run, same, writer_of
+from headwise.models.ask import evaluating, output_matrix, require_next
+from headwise.models.weights import as_rows
+from headwise.records import Call
+from headwise.rungs.tensor import trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
+
+    target: tuple[int, ...]  # the token, or the token and the one that its logit is compared with
+    position: int
+    heads: dict[str, float]
+    feed_forwards: dict[str, float]  # by layer, "L0"
+    embedding: float  # of the token at the position, and of the position itself
+    bias: float  # of W_O, of norms, and of the output matrix
+    logit: float  # what the model says, before a softcap of its logits
+    tokens: dict[str, Numbers]  # head -> (S,): what it adds by looking at each token; the sum is the head's
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts: the logit, but for rounding."""
+        return math.fsum([*self.heads.values(), *self.feed_forwards.values(), self.embedding, self.bias])
+
+    def strongest(self, n: int = 5) -> list[str]:
+        """The heads that add or take most, the strongest first."""
+        return sorted(self.heads, key=lambda name: -abs(self.heads[name]))[:n]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {self.heads[name]:+.3f}" for name in self.strongest(3))
+        return f"Attribution(logit {self.logit:.3f} at position {self.position}: {parts}, ...)"
+
+
+@torch.no_grad()
+def attribute(
+    model: nn.Module, ids: Tensor | Sequence[int], target: int | Sequence[int], position: int = -1
+) -> Attribution:
+    """What each head, feed-forward, the embedding and the biases add to a logit; the parts sum to it.
+
+    ids       (T,) or (1,T)
+    target    a token id, or two: the logit of the first minus that of the second
+    position  whose next token is predicted; -1 is the last
+
+    The last norm, and norms between W_O and the residual stream, are held at what they divided by in this run. Raises
+    HeadwiseError where the parts do not sum to the logit: a model whose way of adding them up is not known is refused.
+    """
+    require_next(model)
+    row = torch.as_tensor(ids).reshape(1, -1)
+    T = row.shape[1]
+    if not -T <= position < T:
+        raise HeadwiseError(f"position={position} is not among the {T} tokens")
+    position %= T
+    answer = (target,) if isinstance(target, int) else tuple(int(token) for token in target)
+    if len(answer) not in (1, 2):
+        raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
+    device = next(model.parameters()).device
+    with evaluating(model):
+        run = read_run(model, row[:, : position + 1].to(device))  # what comes later changes nothing here
+    matrix, bias = output_matrix(model)
+    if max(answer) >= len(matrix) or min(answer) < 0:
+        raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
+    scale = _logit_scale(model, matrix, bias, run)
+    rows = matrix[list(answer)].double()
+    direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])
+    offsets = 0.0 if bias is None else [float(bias[token]) * scale for token in answer]
+    constant = 0.0 if bias is None else offsets[0] - (offsets[1] if len(answer) == 2 else 0.0)  # type: ignore[index]
+    logit = float(direction @ run.normed) + constant
+    return _parts(model, run, direction, constant, logit, answer, position)
+
+
+def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: Run) -> float:
+    """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
+    raw = matrix.double() @ run.normed + (0 if bias is None else bias.double())
+    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
+    if same(scale * raw, run.logits):
+        return scale if abs(scale - 1) > CLOSE else 1.0
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    if cap and same(cap * torch.tanh(raw / cap), run.logits):
+        return 1.0
+    raise HeadwiseError(
+        f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
+        f"{float(raw.max()):.4g} at most, the model says {float(run.logits.max()):.4g}"
+    )
+
+
+def _parts(
+    model: nn.Module,
+    run: Run,
+    direction: Tensor,
+    constant: float,
+    logit: float,
+    answer: tuple[int, ...],
+    position: int,
+) -> Attribution:
+    rows = run.rows
+    if run.norm is not None:
+        frozen = Frozen.of(run.norm, rows[run.norm])
+        constant += float(direction @ frozen.bias)
+        direction = frozen.back(direction)
+    heads: dict[str, float] = {}
+    feed_forwards: dict[str, float] = {}
+    tokens: dict[str, Numbers] = {}
+    for layer in run.layers:
+        writer = writer_of(model, layer, rows)
+        bias = getattr(layer.projection, "bias", None)
+        through = writer.factor * direction
+        if writer.module is not layer.projection:  # a norm after W_O
+            norm = Frozen.of(writer.module, rows[writer.module])
+            constant += float(through @ norm.bias)
+            through = norm.back(through)
+        if bias is not None:
+            constant += float(through @ bias.double())
+        shares, looks = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
+        heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
+        tokens |= dict(zip(layer.site.heads, looks.cpu().numpy(), strict=True))
+        block, written = rows[layer.block], writer.factor * rows[writer.module].gave
+        feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
+    embedding = float(direction @ rows[run.layers[0].block].read)
+    parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens)
+    size = max(abs(logit), 1.0)
+    if abs(parts.total - logit) > CLOSE * size:
+        raise HeadwiseError(
+            f"{type(model).__name__}: the parts sum to {parts.total:.6g}, the logit is {logit:.6g}: what its "
+            f"layers add up is not known well enough"
+        )
+    return parts
+
+
+def _heads_of(call: Call, projection: nn.Module, rows: dict[nn.Module, Row], through: Tensor) -> tuple[Tensor, Tensor]:
+    """What each head adds, (H,), and what it adds for each token that it looks at, (H,S)."""
+    H, T = call.q.shape[1:3]
+    entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
+    back = (as_rows(projection).double().T @ through).reshape(H, -1)
+    mask = call.options.mask
+    options = call.options._replace(mask=None if mask is None else mask.for_queries(slice(T - 1, T), T), gate=None)
+    steps = trace(call.q[:, :, -1:].float(), call.k.float(), call.v.float(), options)
+    weights = steps.weights[0, :, 0].double()  # (H,S)
+    index = call.options.kv_index or [h // (H // call.k.shape[1]) for h in range(H)]
+    values = call.v[0, list(index)].double()  # (H,S,E)
+    mixed = torch.einsum("hs,hse->he", weights, values)
+    # A gate, or a norm of the head, that lies between the two is held as it was.
+    between = torch.where(mixed == 0, 0, entered / torch.where(mixed == 0, 1, mixed))
+    return (entered * back).sum(1), weights * torch.einsum("hse,he->hs", values, between * back)

@@ -1,0 +1,301 @@
+"""Two texts in one model: both runs, and variants of the second in which heads have what they had in the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.residual import Writer, read_run, writer_of
+from headwise.heads.statistics import unknown_head
+from headwise.models.ask import hooked, logits
+from headwise.models.sites import Site, attach, attend_by_rows
+from headwise.models.stacks import Layer
+from headwise.records import Call, head_name
+
+SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
+LARGEST = 2**19  # numbers of the residual stream that run as one batch: more leave the processor's cache
+
+Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
+
+
+class Study:
+    """One pair of texts in a model: both runs, and variants of the corrupted one. Effects are shares of the difference.
+
+    Variants begin at the layer in which they differ: what lies below it is not computed again.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], clean: Tensor, corrupted: Tensor, target: Sequence[int] | None
+    ) -> None:
+        device = next(model.parameters()).device
+        self.model, self.layers = model, layers
+        self.ids = corrupted[None].to(device)
+        self.clean_calls, good = self._calls(clean[None].to(device))
+        self.outputs: dict[nn.Module, Any] = {}  # of each block, in the corrupted run
+        record = (layer.block.register_forward_hook(self._record) for layer in layers)
+        with hooked(record):
+            self.calls, bad = self._calls(self.ids)
+        best = (int(good.argmax()), int(bad.argmax()))
+        self.target = best if target is None else (int(target[0]), int(target[1]))
+        if self.target[0] == self.target[1]:
+            raise HeadwiseError(
+                f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
+                f"target=(answer, other), or texts that the model answers differently"
+            )
+        self.clean, self.corrupted = (float(self._difference(x)) for x in (good, bad))
+        if self.clean == self.corrupted:
+            raise HeadwiseError("both texts give the answer the same logits: there is no difference to bring back")
+
+    def _calls(self, ids: Tensor) -> tuple[dict[str, Call], Tensor]:
+        """Each attention's call, and the logits (V,) of the last position."""
+        calls: dict[str, Call] = {}
+
+        def keep(site: Site, call: Call) -> None:
+            calls[site.name] = call
+
+        with attach({layer.site: partial(keep, layer.site) for layer in self.layers}, self.model):
+            return calls, logits(self.model, ids, last=True)[0, -1]
+
+    def _record(self, block: nn.Module, args: Any, gave: Any) -> None:
+        self.outputs[block] = gave
+
+    @contextmanager
+    def _from(self, layer: Layer, n: int, added: Tensor | None = None) -> Iterator[None]:
+        """Below this layer the corrupted run is replayed, and the layer reads its one text n times, as a batch.
+
+        added  (n,T,C), what comes on top of the residual stream there
+        """
+        below = [earlier.block for earlier in self.layers[: self.layers.index(layer)]]
+
+        def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            x = args[0] if args else keywords["hidden_states"]
+            wide = x.expand(n, *x.shape[1:]) if added is None else x + added.to(x)
+            return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
+
+        with ExitStack() as stack:
+            for block in below:
+                stack.enter_context(_replayed(block, self.outputs[block]))
+            stack.enter_context(hooked([layer.block.register_forward_pre_hook(widen, with_kwargs=True)]))
+            yield
+
+    def _difference(self, logits_v: Tensor) -> Tensor:
+        return logits_v[..., self.target[0]] - logits_v[..., self.target[1]]
+
+    @property
+    def _at_once(self) -> int:
+        """Variants that run as one batch."""
+        call = next(iter(self.calls.values()))
+        return max(1, LARGEST // (self.ids.numel() * call.q.shape[1] * call.q.shape[3]))
+
+    def _share(self, answers: Tensor) -> list[float]:
+        shares: list[float] = ((answers.double() - self.corrupted) / (self.clean - self.corrupted)).tolist()
+        return shares
+
+    def names(self, at: str) -> dict[str, Place]:
+        """Every head, or key/value head, of the model by name."""
+        places: dict[str, Place] = {}
+        for layer in self.layers:
+            site, call = layer.site, self.calls[layer.site.name]
+            H, G = call.q.shape[1], call.k.shape[1]
+            index = call.options.kv_index or [h // (H // G) for h in range(H)]
+            if at in SHARED:
+                for g in range(G):
+                    places[f"{site.name}.KV{g}"] = site.name, tuple(h for h in range(H) if index[h] == g)
+            else:
+                places |= {head_name(site.name, h): (site.name, (h,)) for h in range(H)}
+        return places
+
+    def by_position(self, at: str, names: Sequence[str]) -> dict[str, list[float]]:
+        """The effect of each of these heads at each token alone, (T,)."""
+        columns = [self.effects(at, names, [t]) for t in range(self.ids.shape[1])]
+        return {name: [column[name] for column in columns] for name in names}
+
+    def effects(
+        self, at: str, names: Sequence[str], positions: Sequence[int] | None, together: bool = False
+    ) -> dict[str, float]:
+        """The effect of each of these heads alone, or of all of them at once under the name "together"."""
+        if together:
+            return {"together": self._together(at, names, positions)}
+        places = self.names(at)
+        effects: dict[str, float] = {}
+        for layer in self.layers:
+            here = [name for name in names if places[name][0] == layer.site.name]
+            source, rows = self._source(layer.site, at, positions)
+            for start in range(0, len(here), self._at_once):
+                chunk = here[start : start + self._at_once]
+                answers = self._variants(layer, [places[name][1] for name in chunk], source, rows)
+                effects |= dict(zip(chunk, self._share(answers), strict=True))
+        return effects
+
+    def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Tensor, list[int]]:
+        """What the heads of a site give, (1,H,T,E), with this part of the clean run, and the rows that take it."""
+        call, clean = self.calls[site.name], self.clean_calls[site.name]
+        every = list(range(call.q.shape[2]))
+        if at == "out":
+            return clean.out, list(positions or every)
+        if at in ("q", "weights"):
+            k = clean.k if at == "weights" else call.k
+            return attend_by_rows(clean.q, k, call.v, call.options), list(positions or every)
+        changed: Tensor = getattr(call, at).clone()
+        changed[:, :, list(positions or every)] = getattr(clean, at)[:, :, list(positions or every)]
+        k, v = (changed, call.v) if at == "k" else (call.k, changed)
+        return attend_by_rows(call.q, k, v, call.options), every
+
+    def _variants(self, layer: Layer, heads: Sequence[Sequence[int]], source: Tensor, rows: list[int]) -> Tensor:
+        """Answers (n,) of variants of the corrupted run; in variant i heads[i] of the layer give source[0] or [i]."""
+        n = len(heads)
+
+        def change(call: Call) -> Tensor:
+            out = call.out.clone()
+            for i, members in enumerate(heads):
+                for h in members:
+                    out[i, h, rows] = source[i % len(source), h, rows].to(out)
+            return out
+
+        with self._from(layer, n), attach({layer.site: change}, self.model):
+            return self._difference(logits(self.model, self.ids, last=True)[:, -1])
+
+    def _together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
+        """The effect of all these heads at once."""
+        places = self.names(at)
+        chosen: dict[str, list[int]] = {}
+        for name in names:
+            chosen.setdefault(places[name][0], []).extend(places[name][1])
+
+        def change(site: Site, call: Call) -> Tensor:
+            source, rows = self._source(site, at, positions)
+            out = call.out.clone()
+            for h in chosen[site.name]:
+                out[0, h, rows] = source[0, h, rows].to(out)
+            return out
+
+        sites = [layer.site for layer in self.layers if layer.site.name in chosen]
+        with attach({site: partial(change, site) for site in sites}, self.model):
+            answer = self._difference(logits(self.model, self.ids, last=True)[:, -1])
+        return self._share(answer)[0]
+
+    def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
+        """What one backward pass says of the effect of each head's output."""
+        outs: dict[str, Tensor] = {}
+
+        def keep(site: Site, call: Call) -> Tensor:
+            outs[site.name] = call.out.detach().requires_grad_() if not call.out.requires_grad else call.out
+            return outs[site.name]
+
+        with torch.enable_grad(), attach({x.site: partial(keep, x.site) for x in self.layers}, self.model):
+            answer = self._difference(logits(self.model, self.ids, last=True)[0, -1])
+            slopes = dict(zip(outs, torch.autograd.grad(answer, list(outs.values())), strict=True))
+        effects: dict[str, float] = {}
+        for name, (site, (h,)) in self.names("out").items():
+            if name in names:
+                rows = list(positions or range(self.ids.shape[1]))
+                moved = self.clean_calls[site].out[0, h, rows] - self.calls[site].out[0, h, rows]
+                effects[name] = float((moved * slopes[site][0, h, rows]).sum()) / (self.clean - self.corrupted)
+        return effects
+
+    def paths(self, receiver: str, at: str, senders: Iterable[str] | None) -> dict[str, float]:
+        """The effect of each earlier head through what the receiver reads."""
+        site, members = self.names(at)[receiver]
+        layer = next(layer for layer in self.layers if layer.site.name == site)
+        earlier = self.layers[: self.layers.index(layer)]
+        every = {name: place for name, place in self.names("out").items() if place[0] in {x.site.name for x in earlier}}
+        chosen = chosen_heads(every, senders, "out") if every else []
+        if not chosen:
+            return {}
+        rows = read_run(self.model, self.ids).rows
+        added = self._added([(layer, writer_of(self.model, layer, rows)) for layer in earlier])
+        call = self._read_with(layer, torch.stack([added[name] for name in chosen]))
+        sources = [self._with_part(site, at, part[None]) for part in getattr(call, at)]
+        effects: list[float] = []
+        every_row = list(range(self.ids.shape[1]))
+        for start in range(0, len(chosen), self._at_once):
+            source = torch.cat(sources[start : start + self._at_once])
+            effects += self._share(self._variants(layer, [members] * len(source), source, every_row))
+        return dict(zip(chosen, effects, strict=True))
+
+    def _with_part(self, site: str, at: str, part: Tensor) -> Tensor:
+        """What a site gives, (1,H,T,E), with other queries, keys or values (1,H,T,D)."""
+        call = self.calls[site]
+        parts = {"q": call.q, "k": call.k, "v": call.v} | {at: part}
+        return attend_by_rows(parts["q"], parts["k"], parts["v"], call.options)
+
+    def _added(self, layers: Sequence[tuple[Layer, Writer]]) -> dict[str, Tensor]:
+        """What each head's clean output changes in the residual stream after its layer, (T,C), all else frozen.
+
+        Read off the model itself: the head's output is replaced, and the block's attention alone takes it in.
+        """
+        changes: dict[str, Tensor] = {}
+        for layer, writer in layers:
+            H = self.calls[layer.site.name].q.shape[1]
+            before = self._written(layer, writer, [()])
+            after = self._written(layer, writer, [(h,) for h in range(H)])
+            changes |= {layer.site.head(h): after[h] - before[0] for h in range(H)}
+        return changes
+
+    def _written(self, layer: Layer, writer: Writer, heads: Sequence[Sequence[int]]) -> Tensor:
+        """What enters the residual stream from a layer's attention, (n,T,C), where heads[i] give their clean output."""
+        clean = self.clean_calls[layer.site.name].out
+        kept: list[Tensor] = []
+
+        def change(call: Call) -> Tensor:
+            out = call.out.clone()
+            for i, members in enumerate(heads):
+                for h in members:
+                    out[i, h] = clean[0, h].to(out)
+            return out
+
+        def keep(module: nn.Module, args: Any, gave: Tensor) -> None:
+            kept.append(gave)
+            raise _StopError
+
+        hooks = hooked([writer.module.register_forward_hook(keep)])
+        with self._from(layer, len(heads)), attach({layer.site: change}, self.model), hooks, suppress(_StopError):
+            logits(self.model, self.ids, last=True)
+        return kept[0].reshape(len(heads), self.ids.shape[1], -1) * writer.factor
+
+    def _read_with(self, layer: Layer, added: Tensor) -> Call:
+        """The call of a layer's attention where its residual stream has `added`, (n,T,C), on top."""
+        kept: list[Call] = []
+
+        def keep(call: Call) -> None:
+            kept.append(call)
+            raise _StopError
+
+        with self._from(layer, len(added), added), attach({layer.site: keep}, self.model), suppress(_StopError):
+            logits(self.model, self.ids, last=True)
+        return kept[0]
+
+
+class _StopError(Exception):
+    """What was wanted of a forward pass is there; no need to go on."""
+
+
+@contextmanager
+def _replayed(block: nn.Module, output: Any) -> Iterator[None]:
+    """Inside this block of code a layer computes nothing and gives what it gave before."""
+    before = vars(block).get("forward")
+    block.forward = lambda *args, **keywords: output
+    try:
+        yield
+    finally:
+        del block.forward
+        if before is not None:
+            block.forward = before
+
+
+def chosen_heads(places: dict[str, Place], heads: Iterable[str] | None, at: str) -> list[str]:
+    if isinstance(heads, str):
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
+    names = list(places) if heads is None else list(heads)
+    for name in names:
+        if name not in places:
+            if at in SHARED and ".KV" not in name:
+                raise HeadwiseError(f"{name}: keys and values belong to key/value heads, such as {next(iter(places))}")
+            raise unknown_head(name, list(places))
+    return names

@@ -1,0 +1,280 @@
+"""Direct attribution and patching: against plain ablation, naive patching, and a circuit that was built by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.heads.attribution import attribute
+from headwise.heads.patching import patch, path_effects
+from headwise.models.ask import logits
+from headwise.models.sites import attach, attend_by_rows, sites_of
+from headwise.records import Call
+
+V, T = 131, 23
+ROTARY: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 36,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 37,
+    "max_position_embeddings": 97,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, Any] = {
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY)),
+    "norms after W_O, capped logits": lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**ROTARY, head_dim=10)),
+    "no norm before": lambda: tf.Olmo2ForCausalLM(tf.Olmo2Config(**ROTARY)),
+    "multipliers": lambda: tf.GraniteForCausalLM(
+        tf.GraniteConfig(**ROTARY, residual_multiplier=0.3, logits_scaling=3.0, embedding_multiplier=2.0)
+    ),
+    "side by side": lambda: tf.CohereForCausalLM(tf.CohereConfig(**ROTARY, logit_scale=0.7)),
+    "biases": lambda: tf.GPT2LMHeadModel(
+        tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=2, n_head=3, n_positions=97, bos_token_id=1, eos_token_id=2)
+    ),
+    "fused queries": lambda: tf.GPTNeoXForCausalLM(
+        tf.GPTNeoXConfig(
+            vocab_size=V,
+            hidden_size=36,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            intermediate_size=37,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+    ),
+    "ours": lambda: gpt(n_kv_heads=2, qk_norm=True),
+    "ours, plain": lambda: gpt(norm="layer", position="learned", activation="gelu", gated=False, bias=True),
+}
+
+
+def gpt(**fields: Any) -> hw.GPT:
+    return hw.GPT(hw.GPTConfig(vocab_size=V, context=31, n_layers=3, n_heads=6, d_model=36, **fields))
+
+
+@pytest.fixture
+def build() -> Any:
+    def make(name: str) -> nn.Module:
+        torch.manual_seed(5)
+        model: nn.Module = FAMILIES[name]().eval()
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        return model
+
+    return make
+
+
+def ids(seed: int = 3) -> Tensor:
+    return torch.randint(3, V, (T,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_parts_sum_to_the_logit(name: str, build: Any) -> None:
+    """float32 activations: a sum of some 40 of them is good to 1e-5 of the largest."""
+    model, position = build(name), 18
+    parts = attribute(model, ids(), (7, 11), position)
+    expected = logits(model, ids()[None])[0, position]
+    assert parts.total == pytest.approx(float(expected[7] - expected[11]), abs=1e-4 + (name.startswith("norms") * 0.01))
+    assert parts.total == pytest.approx(parts.logit, abs=1e-5)
+    for head, share in parts.heads.items():
+        assert parts.tokens[head].shape == (position + 1,)
+        assert parts.tokens[head].sum() == pytest.approx(share, abs=1e-6)
+    assert any(abs(share) > 1e-3 for share in parts.heads.values())
+
+
+def test_a_head_of_the_last_layer_adds_what_is_lost_without_it() -> None:
+    """Without a feed-forward after it and without a last norm, the direct effect is the whole effect."""
+    torch.manual_seed(5)
+    model = gpt(final_norm=False)
+    model.blocks[-1].feed_forward.down.weight.data.zero_()  # type: ignore[union-attr]
+    parts = attribute(model, ids(), 7)
+    for h in range(6):
+        with hw.ablate(model, [f"L2.H{h}"]), torch.no_grad():
+            lost = logits(model, ids()[None])[0, -1, 7]
+        assert parts.heads[f"L2.H{h}"] == pytest.approx(parts.logit - float(lost), abs=1e-6)
+
+
+def test_what_adds_up_otherwise_is_refused(build: Any) -> None:
+    model = build("llama")
+    attention = model.model.layers[1].self_attn
+    plain = attention.forward
+    attention.forward = lambda *args, **more: (0.5 * plain(*args, **more)[0], None)
+    with pytest.raises(hw.HeadwiseError, match="how the attention of L1 enters the residual stream"):
+        attribute(model, ids(), 7)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"position": 23}, "not among the 23"), ({"target": V}, "outside"), ({"target": (1, 2, 3)}, "3 tokens")],
+)
+def test_bad_requests_of_attribution(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=match):
+        attribute(gpt(), ids(), **{"target": 7, **change})
+
+
+# --- Patching ---
+
+
+def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str, rows: list[int]) -> float:
+    """One head, one run, nothing shared; the head's part is changed before the attention is computed anew."""
+    site = next(site for site in sites_of(model) if name.startswith(site.name + "."))
+    number = int(name.rpartition(".")[2].strip("HKV"))
+    kept: list[Call] = []
+    with attach({site: kept.append}, model):  # type: ignore[dict-item]
+        good = logits(model, clean[None])[0, -1]
+    bad = logits(model, corrupted[None])[0, -1]
+    a, b = int(good.argmax()), int(bad.argmax())
+
+    def change(call: Call) -> Tensor:
+        parts = {x: getattr(call, x).clone() for x in ("q", "k", "v", "out")}
+        if at == "weights":
+            moved = attend_by_rows(kept[0].q, kept[0].k, call.v, call.options)
+            parts["out"][0, number, rows] = moved[0, number, rows]
+            return parts["out"]
+        parts[at][0, number, rows] = getattr(kept[0], at)[0, number, rows]
+        return parts["out"] if at == "out" else attend_by_rows(parts["q"], parts["k"], parts["v"], call.options)
+
+    with attach({site: change}, model):
+        patched = logits(model, corrupted[None])[0, -1]
+    return float((patched[a] - patched[b] - bad[a] + bad[b]) / (good[a] - good[b] - bad[a] + bad[b]))
+
+
+@pytest.mark.parametrize("at", ["q", "k", "v", "out", "weights"])
+@pytest.mark.parametrize("name", ["llama", "ours"])
+def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any) -> None:
+    model = build(name)
+    clean, corrupted = ids(3), ids(4)
+    for positions in (None, [3, 17, 22]):
+        found = patch(model, clean, corrupted, at, positions=positions)
+        assert len(found.effects) == (6 if at in "kv" else 18)
+        for head in list(found.effects)[:: 2 if at in "kv" else 5]:
+            expected = naive(model, clean, corrupted, at, head, positions or list(range(T)))
+            assert found.effects[head].mean == pytest.approx(expected, abs=2e-4), head
+
+
+def test_all_heads_together_give_the_clean_answer(build: Any) -> None:
+    """The last token is the same in both texts, so all that differs there came through heads."""
+    model, clean, corrupted = build("ours"), ids(3), ids(4)
+    corrupted[-1] = clean[-1]
+    found = patch(model, clean, corrupted, together=True)
+    assert found.effects["together"].mean == pytest.approx(1, abs=1e-4)
+
+
+def test_pairs_have_an_interval_and_positions_a_matrix(build: Any) -> None:
+    model = build("llama")
+    clean, corrupted = torch.stack([ids(3), ids(5)]), torch.stack([ids(4), ids(6)])
+    found = patch(model, clean, corrupted, heads=["L1.H2"], positions="each", target=(7, 11))
+    assert found.effects["L1.H2"].n == 2 and found.by_position["L1.H2"].shape == (T,)
+    one = patch(model, clean, corrupted, heads=["L1.H2"], positions=[5], target=(7, 11))
+    assert found.by_position["L1.H2"][5] == pytest.approx(one.effects["L1.H2"].mean, abs=1e-6)
+
+
+def test_the_estimate_is_exact_for_small_changes(build: Any) -> None:
+    """Two texts that differ by little: the slope tells the effect. Token 50 is made nearly a copy of token 60."""
+    model = build("ours")
+    with torch.no_grad():
+        table = model.token_embedding.weight
+        table[50] = table[60] + 1e-3 * torch.randn(36, generator=torch.Generator().manual_seed(1))
+    clean, corrupted = ids(3), ids(3)
+    clean[7], corrupted[7] = 50, 60
+    exact = patch(model, clean, corrupted, target=(7, 11))
+    fast = patch(model, clean, corrupted, target=(7, 11), fast=True)
+    for head, effect in exact.effects.items():
+        assert fast.effects[head].mean == pytest.approx(effect.mean, abs=0.02)
+    assert max(abs(effect.mean) for effect in exact.effects.values()) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"corrupted": ids()[:-2]}, "clean is"),
+        ({"corrupted": ids(3)}, "no difference"),
+        ({"at": "output"}, "did you mean out"),
+        ({"heads": ["L0.H9"]}, "no head 'L0.H9'"),
+        ({"heads": ["L0.H1"], "at": "k"}, "key/value heads"),
+        ({"positions": [23]}, "not among the 23"),
+        ({"positions": "all"}, "pass a list, or 'each'"),
+        ({"at": "q", "fast": True}, "at='out' alone"),
+    ],
+)
+def test_bad_requests_of_patching(change: dict[str, Any], match: str) -> None:
+    torch.manual_seed(5)
+    with pytest.raises(hw.HeadwiseError, match=match):
+        patch(gpt(), **{"clean": ids(3), "corrupted": ids(4), **change})
+
+
+# --- A circuit built by hand ---
+
+WORDS, PLACES = 11, 17  # tokens and positions, each an axis of the residual stream
+
+
+def induction_model() -> hw.GPT:
+    """L0.H1 copies the token before, L1.H0 looks for it and copies what it finds; the other heads are noise.
+
+    The residual stream has room for the token, its position, the token before it, and the token to come.
+    """
+    C = 3 * WORDS + PLACES
+    token, place, before, answer = (slice(0, 11), slice(11, 28), slice(28, 39), slice(39, 50))
+    config = hw.GPTConfig(
+        vocab_size=WORDS, context=PLACES, n_layers=2, n_heads=3, d_model=C, head_dim=PLACES, position="learned",
+        final_norm=False, norm_gain=False,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = hw.GPT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+        model.token_embedding.weight.zero_()[:, token] = torch.eye(WORDS)
+        model.position_embedding.weight.zero_()[:, place] = torch.eye(PLACES)  # type: ignore[union-attr]
+        model.lm_head.weight.zero_()[:, answer] = torch.eye(WORDS)
+        for block in model.blocks:
+            block.feed_forward.down.weight.zero_()  # type: ignore[union-attr]
+        shift = torch.zeros(PLACES, PLACES)
+        shift[range(PLACES - 1), range(1, PLACES)] = 1  # the query of place i is the key of place i - 1
+        wire(model, 0, 1, (place, shift), (place, torch.eye(PLACES)), token, before)
+        wire(model, 1, 0, (token, torch.eye(WORDS)), (before, torch.eye(WORDS)), token, answer)
+    return model
+
+
+def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice) -> None:
+    head = model.blocks[layer].attention.heads[h]  # type: ignore[union-attr, index]
+    for weight, (where, matrix) in ((head.wq, q), (head.wk, k)):
+        weight.zero_()[: len(matrix), where] = 4 * matrix
+    head.wv.zero_()[:WORDS, reads] = torch.eye(WORDS)
+    head.wo.zero_()[writes, :WORDS] = torch.eye(WORDS)
+
+
+def test_the_induction_circuit_comes_out_all_and_only() -> None:
+    model = induction_model()
+    clean = torch.tensor([7, 2, 9, 4, 1, 8, 2])  # 2 was followed by 9
+    corrupted = torch.tensor([7, 3, 9, 4, 1, 8, 2])
+    target = (9, 4)
+    assert int(logits(model, clean[None])[0, -1].argmax()) == 9
+    out = patch(model, clean, corrupted, target=target).effects
+    assert {name for name, effect in out.items() if effect.mean > 0.5} == {"L0.H1", "L1.H0"}
+    assert all(abs(effect.mean) < 0.1 for name, effect in out.items() if name not in ("L0.H1", "L1.H0"))
+    keys = patch(model, clean, corrupted, "k", target=target).effects
+    assert [name for name, effect in keys.items() if effect.mean > 0.5] == ["L1.KV0"]
+    through = {
+        at: path_effects(model, clean, corrupted, {"q": "L1.H0"}.get(at, "L1.KV0"), at, target=target) for at in "qkv"
+    }
+    assert through["k"]["L0.H1"].mean > 0.9
+    assert all(
+        abs(effect.mean) < 0.1 for at in "qkv" for name, effect in through[at].items() if (at, name) != ("k", "L0.H1")
+    )
+    parts = attribute(model, clean, 9)
+    assert parts.strongest(1) == ["L1.H0"] and int(parts.tokens["L1.H0"].argmax()) == 2
