@@ -56,10 +56,10 @@ def test_hostile_text_is_shown_as_text(open_report: Opener) -> None:
     assert page.title() == "<script>alert(6)</script>: attention heads"
     shown = page.locator(".source .tokens bdi").all_inner_texts()
     assert shown[4:7] == [HOSTILE[0], HOSTILE[1].replace(" ", "␣"), HOSTILE[2]]
-    assert page.locator("script").count() == 3 and page.locator("img").count() == 0
+    assert page.locator("script").count() == 4 and page.locator("img").count() == 0
     open_head(page, "L0.H1")
     assert page.locator("#row-text .word bdi").all_inner_texts() == shown
-    assert page.locator("script").count() == 3 and page.locator("img").count() == 0
+    assert page.locator("script").count() == 4 and page.locator("img").count() == 0
 
 
 def test_the_policy_stops_a_script_that_got_in(browser: Browser, report: Path, tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_everything_hostile_is_shown_as_text(open_report: Opener, tmp_path: Path
         page.keyboard.press("ArrowLeft")
         assert title(page) == name
         page.keyboard.press("Escape")
-    assert page.locator("script").count() == 3 and page.locator("img").count() == 0
+    assert page.locator("script").count() == 4 and page.locator("img").count() == 0
 
 
 def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Path) -> None:

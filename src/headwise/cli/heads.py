@@ -146,10 +146,13 @@ def _compared(other: Survey, model: Path, against: Path) -> Survey:
 
 
 def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, against: Survey | None) -> None:
-    from headwise.gpt.run import read_summary
+    from headwise.gpt.run import load_run, read_summary
+    from headwise.models.open import is_own
+    from headwise.models.pack import pack_model
     from headwise.view.report import write_report
 
-    write_report(path, survey, maps=maps, summary=read_summary(model), against=against)
+    packed = pack_model(*load_run(model)) if is_own(model) else {"reason": "foreign"}
+    write_report(path, survey, maps=maps, summary=read_summary(model), against=against, model=packed)
 
 
 def write_report_of(run: Path, example: str) -> Path:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from headwise.files import write_whole
 from headwise.heads.profiles import Survey
 from headwise.markup import MISSING, escaped, listed, number, plural
 from headwise.records import HeadMaps, RunSummary
-from headwise.view.page.assemble import package_text, page
+from headwise.view.page.assemble import json_block, package_text, page
 from headwise.view.run_section import run_section
 from headwise.view.survey_data import check_survey, survey_data
 from headwise.view.survey_html import roles_section, table_section
@@ -23,7 +24,7 @@ from headwise.view.terminal import check_maps, signs_used, visible
 
 STYLES = ("report.css", "report_heads.css")
 PARTS = ("base", "pictures", "grid", "table", "text", "head", "start")  # in this order one script
-SCRIPTS = tuple(f"report_{name}.js" for name in PARTS)
+SCRIPTS = ("page/tokens.js", "page/model.js", *(f"report_{name}.js" for name in PARTS))
 LONG = 100  # tokens; a longer text is folded away
 
 
@@ -33,16 +34,18 @@ def write_report(
     maps: HeadMaps | None = None,
     summary: RunSummary | None = None,
     against: Survey | None = None,
+    model: dict[str, Any] | None = None,
 ) -> None:
     """Write the report of a survey as one HTML file, whole or not at all.
 
     maps     exact maps of a short text, each (T, T) for T tokens; heads are matched by name
     summary  the training run, told first
     against  the survey of another model, compared head by head, by name
+    model    the model itself as `models.pack` packs it, which then runs in the page; or the reason why it does not
 
     Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
     """
-    write_whole(path, report_html(survey, maps, summary, against))
+    write_whole(path, report_html(survey, maps, summary, against, model))
 
 
 def report_html(
@@ -50,6 +53,7 @@ def report_html(
     maps: HeadMaps | None = None,
     summary: RunSummary | None = None,
     against: Survey | None = None,
+    model: dict[str, Any] | None = None,
 ) -> str:
     """The page itself; arguments and errors as in `write_report`."""
     check_survey(survey)
@@ -76,7 +80,7 @@ def report_html(
         title=f"{name}: attention heads",
         styles=STYLES,
         scripts=SCRIPTS,
-        data={"data": survey_data(survey, columns, maps, against)},
+        data={"data": survey_data(survey, columns, maps, against), "model": json_block(model)},
     )
 
 

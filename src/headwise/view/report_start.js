@@ -70,6 +70,8 @@ function listen() {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); redraw(); });
 }
 
+const model = readData('model')?.weights ? readModel(readData('model')) : null; // null where it does not run here
+if (model) offer(model);
 byId('heads').hidden = false;
 buildRamps();
 makeGrid();

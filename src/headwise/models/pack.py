@@ -1,0 +1,128 @@
+"""A small model of ours as one block of data for a page, where `view/page/model.js` runs it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.gpt.gpt import GPT
+from headwise.gpt.tokens import Tokens
+from headwise.models.ask import evaluating
+from headwise.models.sites import attention_layers, observe
+from headwise.records import Call
+from headwise.rungs.tensor import trace
+
+EXACT = 500_000  # parameters that travel in float32; up to MOST they travel in float16, above not at all
+MOST = 4_000_000
+PROBES = 5  # random texts on which the rounding to float16 is measured
+MARGIN = 2.0  # what is stated is so many times the largest difference that was measured
+
+PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}  # those that tokens.js reads
+NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
+
+
+def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
+    """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, the facts why there is none.
+
+    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "size" (with `parameters` and `most`),
+            "tokenizer" (with the `part` that the page cannot follow), or "range" (weights too large for float16)
+    error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
+            largest difference measured on random texts as long as the context
+    """
+    if not (isinstance(model, GPT) and isinstance(tokens, Tokens)):
+        return {"reason": "foreign"}
+    if any(layer.spec != model.config.attention for layer in attention_layers(model)):
+        return {"reason": "reshaped"}
+    if model.n_parameters > MOST:
+        return {"reason": "size", "parameters": model.n_parameters, "most": MOST}
+    layout = json.loads(tokens.to_json())
+    part = unread_part(layout)
+    if part is not None:
+        return {"reason": "tokenizer", "part": part}
+    dtype = torch.float32 if model.n_parameters <= EXACT else torch.float16
+    strings = {i: token for token, i in tokens.vocabulary.items()}
+    shown = tokens.shown(range(len(tokens)))
+    error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
+    if not math.isfinite(error):
+        return {"reason": "range"}
+    config, spec, state = model.config, model.config.attention, model.state_dict()
+    if config.tied:
+        del state["lm_head.weight"]  # the embedding once more
+    return {
+        "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
+        "dtype": str(dtype).removeprefix("torch."),
+        "parameters": model.n_parameters,
+        "error": error,
+        "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
+        "weights": base64.b64encode(b"".join(_bytes(weight, dtype) for weight in state.values())).decode("ascii"),
+        "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
+        "shown": None if all(strings.get(i) == token for i, token in enumerate(shown)) else shown,
+    }
+
+
+def _bytes(weight: Tensor, dtype: torch.dtype) -> bytes:
+    array = weight.detach().cpu().to(dtype).numpy()
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def unread_part(layout: dict[str, Any]) -> str | None:
+    """What of a tokenizer.json the page could not follow exactly; None where it follows all."""
+    model = layout["model"]
+    if model["type"] not in ("WordLevel", "BPE"):
+        return f"model {model['type']}"
+    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk"):
+        if model.get(name):
+            return f"{model['type']} with {name}"
+    if any(not token["special"] for token in layout["added_tokens"]):
+        return "added tokens"
+    for key, readable in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
+        for step in _steps(layout[key]):
+            if step["type"] not in readable or not _simple(step):
+                return f"{key} {step['type']}"
+    return None
+
+
+def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A rule and those that it is made of."""
+    if rule is None:
+        return []
+    inner: Sequence[dict[str, Any]] = rule.get("pretokenizers") or rule.get("normalizers") or ()
+    return [rule, *(step for part in inner for step in _steps(part))]
+
+
+def _simple(step: dict[str, Any]) -> bool:
+    """Of patterns, those by text, and divisions that keep or drop what matches."""
+    if step["type"] == "Split":
+        return step["behavior"] in ("Isolated", "Removed") and not step["invert"]
+    return step["type"] != "Replace" or "String" in step["pattern"]
+
+
+@torch.no_grad()
+def rounding_error(model: GPT, dtype: torch.dtype) -> float:
+    """The largest difference of logits and attention weights on random texts, with weights rounded to a dtype."""
+    exact, rounded = (copy.deepcopy(model).to("cpu", torch.float32) for _ in range(2))
+    for parameter in rounded.parameters():
+        parameter.copy_(parameter.to(dtype))
+    seed = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (PROBES, model.config.context), generator=seed)
+    pairs = zip(_numbers(exact, ids), _numbers(rounded, ids), strict=True)
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:
+    """Logits (B,T,V), then the weights (B,H,T,S) of each layer."""
+    calls: list[Call] = []
+    with evaluating(model), ExitStack() as stack:
+        for layer in attention_layers(model):
+            stack.enter_context(observe(layer, calls.append))
+        logits = model(ids)
+    return [logits, *(trace(call.q, call.k, call.v, call.options).weights for call in calls)]
