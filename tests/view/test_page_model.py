@@ -278,7 +278,7 @@ def test_a_tokenizer_that_the_page_cannot_follow_is_named(changes: dict[str, Any
 @pytest.mark.browser
 @pytest.mark.slow
 def test_a_sentence_is_read_while_one_types(browsed: Page) -> None:
-    """32 tokens through the verb preset: 9 ms where nothing else runs. The bar is 15; beside other tests, thrice that."""
+    """32 tokens through the verb preset: 9 ms where nothing else runs. The bar is 15, and thrice that beside others."""
     model, tokens = model_of("verbs", 601), words(601)
     load(browsed, pack_model(model, tokens))
     ids = list(range(32))
