@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
     from headwise.rungs.cache import KVCache
+    from headwise.teach.check import check
+    from headwise.teach.verdict import Verdict
 
 __version__ = "0.1.0"
 
@@ -80,10 +82,12 @@ __all__ = [
     "Segments",
     "Survey",
     "Trace",
+    "Verdict",
     "Window",
     "ablate",
     "attend",
     "attribute",
+    "check",
     "explain",
     "generate",
     "import_attention",
@@ -117,8 +121,10 @@ _LAZY = {
     "Seen": ("headwise.heads.seen", "Seen"),
     "SeenHead": ("headwise.heads.seen", "SeenHead"),
     "Survey": ("headwise.heads.profiles", "Survey"),
+    "Verdict": ("headwise.teach.verdict", "Verdict"),
     "ablate": ("headwise.heads.effect", "ablate"),
     "attribute": ("headwise.heads.attribution", "attribute"),
+    "check": ("headwise.teach.check", "check"),
     "explain": ("headwise.layer.explain", "explain"),
     "generate": ("headwise.models.generate", "generate"),
     "import_attention": ("headwise.layer.importing.importers", "import_attention"),

@@ -1,0 +1,47 @@
+"""The forms in which code takes a mask, and what tells which of them a learner means."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from headwise.teach.source import Source
+
+ENCODINGS: dict[str, Any] = {
+    "True = may attend": lambda allowed: allowed,
+    "1 = may attend": lambda allowed: allowed.astype(float),
+    "0 or -inf, added": lambda allowed: np.where(allowed, 0.0, -np.inf),
+    "0 or -1e9, added": lambda allowed: np.where(allowed, 0.0, -1e9),
+    "True = forbidden": lambda allowed: ~allowed,
+    "1 = forbidden": lambda allowed: (~allowed).astype(float),
+}
+
+_MAY = r"(may|can|keep|attend|visible|allow|valid|real|see|look|puede|permit|ver\b)"
+_NOT = r"(mask|forbid|hidden|hide|block|ignore|pad|not|may not|must not|cannot|prohib|tapad|ocult)"
+
+
+def mask_convention(scope: Source, whole: Source) -> str | None:
+    """What 1 or True in a mask argument means, where comments, names or the rest of the file tell it."""
+    text = " ".join(scope.text.split())
+    link = (
+        r"['\"`]?\s*(=|:|means|for|where|->|are|is|marks|en|donde|significa)+"
+        r"\s*(what |where |a |the |query |it |key |tokens? |that |se )*"
+    )
+    if re.search(rf"\b(1s?|true|ones?)\b{link}{_NOT}", text, re.I) or re.search(
+        rf"\b(0s?|false|zeros?)\b{link}{_MAY}", text, re.I
+    ):
+        return "forbidden"
+    if re.search(rf"\b(1s?|true|ones?)\b{link}{_MAY}", text, re.I) or re.search(
+        rf"\b(0s?|false|zeros?)\b{link}{_NOT}", text, re.I
+    ):
+        return "allowed"
+    if scope.says(r"mask\s*==\s*0|~\w*mask|logical_not\(\w*mask|not \w*mask\["):
+        return "allowed"
+    rest = whole.code
+    if "tril" in rest and "triu" not in rest and not scope.says("tril"):
+        return "allowed"
+    if "triu" in rest and "tril" not in rest and not scope.says("triu") and not re.search(r"-?(inf|1e9)", rest):
+        return "forbidden"
+    return None

@@ -1,0 +1,395 @@
+"""The check of a layer or a bare attention function: build it, give it numbers, run it, explain what comes out."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from headwise.errors import HeadwiseError
+from headwise.teach import arguments as size
+from headwise.teach.arguments import build
+from headwise.teach.catalogue import UNKNOWN, bug_named, words
+from headwise.teach.encodings import ENCODINGS, mask_convention
+from headwise.teach.evidence import evidence_of, stage_of
+from headwise.teach.form import Masks, Weights
+from headwise.teach.probe import Subject, kind_of_arrays, read_call
+from headwise.teach.reading import Parts, Reading, arrays_of, parts_of, readings, styles
+from headwise.teach.search import Case, Explanation, Search, close
+from headwise.teach.source import Source
+from headwise.teach.verdict import Finding, Verdict
+from headwise.teach.weights import count_of, renew, same_modules, scale_is_folded
+
+LENGTHS = (7, 4, 6, 3, 5)  # real tokens of the five documents
+CAUSAL = r"causal|tril\b|triu\b|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
+CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
+BEYOND = r"alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|sliding|bucket|layernorm|layer_norm\("
+
+
+OF_HEADS = {"split-no-transpose", "join-no-transpose", "layout-mixed", "heads-averaged", "heads-share-projection"}
+OF_WEIGHTS = {"weights-transposed", "output-projection-missing", "bias-dropped", "keys-from-queries"}
+
+
+@dataclass
+class Options:
+    """What the caller says. `causal` None guesses; `sizes` are those of --args, `mapping` those of --map."""
+
+    causal: bool | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    lang: str = "en"
+    seconds: float = 10.0
+
+
+@dataclass
+class Target:
+    """What is checked: an object, its name, the source it stands in, and the names of its file."""
+
+    thing: Any
+    name: str
+    source: Source
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+    @property
+    def scope(self) -> Source:
+        """The text of the object and of what it uses."""
+        source = self.source
+        nodes = [source.definitions[name] for name in source.reach(self.name)]
+        if not nodes:
+            return source
+        return Source("\n".join("\n".join(source.lines[n.lineno - 1 : n.end_lineno]) for n in nodes))
+
+
+def examine(target: Target, kind: str, options: Options) -> Verdict:
+    """The verdict on a layer or a function. HeadwiseError where it cannot be built or called."""
+    examiner = Examiner(target, options)
+    return examiner.layer() if kind == "layer" else examiner.function()
+
+
+class Examiner:
+    """One check: the object, what is known of it, and what comes out."""
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self.target, self.options, self.scope = target, options, target.scope
+        self.say = words(options.lang)
+        self.rng = np.random.default_rng(0)
+        self.bugs: list[str] = []  # those that a property shows, beside the numbers
+
+    # A layer: weights inside, (B,T,C) in and out.
+
+    def layer(self) -> Verdict:
+        thing, sizes = self.target.thing, self.options.sizes
+        is_class = isinstance(thing, type)
+        instance = build(thing, sizes, self.target.namespace) if is_class else thing
+        if hasattr(instance, "eval") and hasattr(instance, "train"):
+            instance.eval()
+        folded = scale_is_folded(parts_of(instance, self.options.mapping))
+        renew(arrays_of(instance), self.rng)
+        parts = parts_of(instance, self.options.mapping)
+        width = self._width(parts, instance)
+        heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h"), thing, sizes, size.HEADS)
+        groups = count_of(
+            instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), thing, sizes, None
+        )
+        parts = replace(parts, same_head=same_modules(instance))
+        choices = list(readings(parts, heads, groups, width))
+        if folded:
+            choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
+        choices = [style for r in choices for style in styles(r, self._rotary(), self._bases())]
+        subject = self._subject(instance, _method(instance))
+        tokens = min(size.TOKENS, *(self._longest(instance),))
+        shapes: list[tuple[int, ...]] = [(size.BATCH, tokens, width)] * 3
+        inputs = self._inputs(subject, shapes)
+        return self._judge(subject, choices, inputs, "layer", thing if is_class else None)
+
+    def _width(self, parts: Parts, instance: Any) -> int:
+        """Width of the input, from the matrix of queries."""
+        arrays = parts.weights.get("q") or parts.weights.get("qkv")
+        if not arrays:
+            raise HeadwiseError(
+                f"no weights were found for queries in {self.target.name}; pass --map q=NAME,k=NAME,v=NAME,o=NAME"
+            )
+        array = arrays[0]
+        if array.linear:
+            return int(array.value.shape[1])
+        shape = array.value.shape
+        if size.WIDTH in shape:
+            return size.WIDTH
+        known = count_of(instance, ("d_model", "embed_dim", "d_in", "n_embd", "hidden_size", "dim"), None, {}, None)
+        return known if known is not None and known in shape else int(shape[0] if len(shape) == 2 else max(shape))
+
+    def _longest(self, instance: Any) -> int:
+        known = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), None, {}, None)
+        return known or size.TOKENS
+
+    # A bare function: attention(q, k, v, mask=None).
+
+    def function(self) -> Verdict:
+        subject = self._subject(None, self.target.thing)
+        if len(subject.inputs) != 3:
+            raise HeadwiseError(
+                f"{self.target.name} has no parameters for queries, keys and values; name them q, k, v, or pass a class"
+            )
+        ranks = self._ranks()
+        verdicts: list[Verdict] = []
+        failure: Exception | None = None
+        for rank in ranks:
+            subject.rank = rank
+            heads = size.HEADS if rank == 4 else 1
+            shape = (size.BATCH, heads, size.TOKENS, size.HEAD_DIM)
+            inputs = self._inputs(subject, [shape] * 3)
+            try:
+                subject(inputs, self._first_mask(subject, inputs))
+            except Exception as error:
+                failure = failure or error
+                continue
+            choice = Reading(Weights(heads, heads, dict.fromkeys("qkvo")))
+            checked, left = list(self.target.checked), list(self.target.not_checked)
+            verdict = self._judge(subject, [choice], inputs, "function", None)
+            if verdict.right:
+                return verdict
+            verdicts.append(verdict)
+            self.target.checked, self.target.not_checked = checked, left
+            self.bugs.clear()
+        if not verdicts:
+            raise HeadwiseError(f"{self.target.name}(q, k, v) fails: {type(failure).__name__}: {failure}")
+        return min(verdicts, key=lambda v: (UNKNOWN in v.bugs, len(v.bugs)))
+
+    def _ranks(self) -> list[int]:
+        """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
+        text = self.scope.text
+        unpacked = re.search(r"^\s*([\w]+(?:\s*,\s*\w+)+)\s*=\s*\w+\.(?:shape|size\(\))\s*$", text, re.M)
+        written = re.search(
+            r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)", _docs(text), re.M
+        )
+        for match in (unpacked, written):
+            if match and 2 <= len(names := match[1].split(",")) <= 4:
+                return [len(names)]
+        return [4, 3, 2]
+
+    # Both.
+
+    def _subject(self, module: Any, call: Any) -> Subject:
+        inputs, mask, required, fixed = read_call(call, self.options.sizes)
+        if self.options.causal is False:
+            fixed = {k: False if "causal" in k.lower() else v for k, v in fixed.items()}
+        kind = kind_of_arrays(module, self.target.source.code)
+        if module is None:
+            kind = kind_of_arrays(None, self.scope.code + " " + str(inspect.signature(call)).lower())
+        return Subject(call, kind, inputs, mask, required, 4 if module is None else 3, fixed, module=module)
+
+    def _inputs(self, subject: Subject, shapes: list[tuple[int, ...]]) -> tuple[Any, Any, Any]:
+        drawn = [self.rng.normal(size=shape) for shape in shapes]
+        if len(subject.inputs) == 1:
+            return (drawn[0],) * 3
+        return (drawn[0], drawn[1], drawn[1]) if len(subject.inputs) == 2 else (drawn[0], drawn[1], drawn[2])
+
+    def _rotary(self) -> bool:
+        return self.scope.says(r"rope|rotary|rotat|freqs|inv_freq")
+
+    def _bases(self) -> list[float]:
+        return [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+
+    def causal(self, subject: Subject) -> bool | None:
+        """Ought it to be causal? None where nothing tells."""
+        if self.options.causal is not None:
+            return self.options.causal
+        if any("causal" in name.lower() for name in subject.fixed):
+            return True
+        if (
+            re.search(CAUSAL_NAME, self.target.name, re.I)
+            or self.scope.says(CAUSAL)
+            or self.scope.tells(r"causal|future")
+        ):
+            return True
+        return None
+
+    def _judge(
+        self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...], kind: str, rebuild: Any
+    ) -> Verdict:
+        causal = self.causal(subject)
+        cases = list(self._cases(subject, inputs, bool(causal)))
+        fills = [x for x in self.scope.numbers if x <= 0 or x < 1e-3]
+        search = Search(fills, self.options.seconds, self._skipped(choices[0]))
+        explanation = search.explain(choices, cases)
+        if causal is None and explanation.unexplained[:1] == (cases[0].name,):
+            guess = [replace(case, masks=replace(case.masks, causal=True)) for case in cases]
+            other = search.explain(choices, guess)
+            if not other.unexplained:
+                explanation, cases, causal = other, guess, True
+        self.target.checked.append(self.say["causal"] if causal else self.say["not_causal"])
+        self._properties(subject, cases[0], rebuild)
+        return self._verdict(kind, explanation, cases, subject)
+
+    def _skipped(self, reading: Reading) -> frozenset[str]:
+        """Bugs that cannot be: of a function without weights, of a layer without groups or biases."""
+        w = reading.weights
+        skip: set[str] = set()
+        if w.matrices.get("q") is None:
+            skip |= OF_HEADS | OF_WEIGHTS
+        if w.n_heads == w.n_kv_heads:
+            skip |= {"group-tile", "group-axis"}
+        if w.n_heads == 1:
+            skip |= OF_HEADS
+        if not w.biases:
+            skip.add("bias-dropped")
+        if w.matrices.get("o") is None:
+            skip.add("output-projection-missing")
+        if "rope" not in reading.settings:
+            skip |= {"rope-mixed-layout", "rope-on-values"}
+        return frozenset(skip)
+
+    def _first_mask(self, subject: Subject, inputs: tuple[Any, ...]) -> Any:
+        T, S = inputs[0].shape[-2], inputs[1].shape[-2]
+        return np.tril(np.ones((T, S), bool)) if subject.mask_required else None
+
+    def _cases(self, subject: Subject, inputs: tuple[Any, ...], causal: bool) -> Iterator[Case]:
+        """Plain; and, where a mask can be passed, a causal one and one for each document."""
+        B, T = inputs[0].shape[0], inputs[0].shape[-2]
+        inner = causal and not self._mask_is_the_only(subject)
+        if not subject.mask_required:
+            yield Case("plain", inputs, Masks(inner), {"": subject(inputs)})
+            self.target.checked.append(self.say["plain"])
+        if subject.mask is None:
+            return
+        past = np.tril(np.ones((T, T), bool))
+        real = np.arange(T)[None] < np.array(LENGTHS)[:B, None]
+        padding_only = re.search("pad|key", subject.mask, re.I) is not None
+        cases = [] if padding_only else [("mask", past[None, None], Masks(True))]
+        each = real[:, None, None] & (past if inner else np.ones((T, T), bool))
+        cases.append(("padding", each, Masks(inner, real)))
+        for name, allowed, masks in cases:
+            outputs = dict(self._masked(subject, inputs, allowed, real if name == "padding" else None))
+            if outputs:
+                yield Case(name, inputs, masks, outputs)
+                self.target.checked.append(self.say[name])
+            else:
+                self.target.not_checked.append(self.say[f"no_{name}"])
+
+    def _mask_is_the_only(self, subject: Subject) -> bool:
+        """Does causality come in through the argument alone?"""
+        if subject.mask is None or any("causal" in name.lower() for name in subject.fixed):
+            return False
+        return not self.scope.says(r"tril|triu|is_causal|arange") and self.options.causal is not True
+
+    def _masked(self, subject: Subject, inputs: tuple[Any, ...], allowed: Any, real: Any) -> Iterator[tuple[str, Any]]:
+        """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
+        B, T = inputs[0].shape[0], inputs[0].shape[-2]
+        shapes: dict[str, Any] = {}
+        if real is not None:
+            shapes |= {"(B,1,T,S)": allowed, "(B,T,S)": allowed[:, 0]}
+            shapes |= {"(B,1,1,S)": real[:, None, None], "(B,S)": real}
+            if subject.rank < inputs[0].ndim:  # one document at a time
+                shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T))}
+        else:
+            shapes |= {
+                "(T,S)": allowed[0, 0],
+                "(B,1,T,S)": np.repeat(allowed, B, 0),
+                "(B,T,S)": np.repeat(allowed[0], B, 0),
+            }
+        for meaning in self._meanings():
+            for shape, mask in shapes.items():
+                value = ENCODINGS[meaning](mask)
+                try:
+                    out = subject(inputs, value)
+                except Exception:  # a form of the mask that this code does not take
+                    continue
+                yield f"{shape} {meaning}", out
+
+    def _meanings(self) -> list[str]:
+        convention = mask_convention(self.scope, self.target.source)
+        if convention == "allowed":
+            return ["True = may attend", "1 = may attend"]
+        if convention == "forbidden":
+            return ["True = forbidden", "1 = forbidden"]
+        return list(ENCODINGS)
+
+    def _properties(self, subject: Subject, case: Case, rebuild: Any) -> None:
+        """Does dropout rest in eval, and fall on weights; do documents meet?"""
+        again = next(iter(case.outputs.values()))
+        mask = self._first_mask(subject, case.inputs)
+        repeat = [subject(case.inputs, mask) for _ in range(2)]
+        drops = self.scope.says(r"drop|bernoulli|binomial|rand")
+        if subject.seen.in_eval or (drops and not _same(repeat[0], repeat[1])):
+            self.bugs.append("dropout-in-eval")
+        if drops and hasattr(subject.module, "train"):
+            subject.module.train()
+            try:
+                subject(case.inputs, mask)
+                self.target.checked.append(self.say["dropout"])
+            except Exception:  # only the check of dropout is lost
+                self.target.not_checked.append(self.say["no_dropout"])
+            subject.module.eval()
+            if subject.seen.on_scores:
+                self.bugs.append("dropout-on-scores")
+        if subject.rank == 3 and case.inputs[0].ndim == 3 and len(subject.inputs) == 1:
+            other = case.inputs[0].copy()
+            other[0] += 1.0
+            moved = subject((other,) * 3, mask)
+            base = subject(case.inputs, mask)
+            if not close(moved[1:], base[1:]) and _same(base, again):
+                self.bugs.append("batch-mixed")
+            self.target.checked.append(self.say["batch"])
+
+    def _verdict(self, kind: str, explanation: Explanation, cases: list[Case], subject: Subject) -> Verdict:
+        bugs = list(explanation.bugs)
+        meeting = {"batch-mixed", "softmax-axis", "mask-head-order"}
+        for bug in self.bugs:
+            if bug == "batch-mixed" and (meeting & set(bugs)):
+                continue
+            bugs.append(bug)
+        if kind == "layer" and self._lacks_output(explanation.reading) and "output-projection-missing" not in bugs:
+            bugs.append("output-projection-missing")
+        explained = not explanation.unexplained or "batch-mixed" in bugs
+        if "dropout-in-eval" in bugs and explanation.unexplained:
+            explained = True
+            self.target.not_checked.append(self.say["not_still"])
+        right: bool | None = not bugs and explained
+        if not explained and self.scope.says(BEYOND):
+            right = False if bugs else None
+            self.target.not_checked.append(self.say["beyond"])
+        findings = [self._finding(bug, explanation, cases) for bug in dict.fromkeys(bugs)]
+        if not explained and right is False:
+            findings.append(self._unknown(explanation, cases))
+        return Verdict(
+            self.target.name, kind, right, tuple(findings), tuple(self.target.checked),
+            tuple(self.target.not_checked), self.options.lang,
+        )  # fmt: skip
+
+    def _lacks_output(self, reading: Reading) -> bool:
+        """A class that splits its width into heads and has no W_O; a list of heads, joined, is a form of its own."""
+        several = reading.weights.n_heads > 1 and reading.weights.matrices.get("o") is None
+        return several and not self.scope.says(r"modulelist|for \w+ in self\.\w*heads?|range\(")
+
+    def _finding(self, bug: str, explanation: Explanation, cases: list[Case]) -> Finding:
+        entry, lang = bug_named(bug), self.options.lang
+        place = self.target.source.line_of(entry.lines, self.target.source.reach(self.target.name))
+        evidence = evidence_of(entry, explanation, cases, self.say)
+        return Finding(bug, place[0] if place else None, place[1] if place else "", evidence, entry.text("fix", lang))
+
+    def _unknown(self, explanation: Explanation, cases: list[Case]) -> Finding:
+        case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
+        return Finding(UNKNOWN, None, "", stage_of(explanation, case, self.say), self.say["unknown_fix"])
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(np.array_equal(a, b, equal_nan=True))
+
+
+def _docs(text: str) -> str:
+    """Comments and documentation strings of a text."""
+    return "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
+
+
+def _method(instance: Any) -> Any:
+    """What is called: `forward` of a module, `__call__`, or a method of a telling name."""
+    for name in ("forward", "__call__", "call", "attend", "attention"):
+        if name in dir(type(instance)) and callable(getattr(instance, name, None)):
+            return getattr(instance, name)
+    raise HeadwiseError(f"{type(instance).__name__} cannot be called: it has neither forward nor __call__")

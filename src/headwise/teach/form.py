@@ -1,0 +1,316 @@
+"""The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
+
+`compute` is the layer for NumPy arrays and for torch tensors (differentiable); `compute_lists` takes nested lists. What
+each bug of the catalogue changes stands in `headwise.teach.switches`. Axis letters as in `headwise.spec`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Settings = Mapping[str, Any]
+
+CORRECT: dict[str, Any] = {
+    "scale": "head",  # by what scores are divided: see `_scale`
+    "scale_at": "scores",  # or "weights": after the softmax
+    "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
+    "norm": "softmax",  # or "none", "exp": not divided by the sum
+    "see": "past",  # which keys a causal query sees: see `_causal`
+    "fill": -math.inf,  # what stands in the place of a forbidden score
+    "fill_by": "replace",  # or "add" to the score
+    "empty": "nan",  # what a row without any key gives: nan, zero, or uniform weights
+    "mask_at": "scores",  # or "weights": after the softmax
+    "mask_of": "own",  # whose mask a head of a document gets: see `_owner`
+    "padding": "keys",  # what the padding mask lies on: keys, queries, both, nothing
+    "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
+    "split_k": "blocks",
+    "split_v": "blocks",
+    "join": "blocks",
+    "q_from": "q",  # whose projection and whose input make the queries, the keys and the values
+    "k_from": "k",
+    "v_from": "v",
+    "v_input": "v",
+    "shared": "",  # those of q, k, v whose heads all use the projection of head 0
+    "out_proj": True,
+    "no_bias": "",  # those of q, k, v, o that leave their bias out
+    "turned": "",  # those of q, k, v, o that use their matrix transposed
+    "group": "repeat",  # how key heads are spread over query heads: repeat, tile, or (axes, axis, how)
+    "batch": "apart",  # or how documents meet: see `_mixed`
+    "rope": None,  # (layout of the turn, layout of the table, base)
+    "rope_k": None,  # where keys are turned in another way
+    "rope_values": False,
+    "start": 0,  # position of the first query
+    "qk_norm": None,  # "rms" or "layer", with the gains of the weights
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Matrices in the convention x @ matrix; None is the identity: then the input is (B,h,T,d) already."""
+
+    n_heads: int
+    n_kv_heads: int
+    matrices: Mapping[str, Any]  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
+    biases: Mapping[str, Any] = field(default_factory=dict)  # of the same names, where there is one
+    gains: Mapping[str, Any] = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Who may attend: `causal`, and the real keys (B,S) of padded documents, True for real."""
+
+    causal: bool = False
+    real: Any = None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What the layer computed on its way, (B,h,T,...) each, and `out` (B,T,C)."""
+
+    q: Any
+    k: Any
+    v: Any
+    scores: Any
+    weights: Any
+    heads: Any
+    out: Any
+
+
+def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settings: Settings, xp: Any = np) -> Stages:
+    """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT.
+
+    xp  numpy, or torch where the inputs are tensors
+    """
+    s = {**CORRECT, **settings}
+    x = dict(zip("qkv", inputs, strict=True))
+    q = _project(weights, x["q"], s["q_from"], "q", s)
+    k = _project(weights, x["k"], s["k_from"], "k", s)
+    v = _project(weights, x[s["v_input"]], s["v_from"], "v", s)
+    if s["rope"]:
+        turn, table, base = s["rope"]
+        q = rotate(q, turn, table, base, s["start"], xp)
+        turn_k, table_k, base_k = s["rope_k"] or s["rope"]
+        k = rotate(k, turn_k, table_k, base_k, 0, xp)
+        v = rotate(v, turn, table, base, 0, xp) if s["rope_values"] else v
+    if s["split_k"] != "tokens":
+        k, v = (_spread(kv, weights.n_heads, s["group"], xp) for kv in (k, v))
+    scores, attention, heads = _mixed(q, k, v, masks, s, xp)
+    return Stages(q, k, v, scores, attention, heads, _out(weights, heads, s, xp))
+
+
+def compute_lists(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settings: Settings) -> Any:
+    """`compute` for nested lists of floats; the result is nested lists (B,T,C)."""
+    matrices = {role: None if m is None else np.array(m) for role, m in weights.matrices.items()}
+    biases = {role: np.array(bias) for role, bias in weights.biases.items()}
+    arrays = Weights(weights.n_heads, weights.n_kv_heads, matrices, biases)
+    q, k, v = (np.array(x, dtype=float) for x in inputs)
+    return compute(arrays, (q, k, v), masks, settings).out.tolist()
+
+
+def _project(w: Weights, x: Any, role: str, place: str, s: Settings) -> Any:
+    """(B,T,C) -> (B,h,T,d), by the matrix of `role`, to stand in the place of q, k or v."""
+    matrix = w.matrices.get(role)
+    if matrix is None:
+        return x
+    n = w.n_heads if role == "q" else w.n_kv_heads
+    if role in s["turned"]:
+        matrix = matrix.T
+    projected = x @ matrix
+    if role in w.biases and role not in s["no_bias"]:
+        projected = projected + w.biases[role]
+    heads = _split(projected, n, s[f"split_{place}"])
+    if role in s["shared"]:
+        heads = heads[:, :1] + 0 * heads
+    gain = w.gains.get(role)
+    return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
+
+
+def normed(x: Any, gain: Any, kind: str) -> Any:
+    """RMSNorm, or LayerNorm without bias, over the last axis."""
+    if kind == "layer":
+        x = x - x.mean(-1)[..., None]
+    return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5 * gain
+
+
+def _split(x: Any, n: int, how: str) -> Any:
+    B, T, width = x.shape
+    d = width // n
+    if how == "blocks":  # head h is the h-th slice of the width
+        return x.reshape(B, T, n, d).swapaxes(1, 2)
+    if how == "interleaved":  # head h has every n-th feature
+        return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
+    if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
+        return x.reshape(B, n, T, d)
+    return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
+
+
+def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
+    """Key/value heads (B,g,S,d) for every query head."""
+    B, G, S, d = x.shape
+    if n_heads == G:
+        return x
+    r = n_heads // G
+    if how == "repeat":  # 0 0 0 1 1 1
+        return xp.stack([x] * r, 2).reshape(B, n_heads, S, d)
+    if how == "tile":  # 0 1 0 1 0 1
+        return xp.concatenate([x] * r, 1)
+    axes, axis, way = how
+    x = x if axes == "bgsd" else x.swapaxes(1, 2)
+    x = xp.concatenate([x] * r, axis) if way == "tile" else xp.stack([x] * r, axis + 1)
+    return x.reshape(B, n_heads, S, d) if axes == "bgsd" else x.reshape(B, S, n_heads, d).swapaxes(1, 2)
+
+
+def _mixed(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any) -> tuple[Any, Any, Any]:
+    """Attention; documents of the batch stay apart, or meet in one of the known ways."""
+    how = s["batch"]
+    if how == "flat":  # one long document
+        q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
+        real = None if masks.real is None else masks.real.reshape(1, -1)
+        scores, weights, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, xp)
+        B, H, T, _ = q.shape
+        return scores, weights, heads.reshape(H, B, T, -1).swapaxes(0, 1)
+    if how == "swapped":  # the axis of documents taken for that of tokens
+        q, k, v = (x.swapaxes(0, 2) for x in (q, k, v))
+        scores, weights, heads = attend(q, k, v, Masks(masks.causal), s, xp)
+        return scores, weights, heads.swapaxes(0, 2)
+    if how == "rolled":  # keys and values of another document
+        k, v = (xp.concatenate([x[1:], x[:1]], 0) for x in (k, v))
+    if how == "rolled-back":
+        k, v = (xp.concatenate([x[-1:], x[:-1]], 0) for x in (k, v))
+    if how == "reversed":
+        k, v = (xp.flip(x, (0,)) for x in (k, v))
+    scores, weights, heads = attend(q, k, v, masks, s, xp)
+    B, H = heads.shape[:2]
+    if how == "renamed":  # (h*B) read as (B*h)
+        heads = heads.swapaxes(0, 1).reshape(B, H, *heads.shape[2:])
+    if how == "renamed-back":
+        heads = heads.reshape(H, B, *heads.shape[2:]).swapaxes(0, 1)
+    return scores, weights, heads
+
+
+def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> tuple[Any, Any, Any]:
+    """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
+    (B, H, T, d), S = q.shape, k.shape[2]
+    size = _scale(s, d, H * d, H, T)
+    scores = q @ k.swapaxes(-1, -2)
+    if s["scale_at"] == "scores":
+        scores = scores / size
+    allowed = allowed_by(masks, s, B, H, T, S)
+    masked, ok = scores, None
+    if allowed is not None:
+        ok = xp.asarray(allowed) if xp is np else xp.as_tensor(allowed)
+    if ok is not None and s["mask_at"] == "scores":
+        blocked = s["fill"] if s["fill_by"] == "replace" else scores + s["fill"]
+        masked = xp.where(ok, scores, blocked)
+    weights = {"softmax": softmax, "exp": _exp}.get(s["norm"], _as_it_is)(masked, s["axis"], xp)
+    if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
+        rows = ok.any(-1)[..., None]
+        weights = xp.where(rows, weights, 0.0 if s["empty"] == "zero" else 1 / S)
+    if ok is not None and s["mask_at"] == "weights":
+        weights = weights * ok
+    if s["scale_at"] == "weights":
+        weights = weights / size
+    return masked, weights, weights @ v
+
+
+def softmax(x: Any, axis: int, xp: Any) -> Any:
+    x = x.swapaxes(axis, -1)
+    top = x.max(-1) if xp is np else x.amax(-1)
+    powers = xp.exp(x - top[..., None])
+    return (powers / powers.sum(-1)[..., None]).swapaxes(axis, -1)
+
+
+def _exp(x: Any, axis: int, xp: Any) -> Any:
+    return xp.exp(x)
+
+
+def _as_it_is(x: Any, axis: int, xp: Any) -> Any:
+    return x
+
+
+def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
+    """What the scores are divided by."""
+    if isinstance(s["scale"], float):
+        return float(s["scale"])
+    sizes = {"head": d**0.5, "none": 1.0, "model": width**0.5, "times": d**-0.5, "square": float(d)}
+    sizes |= {"heads": n_heads**0.5, "tokens": tokens**0.5, "times-width": 1 / d, "whole-model": float(width)}
+    return sizes[s["scale"]]
+
+
+def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:
+    """(B|1, H|1, T, S), True where a query may attend; None where nothing is masked."""
+    if not masks.causal and masks.real is None:
+        return None
+    allowed = np.ones((1, 1, T, S), bool)
+    if masks.causal:
+        allowed = allowed & _causal("past" if s["see"] == "inverse" else s["see"], T, S)
+    if masks.real is not None and s["padding"] != "nothing" and len(masks.real) == B:
+        real = np.asarray(masks.real)[_owner(s["mask_of"], B, H)]  # (B,H,S)
+        if s["padding"] != "queries" or T != S:
+            allowed = allowed & real[:, :, None, :]
+        if s["padding"] in ("queries", "both") and T == S:
+            allowed = (allowed if s["padding"] == "both" else np.ones_like(allowed)) & real[:, :, :, None]
+            allowed = allowed & (_causal(s["see"], T, S) if masks.causal else True)
+    return ~allowed if s["see"] == "inverse" else allowed
+
+
+def _causal(see: str, T: int, S: int) -> Any:
+    ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
+    rules = {"past": ahead <= 0, "next": ahead <= 1, "others": ahead < 0, "future": ahead > 0, "later": ahead >= 0}
+    rules |= {"all": ahead > -S - T, "corner": ahead <= T - S}
+    return rules[see]
+
+
+def _owner(how: str, B: int, H: int) -> Any:
+    """(B,H): the document whose mask a head of a document gets."""
+    b, h = np.arange(B)[:, None], np.arange(H)[None]
+    rules = {"cycle": (b * H + h) % B, "block": (h * B + b) // H, "next": (b + 1) % B + 0 * h}
+    return rules.get(how, b + 0 * h)
+
+
+def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
+    """Heads (B,h,T,e) joined, times W_O."""
+    matrix, how = w.matrices.get("o"), s["join"]
+    B, H, T, e = heads.shape
+    if w.matrices.get("q") is None:
+        return heads
+    if s["split_q"] == "tokens":  # (B,T,h,e) by then
+        joined = heads.reshape(B, H, T * e) if how == "blocks" else heads.swapaxes(1, 2).reshape(B, H, T * e)
+    elif how in ("mean", "sum", "mean-tiled"):
+        joined = heads.sum(1) / (1 if how == "sum" else H)
+        tiled = how == "mean-tiled" or (matrix is not None and matrix.shape[0] == H * e != e)
+        joined = xp.concatenate([joined] * H, -1) if tiled else joined
+    elif how == "interleaved":
+        joined = heads.swapaxes(1, 2).swapaxes(2, 3).reshape(B, T, H * e)
+    elif how == "raw":
+        joined = heads.reshape(B, T, H * e)
+    else:
+        joined = heads.swapaxes(1, 2).reshape(B, T, H * e)
+    if matrix is None or not s["out_proj"]:
+        return joined
+    out = joined @ (matrix.T if "o" in s["turned"] else matrix)
+    return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
+
+
+def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any = np, times: float = 1.0) -> Any:
+    """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
+
+    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1)
+    table  in which order the angles stand; another one than that of the turn is the bug
+    """
+    T, d = x.shape[-2:]
+    angles = np.outer((np.arange(T) + start) * times, base ** (-np.arange(0, d, 2) / d))
+    full = np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
+    cos, sin = np.cos(full), np.sin(full)
+    if xp is not np:
+        cos, sin = (xp.as_tensor(a, dtype=x.dtype) for a in (cos, sin))
+    if turn == "interleaved":
+        other = xp.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+    else:
+        other = xp.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
+    return x * cos + other * sin

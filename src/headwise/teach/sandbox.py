@@ -1,0 +1,229 @@
+"""A learner's file in a process of its own: it may loop, exit, fork or write, and nothing of the caller's is harmed.
+
+The process has a time, a memory limit and an empty folder to stand in; what the file prints goes nowhere. An audit hook
+refuses to start processes, to open connections, to send signals, and to write or remove anything outside that folder.
+It guards against accidents, not against malice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError, unknown
+from headwise.markup import listed
+from headwise.teach.catalogue import words
+from headwise.teach.source import Candidates, Source, kind_of
+from headwise.teach.verdict import Verdict
+
+MEMORY = 4 << 30  # bytes that the process may hold
+
+
+def check_file(spec: str, options: Any, seconds: float) -> Verdict:
+    """The verdict on FILE or FILE:NAME; the arguments are those of `headwise.check`."""
+    path, name = _path_and_name(spec)
+    say = words(options.lang)
+    try:
+        with tokenize.open(path) as file:
+            source = Source(file.read(), str(path))
+        definitions = source.definitions
+    except ValueError as error:
+        return _unchecked(name or path.name, str(error), options)
+    except SyntaxError as error:
+        place = (
+            f" ({say['line']} {error.lineno}: {(error.text or '').strip()})" if getattr(error, "lineno", None) else ""
+        )
+        return _unchecked(name or path.name, f"{type(error).__name__}: {getattr(error, 'msg', error)}{place}", options)
+    if name is None:
+        name = _only_candidate(source, path)
+    elif name not in definitions:
+        raise unknown(f"{path} defines no {name!r}", name, definitions)
+    node = definitions[name]
+    kind = kind_of(node) or ("layer" if type(node).__name__ == "ClassDef" else "function")
+    request = {
+        "path": str(path),
+        "name": name,
+        "kind": kind,
+        "seconds": seconds,
+        "options": dataclasses.asdict(options),
+    }
+    return _run(request, options, seconds)
+
+
+def _path_and_name(spec: str) -> tuple[Path, str | None]:
+    path, name = Path(spec), None
+    if not path.exists() and ":" in spec:
+        text, name = spec.rsplit(":", 1)
+        path = Path(text)
+    if not path.exists():
+        raise HeadwiseError(f"there is no file {path}; pass FILE.py or FILE.py:NAME")
+    if path.is_dir():
+        raise HeadwiseError(f"{path} is a folder; pass a file of Python, FILE.py or FILE.py:NAME")
+    if path.suffix == ".ipynb":
+        raise HeadwiseError(f"{path} is a notebook; call hw.check(NAME) in one of its cells")
+    if path.suffix != ".py":
+        raise HeadwiseError(f"{path} is no file of Python: its name does not end in .py")
+    return path.resolve(), name
+
+
+def _only_candidate(source: Source, path: Path) -> str:
+    names = list(Candidates.of(source).kinds)
+    if not names:
+        raise HeadwiseError(
+            f"{path.name} has nothing that looks like attention: no class with forward or __call__, no function of "
+            f"q, k and v; pass {path.name}:NAME"
+        )
+    if len(names) > 1:
+        raise HeadwiseError(f"{path.name} has several candidates, {listed(names, 6)}; pass {path.name}:{names[0]}")
+    return names[0]
+
+
+def _unchecked(name: str, reason: str, options: Any) -> Verdict:
+    return Verdict(name, "", None, (), (), (reason,), options.lang)
+
+
+def _run(request: dict[str, Any], options: Any, seconds: float) -> Verdict:
+    say = words(options.lang)
+    with tempfile.TemporaryDirectory(prefix="headwise-check-") as folder:
+        answer, trace = Path(folder) / "verdict.json", Path(folder) / "trace.txt"
+        # A folder of its own below, which the learner's code may fill.
+        work = Path(folder) / "work"
+        work.mkdir()
+        request |= {"answer": str(answer), "trace": str(trace)}
+        root = str(Path(__file__).parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HOME": str(work),
+            "TMPDIR": str(work),
+        }
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headwise.teach.sandbox", json.dumps(request)],
+            cwd=work, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            code = process.wait(seconds + 2)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if answer.exists():
+            return Verdict.from_record(json.loads(answer.read_text(encoding="utf-8")))
+        if code is None:
+            reason = say["too_long"].format(seconds=seconds) + _where(trace, request["path"], say)
+        elif code == -signal.SIGKILL or code == -signal.SIGXCPU:
+            reason = say["killed"].format(memory=MEMORY >> 30)
+        else:
+            reason = f"{say['exits']} ({code})"
+    return Verdict(request["name"], request["kind"], None, (), (), (reason,), options.lang)
+
+
+def _where(trace: Path, path: str, say: Any) -> str:
+    """The line of the learner's file in which the time ended, as faulthandler wrote it."""
+    text = trace.read_text(encoding="utf-8", errors="replace") if trace.exists() else ""
+    match = re.search(rf'File "{re.escape(path)}", line (\d+)', text)
+    return f" ({say['line']} {match[1]})" if match else ""
+
+
+def _main() -> None:
+    """In the process of its own: load the file, check it, write the verdict."""
+    import faulthandler
+
+    request = json.loads(sys.argv[1])
+    trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
+    faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
+    _limit()
+    from headwise.teach import check, examine
+
+    source = Source(Path(request["path"]).read_text(encoding="utf-8", errors="replace"), request["path"])
+    options = examine.Options(**request["options"])
+    if re.search(r"^\s*(import|from) torch", source.text, re.M):
+        import torch  # before the guard stands: it opens what it needs
+
+        torch.set_num_threads(1)
+    _guard(Path.cwd(), request["answer"])
+    target = examine.Target(None, request["name"], source)
+
+    def load(target: Any, kind: str, options: Any) -> Verdict:
+        namespace = _loaded(request["path"])
+        target.thing, target.namespace = namespace[request["name"]], namespace
+        return check.engine(kind)(target, kind, options)
+
+    verdict = check.judged(target, request["kind"], options, request["seconds"], load)
+    Path(request["answer"]).write_text(json.dumps(dataclasses.asdict(verdict)), encoding="utf-8")
+    os._exit(0)  # threads and handlers of the learner's code are not waited for
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    import importlib.util
+
+    sys.path.insert(0, str(Path(path).parent))
+    spec = importlib.util.spec_from_file_location("learner", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["learner"] = module
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+def _limit() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+FORBIDDEN = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "os.killpg",
+             "subprocess.Popen", "socket.connect", "socket.bind", "pty.spawn")  # fmt: skip
+CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.chown", "os.link",
+           "os.symlink", "shutil.rmtree", "shutil.move", "shutil.copyfile", "os.utime")  # fmt: skip
+
+
+class RefusedError(PermissionError):
+    """Something that the guard does not allow."""
+
+
+def _guard(work: Path, answer: str) -> None:
+    """From now on this process cannot touch anything outside its folder."""
+
+    def inside(path: Any) -> bool:
+        if isinstance(path, int):
+            return True
+        name = os.path.realpath(os.fsdecode(path))
+        return name in (answer, os.devnull) or name.startswith(str(work.resolve()) + os.sep)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FORBIDDEN:
+            raise RefusedError(f"the file must not call {event} while it is checked")
+        if event in CHANGES and not all(inside(p) for p in arguments if isinstance(p, str | bytes | os.PathLike)):
+            raise RefusedError(f"the file must not change anything while it is checked: {event} {arguments[0]}")
+        if event == "open" and arguments[0] is not None and not isinstance(arguments[0], int):
+            mode, flags = arguments[1], arguments[2]
+            writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
+                mode is None and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            )
+            if writes and not inside(arguments[0]):
+                raise RefusedError(f"the file must not write {os.fsdecode(arguments[0])} while it is checked")
+
+    sys.addaudithook(hook)
+
+
+if __name__ == "__main__":
+    _main()
