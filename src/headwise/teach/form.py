@@ -239,7 +239,7 @@ def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
         return float(s["scale"])
     sizes = {"head": d**0.5, "none": 1.0, "model": width**0.5, "times": d**-0.5, "square": float(d)}
     sizes |= {"heads": n_heads**0.5, "tokens": tokens**0.5, "times-width": 1 / d, "whole-model": float(width)}
-    return sizes[s["scale"]]
+    return float(sizes[s["scale"]])
 
 
 def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:
