@@ -106,7 +106,29 @@ def test_two_models_head_by_head(models: Path, invoke: Invoke, tmp_path: Path) -
     assert code == 0 and "other" in out
 
 
+def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    """They bring the text where none is given; the report, the table and the sentences know them."""
+    pairs = [{"name": "my pair", "from": "h", "to": "c"}, {"name": "later", "from": [0, 1], "to": [3, 4]}]
+    texts = [{"text": text, "pairs": pairs} for text in ("abc, head", "caf h", "fed, c, h")]
+    (tmp_path / "r.json").write_text(json.dumps({"documents": texts, "relations": {"my pair": "from h to c"}}))
+    args = ("heads", models / "one", "--relations", tmp_path / "r.json", "--html", tmp_path / "r.html")
+    document = json.loads(invoke(*args, "--json").out)
+    assert (document["n_documents"], document["n_tokens"]) == (3, 23)
+    assert [relation["n_pairs"] for relation in document["relations"]] == [3, 3]
+    assert "my pair" in [role["name"] for role in document["roles"]]
+    assert "later" not in [role["name"] for role in document["roles"]]  # the mask hides what comes later
+    head = document["profiles"][0]
+    assert head["relations"]["my pair"]["mass"] == head["scores"]["my pair"]
+    assert set(document["sentences"]) == {"en", "es"} and set(document["sentences"]["es"]) == {
+        profile["name"] for profile in document["profiles"]
+    }
+    assert "From h to c" in (tmp_path / "r.html").read_text()
+    code, out, _ = invoke(*args, "--sort", "my pair")
+    assert code == 0 and "what belongs together" in out and "L0.H0: " in out
+
+
 BAD = {
+    "--relations nothere.json": ("nothere.json does not exist",),
     "--text abcdefgh --tokens 30": ("tokens 30 exceeds", "29"),
     "--text abcdefgh --tokens 0": ("tokens 0 must be at least 1",),
     "--text abcdefgh --documents 0": ("documents 0 must be at least 1",),

@@ -193,9 +193,9 @@ def test_variants_in_one_batch_change_nothing(
     sizes: list[int] = []
     plain = effect.next_token_losses
 
-    def count(model: Any, ids: Tensor) -> Tensor:
+    def count(model: Any, ids: Tensor, after: int | None) -> Tensor:
         sizes.append(ids.shape[0] // 3)
-        return plain(model, ids)
+        return plain(model, ids, after)
 
     monkeypatch.setattr(effect, "LARGEST", variants * texts[0].numel() * model.config.vocab_size + 1)
     monkeypatch.setattr(effect, "next_token_losses", count)

@@ -1,56 +1,181 @@
-"""Relations and retrieval on a model that is built to have them."""
+"""Relations and retrieval on a model that is built to have them; relations of a file, of the verb corpus."""
 
 from __future__ import annotations
 
+import json
+import math
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from cases import every
 from test_roles import RARE, V, documents, hand_made
 
 import headwise as hw
+from headwise.gpt import verbs
+from headwise.gpt.data import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads.relation import relation, retrieval
+from headwise.gpt.tokens import Tokens
+from headwise.heads.labels import Labelled, Relations, read_relations, verb_relations
+from headwise.heads.relation import described, follow, retrieval
+from headwise.heads.survey import survey
 from headwise.heads.texts import Text
+from headwise.models.open import Folder
+from headwise.rungs.tensor import trace
 
 
-def test_a_relation_is_found_in_the_head_that_follows_it() -> None:
+def labelled(texts: list[list[int]], pairs: list[list[tuple[int, int]]]) -> Relations:
+    some = [[((query,), (key,)) for query, key in of_text] for of_text in pairs]
+    return Relations([Labelled(ids, {"mine": each}) for ids, each in zip(texts, some, strict=True)])
+
+
+def copies() -> Relations:
+    """From the second copy of a token to the first."""
     texts = documents()
-    pairs = [[(i, ids.index(token)) for i, token in enumerate(ids) if ids.index(token) < i][:7] for ids in texts]
-    # The first copy of a token is the only earlier one for most of these.
-    single = [[(i, j) for i, j in some if ids[:i].count(ids[i]) == 1] for ids, some in zip(texts, pairs, strict=True)]
-    found = relation(hand_made(), texts, single)
-    assert found["L0.H2"].accuracy == 1.0
-    assert found["L0.H2"].mass.mean > 0.95
-    assert [name for name, score in found.items() if score.earned] == ["L0.H2"]
+    first = [[(i, ids.index(token)) for i, token in enumerate(ids) if ids[:i].count(token) == 1][:7] for ids in texts]
+    return labelled(texts, first)
+
+
+def test_a_relation_is_a_role_of_the_head_that_follows_it() -> None:
+    found = survey(hand_made(), documents(), relations=copies(), ablate="none")
+    score = found["L0.H2"].relations["mine"]
+    assert score.accuracy.mean == 1.0 and score.mass.mean > 0.95
+    assert [head.name for head in found.profiles if "mine" in head.roles] == ["L0.H2"]
+    assert (found["L0.H2"]["mine"], found["L0.H2"].uniform["mine"]) == (score.mass, score.even)
+    assert score.untrained == found.untrained["mine"] < 0.5  # type: ignore[index]
+    relation = found.relations[0]
+    assert (relation.name, relation.n_documents, relation.n_pairs) == ("mine", 11, 77)
+    assert found.statistics["mine"] == "mass on the right tokens: mine"
 
 
 def test_a_fixed_offset_is_no_relation() -> None:
     texts = documents()
-    found = relation(hand_made(), texts, [[(i, i - 1) for i in range(1, 61)] for _ in texts])
-    assert found["L0.H0"].accuracy == 1.0
-    assert (found["L0.H0"].offset, found["L0.H0"].offset_accuracy) == (1, 1.0)
-    assert not any(score.earned for score in found.values())  # no head can beat an offset that is always right
+    relations = labelled(texts, [[(i, i - 1) for i in range(1, 61, 3)] for _ in texts])
+    score = follow(hand_made(), relations)["mine"]["L0.H0"]
+    assert score.accuracy.mean == 1.0 and score.elsewhere == pytest.approx(score.mass.mean, abs=0.02)
+    assert (described(relations)[0].offset, described(relations)[0].offset_accuracy) == (1, 1.0)
+    found = survey(hand_made(), texts, relations=relations, ablate="none")
+    assert [head.name for head in found.profiles if "mine" in head.roles] == []
 
 
-def test_the_mass_is_the_weight() -> None:
+def test_every_number_is_that_of_the_whole_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of several tokens, a document without pairs, rows in pieces; the map comes from the rung."""
+    monkeypatch.setattr("headwise.heads.relation.ROWS", 5)
     torch.manual_seed(3)
     model = GPT(GPTConfig(vocab_size=31, context=23, n_layers=2, n_heads=3, d_model=42, init_std=0.5))
-    ids = torch.randint(31, (23,)).tolist()
-    pairs = [(3, 1), (4, 4), (17, 2), (5, 0)]
-    found = relation(model, [ids], [pairs])
-    with hw.watch(model, top_rows=range(23), top_k=23) as seen, torch.no_grad():
-        model(torch.tensor([ids]))
-    for name, score in found.items():
-        rows = {row: dict(keys) for row, keys in seen.top[name].items()}
-        assert score.mass.mean == pytest.approx(sum(rows[q][k] for q, k in pairs) / 4, abs=1e-6)
+    texts = [torch.randint(31, (n,)).tolist() for n in (23, 19, 11)]
+    a, b = [((3, 4), (1,)), ((17,), (2, 5, 6))], [((9,), (8,)), ((7,), (9,))]
+    found = follow(
+        model, Relations([Labelled(texts[0], {"a": a}), Labelled(texts[1], {"b": b}), Labelled(texts[2], {})])
+    )
+    for layer, block in enumerate(model.blocks):
+        for name, text, pairs in (("a", texts[0], a), ("b", texts[1], b)):
+            calls: list[Any] = []
+            block.attention.watchers.append(calls.append)
+            with torch.no_grad():
+                model(torch.tensor([text]))
+            block.attention.watchers.clear()
+            maps = trace(calls[0].q, calls[0].k, calls[0].v, calls[0].options).weights[0].double()
+            looking = {query for queries, _ in pairs for query in queries}
+            for h, p in enumerate(maps):
+                score = found[name][f"L{layer}.H{h}"]
+                mass = [sum(float(p[q, k]) for q in qs for k in ks) / len(qs) for qs, ks in pairs]
+                right = [sum(int(p[q].argmax()) in ks for q in qs) / len(qs) for qs, ks in pairs]
+                even = [sum(sum(k <= q for k in ks) / (q + 1) for q in qs) / len(qs) for qs, ks in pairs]
+                assert score.mass.mean == pytest.approx(sum(mass) / 2, abs=1e-6)
+                assert score.accuracy.mean == pytest.approx(sum(right) / 2)
+                assert score.even == pytest.approx(sum(even) / 2, abs=1e-6)
+                assert score.elsewhere == pytest.approx(
+                    sum(elsewhere(p, qs, ks, looking) for qs, ks in pairs) / 2, abs=1e-6
+                )
+                assert score.example[2] == pytest.approx(max(mass), abs=1e-6)
+                assert math.isnan(score.untrained)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "said"),
-    [([], "0 lists of pairs for 1 documents"), ([[]], "no pair"), ([[(61, 0)]], "61 tokens, and a pair names")],
+def elsewhere(p: torch.Tensor, queries: tuple[int, ...], keys: tuple[int, ...], looking: set[int]) -> float:
+    """The mean over other rows of their weights at the distances of a pair."""
+    values = [
+        sum(float(p[row, row - q + k]) for k in keys)
+        for q in queries
+        for row in range(len(p))
+        if row not in looking and all(0 <= row - q + k < len(p) for k in keys)
+    ]
+    return sum(values) / len(values)
+
+
+def test_the_verb_corpus_knows_what_decides() -> None:
+    assert verbs.related("he will write = él escribirá") == {
+        "person": [(3, 0)],
+        "translation": [(4, 2)],
+        "tense": [(4, 1)],
+    }
+    assert verbs.related("yo abro , tú abres , él abre") == {"earlier verb": [(3, 1), (6, 4)]}
+    assert verbs.related("I work = yo trabajo") == {"person": [(2, 0)], "translation": [(3, 1)]}
+    corpus = verb_corpus(0, 32)
+    relations = verb_relations(corpus.tokens, [cell.line for cell in corpus.cells])
+    sizes = {relation.name: (relation.n_documents, relation.n_pairs) for relation in described(relations)}
+    assert sizes == {"person": (36, 36), "translation": (36, 36), "tense": (24, 24), "earlier verb": (120, 240)}
+    for document in relations.documents:  # what looks and what decides, in words
+        words = corpus.tokens.shown(document.ids)
+        for queries, keys in document.pairs.get("person", []):
+            assert words[queries[0]] == "=" and words[keys[0]] in verbs.PERSONS
+        for queries, keys in document.pairs.get("earlier verb", []):
+            assert words[queries[0] - 1] == "," == words[keys[0] + 1]
+
+
+@pytest.fixture
+def letters() -> Folder:
+    tokens = Tokens.characters("abcdefgh ", boundary=True)
+    model = GPT(GPTConfig(vocab_size=len(tokens), context=13, n_layers=1, n_heads=3, d_model=12))
+    return Folder(Path("letters"), model, tokens, 13, "headwise", len(tokens))
+
+
+def test_relations_of_a_file(letters: Folder, tmp_path: Path) -> None:
+    spans = [("abc", "h"), ([0, 3], [4, 5])]
+    pairs = [{"name": "x", "from": start, "to": end} for start, end in spans]
+    tokens = {"text": "ba", "unit": "tokens", "pairs": [{"name": "x", "from": [1, 3], "to": [0, 1]}]}
+    ids = {"ids": [1, 2, 3], "pairs": [{"name": "y", "from": [2, 3], "to": [0, 2]}]}
+    content = {"documents": [{"text": "abc hd", "pairs": pairs}, tokens, ids], "relations": {"x": "why"}}
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    found = read_relations(letters, tmp_path / "r.json")
+    assert found.meanings == {"x": "why", "y": "y"}
+    assert found.documents[0].pairs == {"x": [((1, 2, 3), (5,))] * 2}  # a boundary stands before the text
+    assert found.documents[1].pairs == {"x": [((1, 2), (0,))]}
+    assert (found.documents[2].ids, found.documents[2].pairs) == ([1, 2, 3], {"y": [((2,), (0, 1))]})
+
+
+def one(pair: Any = None, **document: Any) -> dict[str, Any]:
+    pair = {"name": "x", "from": "a", "to": "b"} | (pair or {})
+    return {"documents": [{"text": "ab cab h", "pairs": [pair]} | document]}
+
+
+@every(
+    "content, said",
+    [
+        ("{", "r.json is no JSON"),
+        ([], 'has no list "documents"'),
+        ({"documents": []}, 'has no list "documents"'),
+        ({"documents": [{"pairs": []}]}, 'document 0: pass either "text" or "ids"'),
+        ({"documents": [{"text": "a", "pairs": []}]}, "there is no pair in 1 documents"),
+        (one(text=""), 'document 0: "text" must be some words'),
+        (one(text="abc abc abc abc"), "has 16 tokens and letters takes 13"),
+        (one({"to": "h"}), "pair 0, from: 'a' stands 2 times in 'ab cab h'"),
+        (one({"from": "c", "to": "z"}), "pair 0, to: 'z' stands 0 times"),
+        (one({"from": "c", "to": [3, 99]}), r"to: \[3, 99\] must be \[start, end\) within the 8 characters"),
+        (one({"from": "c", "to": [3, 3]}), "within the 8 characters"),
+        (one({"from": "c", "to": True}), "True must be"),
+        (one({"name": 5}), 'a pair has "name", "from" and "to"'),
+        (one({"name": "previous", "from": "c", "to": "h"}), "'previous' has the name of a statistic or a role"),
+        (one(text=None, ids=[1, 99]), 'pass either "text" or "ids"'),
+        ({"documents": [{"ids": [1, 99]}]}, "below the vocabulary of 10"),
+        (one({"from": "c", "to": "h"}) | {"relations": {"x": 1}}, '"relations" must give each name its meaning'),
+    ],
 )
-def test_pairs_that_do_not_fit(pairs: list[list[tuple[int, int]]], said: str) -> None:
+def test_files_that_do_not_fit(letters: Folder, tmp_path: Path, content: Any, said: str) -> None:
+    (tmp_path / "r.json").write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(hw.HeadwiseError, match=said):
-        relation(hand_made(), documents(1), pairs)
+        read_relations(letters, tmp_path / "r.json")
 
 
 def copier() -> GPT:

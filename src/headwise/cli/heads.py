@@ -40,6 +40,10 @@ Against = Annotated[Path | None, Option(metavar="OTHER", help="Compare with anot
 Html = Annotated[Path | None, Option(help="Write the report to this file. Default: report.html in the run folder.")]
 Png = Annotated[Path | None, Option(help="Write a picture of all heads to this file.")]
 Csv = Annotated[Path | None, Option(help="Write the table to this file.")]
+Relations = Annotated[
+    Path | None,
+    Option(help="A JSON file of texts with pairs of spans that belong together; each name in it is a role."),
+]
 Seed = Annotated[int, Option(help="Seed for the untrained control and the repeated tokens.")]
 
 
@@ -59,23 +63,28 @@ def heads(
     html: Html = None,
     png: Png = None,
     csv: Csv = None,
+    relations: Relations = None,
     seed: Seed = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
-    _check(model, against, sort, html=html, png=png, csv=csv)
-    from headwise.view.survey_data import plain_data
+    _check(model, against, sort, relations is not None, html=html, png=png, csv=csv)
     from headwise.view.survey_files import survey_csv, survey_png
-    from headwise.view.survey_table import print_survey
-    from headwise.view.terminal import print_maps
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"controls": controls, "ablate": ablate, "seed": seed}
+    options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations}
     survey, maps = look(model, **options)
     other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
-    of_the_run = (model / "run.json").exists() and not text and ids is None and controls and other is None
+    of_the_run = (
+        (model / "run.json").exists()
+        and not text
+        and ids is None
+        and controls
+        and other is None
+        and not options["relations"]
+    )
     report = html or (model / REPORT if of_the_run else None)
     if report is not None:
         _write_report(model, report, survey, maps, other)
@@ -84,19 +93,41 @@ def heads(
     if png is not None:
         survey_png(png, survey)
     if as_json:
-        compared = {} if other is None else {"against": plain_data(other)}
-        print_json({**plain_data(survey), **compared, "report": None if report is None else str(report)})
+        _print_json(survey, other, report)
         return
-    if maps is not None and len(maps.maps) <= MOST_MAPS:
-        print_maps(out, maps)
-    print_survey(out, survey, sort_by=sort, against=other)
+    _print_survey(survey, maps, sort, other)
     for what, path in (("report", report), ("picture", png), ("table", csv)):
         if path is not None:
             out.print(f"{what}: {path}")
 
 
-def _check(model: Path, against: Path | None, sort: str, **outputs: Path | None) -> None:
+def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> None:
+    from headwise.view.page.words import LANGUAGES
+    from headwise.view.sentences import head_sentence
+    from headwise.view.survey_data import plain_data
+
+    compared = {} if other is None else {"against": plain_data(other)}
+    sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
+    written = None if report is None else str(report)
+    print_json({**plain_data(survey), **compared, "sentences": sentences, "report": written})
+
+
+def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
+    from headwise.view.relation_table import print_relations, print_sentences
+    from headwise.view.survey_table import print_survey
+    from headwise.view.terminal import print_maps
+
+    if maps is not None and len(maps.maps) <= MOST_MAPS:
+        print_maps(out, maps)
+    print_survey(out, survey, sort_by=sort, against=other)
+    print_relations(out, survey)
+    if other is None and len(survey) <= MOST_MAPS:
+        print_sentences(out, survey)
+
+
+def _check(model: Path, against: Path | None, sort: str, labelled: bool, **outputs: Path | None) -> None:
     """Refuse what would fail only after long work."""
+    from headwise.gpt.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey_table import check_order
 
@@ -107,7 +138,8 @@ def _check(model: Path, against: Path | None, sort: str, **outputs: Path | None)
     for folder in (model, against):
         if folder is not None and not folder.is_dir():
             raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
-    check_order(all_statistics(), sort)
+    if not labelled:  # else its names are known later
+        check_order([*all_statistics(), *RELATIONS], sort)
 
 
 def look(
@@ -117,11 +149,13 @@ def look(
     tokens: int | None = None,
     documents: int | None = None,
     on: Path | None = None,
+    relations: Path | str | None = None,
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
 
-    `on` names the run whose held-out text is looked at where no text is given; default `model` itself.
+    `on` names the run whose held-out text is looked at where no text is given; default `model` itself. Where relations
+    come without a text, they bring it.
     """
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
@@ -131,10 +165,14 @@ def look(
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.open import open_folder
     folder = open_folder(model)
-    read = read_texts(folder, text or None, tokens, documents, on) if ids is None else read_ids(folder, ids, documents)
+    read = None
+    if ids is not None:
+        read = read_ids(folder, ids, documents)
+    elif text or relations is None:
+        read = read_texts(folder, text or None, tokens, documents, on)
     with Progress() as progress:
-        result = survey(folder.model, read, progress=progress, **options)
-    return result, maps_of_text(folder.model, read, folder.name)
+        result = survey(folder.model, read, progress=progress, relations=relations, **options)
+    return result, None if read is None else maps_of_text(folder.model, read, folder.name)
 
 
 def _compared(other: Survey, model: Path, against: Path) -> Survey:

@@ -79,6 +79,12 @@ class Tokens:
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
         return ids
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode` the characters [start, end) of the text that it stands for."""
+        if self._by_character:
+            return [(i, i + 1) for i in range(len(text))]
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
     def document(self, text: str) -> list[int]:
         """Ids of a text between two boundaries."""
         if self.boundary is None:

@@ -28,6 +28,11 @@ WHOLE_LINES = (
     "which the English half determines, and so lower."
 )
 
+HALF_LINES = (
+    "Losses here count the Spanish half of these lines, which the English half determines. They are means of a line, "
+    "then of all lines; the held-out loss of the run is the mean of all their tokens together."
+)
+
 PERSONS = ("I", "you", "he")
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
@@ -162,6 +167,27 @@ def conjugation_lines() -> tuple[str, ...]:
     rows = [[Cell(verb, tense, person) for person in PERSONS] for verb, tense in product(VERBS, TENSES)]
     clauses = (half for row in rows for half in ([cell.english for cell in row], [cell.spanish for cell in row]))
     return tuple(" , ".join(half) for half in clauses)
+
+
+# What the words of a line have to do with each other. In a causal model the position that predicts does the looking.
+RELATIONS = {
+    "person": "at `=`, on the English pronoun: the Spanish pronoun comes next",
+    "translation": "at the Spanish pronoun, on the English verb right before `=`: the Spanish verb comes next",
+    "tense": "at the Spanish pronoun, on the English auxiliary (`will`, `would`, `am`, `has`): the tense comes next",
+    "earlier verb": "in `I work , you work`, at a pronoun, on the verb before the comma: the same verb comes next",
+}
+
+
+def related(line: str) -> dict[str, list[tuple[int, int]]]:
+    """Pairs (the word that looks, the word that decides) of a line of the corpus for each of `RELATIONS`, from 0."""
+    words = line.split()
+    commas = [i for i, word in enumerate(words) if word == ","]
+    pairs = {"earlier verb": [(comma + 1, comma - 1) for comma in commas]}
+    if "=" in words:
+        equals = words.index("=")
+        pairs |= {"person": [(equals, 0)], "translation": [(equals + 1, equals - 1)]}
+        pairs |= {"tense": [(equals + 1, 1)]} if equals > 2 else {}
+    return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
 
 
 def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:

@@ -97,11 +97,12 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
 
-def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
+def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = None) -> dict[str, float]:
     """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
 
     Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
-    by the root of the sum of squares of its layer. The parameters' own gradients are left alone.
+    by the root of the sum of squares of its layer. The parameters' own gradients are left alone. `after` is that of
+    `next_token_losses`.
     """
     require_next(model)
     totals: dict[Site, Tensor] = {}
@@ -116,7 +117,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor]) -> dict[str, float]:
     with attach({site: partial(keep, site) for site in sites_of(model)}, model), evaluating(model), torch.enable_grad():
         for ids in batches:
             outs.clear()
-            loss = next_token_losses(model, ids).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
+            loss = next_token_losses(model, ids, after).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
             slopes = torch.autograd.grad(loss, [out for _, out in outs])
             for (site, out), slope in zip(outs, slopes, strict=True):
                 effect = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
@@ -139,11 +140,12 @@ def ablation(
     how: str = "zero",
     heads: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    after: int | None = None,
 ) -> dict[str, Interval]:
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
     Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
-    to try, default all; `progress(done, total)` counts heads.
+    to try, default all; `progress(done, total)` counts heads; `after` is that of `next_token_losses`.
     """
     require_next(model)
     _check_how(how)
@@ -156,11 +158,11 @@ def ablation(
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
     with evaluating(model):
         for ids in batches:
-            base = next_token_losses(model, ids)
+            base = next_token_losses(model, ids, after)
             size = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # variants that run at once
             for name, numbers in chosen.items():
                 for chunk in (numbers[start : start + size] for start in range(0, len(numbers), size)):
-                    losses = _without_each(model, ids, sites[name], chunk, how)
+                    losses = _without_each(model, ids, sites[name], chunk, how, after)
                     for h, loss in zip(chunk, losses, strict=True):
                         changes.setdefault(sites[name].head(h), []).extend((loss - base).tolist())
                     done += len(chunk)
@@ -169,7 +171,9 @@ def ablation(
     return {name: interval_of(values) for name, values in changes.items()}
 
 
-def _without_each(model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int], how: str) -> Tensor:
+def _without_each(
+    model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int], how: str, after: int | None
+) -> Tensor:
     """Losses (n,B) of the model without head heads[0], without heads[1] and so on, in one batch."""
     n, B = len(heads), ids.shape[0]
 
@@ -181,4 +185,4 @@ def _without_each(model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int
         return out
 
     with attach({site: silence}, model):
-        return next_token_losses(model, ids.repeat(n, 1)).view(n, B)
+        return next_token_losses(model, ids.repeat(n, 1), after).view(n, B)

@@ -2,13 +2,15 @@
 
 A head earns a role when its score reaches the threshold and the lower bound of its interval over documents lies above
 both controls: attention spread evenly over what the mask allows, and the largest score that any head of the same model
-reaches with untrained weights. A single document gives no interval, so no role that a text decides.
+reaches with untrained weights. A single document gives no interval, so no role that a text decides. Of a relation a
+third control is the head itself, at the same distances from other tokens: a head that looks two tokens back wherever
+it stands has found nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,40 @@ class Role:
         return score.mean >= self.threshold and all(score.low > control.get(self.score, -inf) for control in controls)
 
 
+@dataclass(frozen=True)
+class Relation:
+    """A relation between tokens, such as that of a verb to its subject, whose right answers the text brings along."""
+
+    name: str
+    meaning: str  # in a line
+    source: str  # where its pairs come from
+    n_pairs: int
+    n_documents: int
+    offset: int  # the fixed distance, query - key, that is right most often
+    offset_accuracy: float  # and how often it is: a head of that distance could have this accuracy
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How well one head follows a relation; means over pairs, then over documents."""
+
+    mass: Interval  # weight on the right tokens
+    accuracy: Interval  # share of the tokens that look whose largest weight is on a right one
+    even: float  # control: the mass of attention that is spread evenly
+    elsewhere: float  # control: the head's weight at the same distances from other tokens; nan where there are none
+    untrained: float  # control: the largest mass of any head of the untrained model; nan where it was not measured
+    example: tuple[
+        str, str, float
+    ]  # the pair that it follows best: the token that looks, the one looked at, the weight
+
+
 MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
+
+
+def relation_role(relation: Relation) -> Role:
+    """The role of following a relation."""
+    return Role(relation.name, relation.name, MASS, relation.meaning, relation.source)
+
 
 ROLES = (
     Role("previous token", "previous", MASS, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
@@ -77,6 +112,7 @@ class HeadProfile(Statistics[Interval]):
     top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
     top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
+    relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
 
     def __getitem__(self, name: str) -> Interval:
         """The mean of a statistic and its interval over documents."""
@@ -118,6 +154,7 @@ class Survey(Mapping[str, HeadProfile]):
     passage: int  # n
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
+    relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
 
     def __getitem__(self, name: str) -> HeadProfile:
         for profile in self.profiles:

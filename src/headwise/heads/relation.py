@@ -1,91 +1,173 @@
 """Heads that follow a given relation, and heads that fetch: scores that need more than a text.
 
-A relation is a set of pairs of positions, (query, key): a verb and its pronoun, a word and what it depends on, two
-mentions of one thing. In a causal model the query is the position that predicts.
+A relation is a set of pairs: tokens that look, and those that they should look at. In a causal model those that look
+stand at the position that predicts.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, listening
-from headwise.heads.measure import row_weights
-from headwise.intervals import Interval, interval_of
+from headwise.heads.labels import Labelled, Relations
+from headwise.heads.measure import row_weights, uniform
+from headwise.heads.profiles import Followed, Relation
+from headwise.heads.tally import batches
+from headwise.intervals import interval_of
 from headwise.models.ask import evaluating, logits, run_body
 from headwise.models.sites import Site
 from headwise.records import Call
 
-MARGIN = 0.1  # of accuracy above the best fixed offset, Voita et al. 2019 (arXiv 1905.09418), section 5.2
 RETRIEVAL = 0.1  # of the copied tokens, Wu et al. 2024 (arXiv 2404.15574), section 2
+OTHERS = 64  # tokens of a document at most that tell what a head does at the same distances elsewhere
+ROWS = 256  # of which the weights are held at once
 
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Relation:
-    """How well one head follows a relation."""
-
-    mass: Interval  # weight on the right key, mean over pairs; the interval is over documents
-    accuracy: float  # share of pairs whose key has the largest weight of the row
-    offset: int  # the fixed distance, query - key, that is right most often
-    offset_accuracy: float  # and how often it is
-    earned: bool  # accuracy above that of the offset by 0.1 or more
+Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
 
 
 @torch.no_grad()
-def relation(
-    model: nn.Module, documents: Sequence[Sequence[int]], pairs: Sequence[Sequence[Pair]]
-) -> dict[str, Relation]:
-    """Score every head of self attention on pairs (query, key) of positions, a list for each document of ids.
+def follow(
+    model: nn.Module,
+    relations: Relations,
+    shown: Callable[[Sequence[int]], Sequence[str]] = lambda ids: [str(i) for i in ids],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scores:
+    """How well every head of self attention follows each relation; relation -> head -> `Followed`.
 
-    Clark et al. 2019 (arXiv 1906.04341), section 4, and Voita et al. 2019, section 5.2: a head must beat the best
-    fixed offset. Raises HeadwiseError when pairs and documents do not fit.
+    Clark et al. 2019 (arXiv 1906.04341), section 4: of a token in several pieces, the weights to the pieces are added
+    up, and those from them averaged. A head that looks at one fixed distance follows many relations by accident, so the
+    weight at the same distances from other tokens of the document stands beside.
     """
-    _check_pairs(documents, pairs)
-    offsets = Counter(query - key for of_document in pairs for query, key in of_document)
-    offset, hits = offsets.most_common(1)[0]
-    total = offsets.total()
-    masses: dict[str, list[float]] = {}
-    right: Counter[str] = Counter()
+    documents = sorted(relations.documents, key=lambda document: len(document.ids))
+    plans = [_Plan(document) for document in documents]
+    taken: dict[str, list[Tensor]] = defaultdict(list)  # name of a site -> of each document (H+1, 3, pairs)
+    sites: dict[str, Site] = {}
+    done = 0
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         if site.cross or call.cross:
             return
-        rows = [query for query, _ in wanted]
-        weights = row_weights(call, 0, rows)
-        keys = torch.tensor([key for _, key in wanted])
-        at_key = weights[:, torch.arange(len(rows)), keys]
-        hit = weights.argmax(-1) == keys
-        for h in range(weights.shape[0]):
-            masses.setdefault(site.head(h), []).append(float(at_key[h].mean()))
-            right[site.head(h)] += int(hit[h].sum())
+        for b in range(len(described)):
+            taken[site.name].append(plans[done + b].measure(call, b))
+        sites[site.name] = site
 
     with listening(model, listener), evaluating(model):
-        for ids, wanted in zip(documents, pairs, strict=True):
-            if wanted:
-                run_body(model, torch.tensor([list(ids)]))
-    share = hits / total
-    return {
-        name: Relation(interval_of(values), right[name] / total, offset, share, right[name] / total >= share + MARGIN)
-        for name, values in masses.items()
-    }
+        for ids in batches([document.ids for document in documents]):
+            run_body(model, ids)
+            done += len(ids)
+            progress(done, len(documents))
+    scores: Scores = {name: {} for name in relations.meanings}
+    for name, by_head in scores.items():
+        for site in sites.values():
+            by_head |= zip(site.heads, _followed(name, plans, taken[site.name], shown), strict=True)
+    return scores
 
 
-def _check_pairs(documents: Sequence[Sequence[int]], pairs: Sequence[Sequence[Pair]]) -> None:
-    if len(documents) != len(pairs):
-        raise HeadwiseError(f"{len(pairs)} lists of pairs for {len(documents)} documents; pass one for each")
-    if not any(pairs):
-        raise HeadwiseError("there is no pair; a relation is a list of (query, key) positions for each document")
-    for n, (ids, of_document) in enumerate(zip(documents, pairs, strict=True)):
-        for query, key in of_document:
-            if not (0 <= query < len(ids) and 0 <= key < len(ids)):
-                raise HeadwiseError(f"document {n} has {len(ids)} tokens, and a pair names ({query}, {key})")
+def described(relations: Relations) -> tuple[Relation, ...]:
+    """Each relation with its size and the best fixed offset.
+
+    Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset.
+    """
+    result = []
+    for name, meaning in relations.meanings.items():
+        having = [document.pairs[name] for document in relations.documents if name in document.pairs]
+        pairs = [pair for some in having for pair in some]
+        looking = [(query, keys) for queries, keys in pairs for query in queries]
+        offset, hits = Counter(query - key for query, keys in looking for key in keys).most_common(1)[0]
+        sizes = len(pairs), len(having)
+        result.append(Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking)))
+    return tuple(result)
+
+
+class _Plan:
+    """Which weights of a document count for which pair."""
+
+    def __init__(self, document: Labelled) -> None:
+        self.ids, T = document.ids, len(document.ids)
+        self.pairs = [(name, *pair) for name, pairs in document.pairs.items() for pair in pairs]
+        looking = {name: {q for queries, _ in pairs for q in queries} for name, pairs in document.pairs.items()}
+        step = max(1, T // OTHERS)
+        others = set(range(0, T, step))
+        self.rows = sorted(others.union(*looking.values()))
+        self.at = {row: n for n, row in enumerate(self.rows)}
+        self.right = _Sum(
+            [[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in self.pairs]
+        )
+        self.elsewhere = _Sum(
+            [_same_distances(queries, keys, others - looking[name], T) for name, queries, keys in self.pairs]
+        )
+
+    def measure(self, call: Call, b: int) -> Tensor:
+        """For each head and for even attention: mass, accuracy and mass elsewhere of each pair, (H+1, 3, pairs)."""
+        return torch.cat([self._numbers(each, b) for each in (call, uniform(call))])
+
+    def _numbers(self, call: Call, b: int) -> Tensor:
+        mass = accuracy = elsewhere = torch.zeros(call.q.shape[1], len(self.pairs), dtype=torch.float64)
+        for start in range(0, len(self.rows), ROWS):
+            rows = self.rows[start : start + ROWS]
+            weights = row_weights(call, b, rows).double().cpu()
+            hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
+            mass = mass + self.right.of(weights, rows)
+            accuracy = accuracy + self.right.of(hits, rows)
+            elsewhere = elsewhere + self.elsewhere.of(weights, rows)
+        elsewhere = elsewhere.masked_fill(self.elsewhere.empty, math.nan)
+        return torch.stack([mass, accuracy, elsewhere], 1)
+
+
+def _same_distances(
+    queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
+) -> list[tuple[int, int, float]]:
+    """From other rows, the keys that lie at the distances of a pair: (row, key, share)."""
+    moved = [
+        [(row, row - query + key) for key in keys]
+        for query in queries
+        for row in sorted(others)
+        if all(0 <= row - query + key < T for key in keys)
+    ]
+    return [(row, key, 1 / len(moved)) for places in moved for row, key in places]
+
+
+class _Sum:
+    """Weighted sums of some cells (row, key) of a map, several of them."""
+
+    def __init__(self, sums: Sequence[Sequence[tuple[int, int, float]]]) -> None:
+        cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
+        self.count = len(sums)
+        self.number, self.row, self.key = (torch.tensor([cell[i] for cell in cells]).long() for i in range(3))
+        self.share = torch.tensor([cell[3] for cell in cells], dtype=torch.float64)
+        self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)
+
+    def of(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
+        """The part of each sum that lies in these rows, (H, sums), of weights (H, rows, S)."""
+        place = torch.searchsorted(torch.tensor(rows), self.row).clamp(max=len(rows) - 1)
+        share = self.share * (torch.tensor(rows)[place] == self.row)
+        result = weights.new_zeros(len(weights), self.count)
+        return result.index_add_(1, self.number, weights[:, place, self.key] * share)
+
+
+def _followed(
+    name: str, plans: Sequence[_Plan], numbers: Sequence[Tensor], shown: Callable[[Sequence[int]], Sequence[str]]
+) -> list[Followed]:
+    """For each head of a site how it follows a relation, from the (H+1, 3, pairs) of each document."""
+    chosen = [[i for i, (relation, _, _) in enumerate(plan.pairs) if relation == name] for plan in plans]
+    cells = [(n, i) for n, some in enumerate(chosen) for i in some]
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in cells], -1)
+    means = torch.stack([numbers[n][..., some].nanmean(-1) for n, some in enumerate(chosen) if some], -1)
+    even, result = float(means[-1, 0].mean()), []
+    for of_head, of_pairs in zip(means[:-1], masses, strict=False):
+        best = int(of_pairs.argmax())
+        n, i = cells[best]
+        looks, at = ("".join(shown([plans[n].ids[k] for k in span])).strip() for span in plans[n].pairs[i][1:])
+        mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
+        example = looks, at, float(of_pairs[best])
+        result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
+    return result
 
 
 @torch.no_grad()

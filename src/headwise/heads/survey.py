@@ -8,6 +8,7 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,10 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, importance
-from headwise.heads.profiles import ROLES, HeadProfile, Survey
+from headwise.heads.labels import Relations, read_relations
+from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
+from headwise.heads.relation import Scores, follow
+from headwise.heads.relation import described as described_relations
 from headwise.heads.seen import as_numpy
 from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
@@ -52,6 +56,7 @@ def survey(
     documents: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    relations: Relations | str | Path | None = None,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -66,6 +71,8 @@ def survey(
     documents  stop after this many documents
     seed       of the untrained control and the repeated tokens
     progress   is called with what is being done, how much of it is done, and how much there is
+    relations  what is known to belong together, as a file that `read_relations` reads, or as `Relations`; default:
+               those of the verb corpus, where the text is that. Without a text, their documents are the text
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
@@ -77,7 +84,11 @@ def survey(
             f"{type(folder.model).__name__} reads no tokens; watch it in Python on its own input, with "
             f"headwise.watch(model)"
         )
+    labelled = _relations(folder, relations)
+    if labelled is not None and texts is None:
+        texts = [document.ids for document in labelled.documents][:documents]
     text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
+    text.relations = labelled or text.relations
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
@@ -98,6 +109,12 @@ def _folder(model: nn.Module, tokenizer: Any) -> Folder:
     return replace(folder, tokens=tokenizer)
 
 
+def _relations(folder: Folder, source: Relations | str | Path | None) -> Relations | None:
+    if source is None or isinstance(source, Relations):
+        return source
+    return read_relations(folder, Path(source))
+
+
 class _Study:
     """One survey on its way."""
 
@@ -108,6 +125,9 @@ class _Study:
         self.importance: Mapping[str, float] = {}
         self.ablation: Mapping[str, Interval] = {}
         self.loss: float | None = None
+        self.followed: Scores = {}
+        self.relations = () if text.relations is None else described_relations(text.relations)
+        self.roles = (*map(relation_role, self.relations), *ROLES)
 
     def survey(self, controls: bool, how: str) -> Survey:
         documents = self.text.documents
@@ -119,6 +139,7 @@ class _Study:
         if len(documents) == 1:
             self.notes.append("One document gives no interval, so no role that a text decides is awarded; pass more "
                               "text, or cut it into documents with --tokens.")  # fmt: skip
+        self.followed = self._follow(self.model, "relations")
         untrained = self._untrained() if controls else None
         self._effects(how)
         profiles = tuple(
@@ -139,8 +160,9 @@ class _Study:
             n_documents=len(documents),
             n_tokens=sum(map(len, documents)),
             longest=max(map(len, documents)),
-            statistics={key: item.meaning for key, item in all_statistics().items() if key in present},
-            roles=tuple(role for role in ROLES if role.score in possible),
+            statistics={key: item.meaning for key, item in all_statistics().items() if key in present}
+            | {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in self.relations},
+            roles=tuple(role for role in self.roles if role.score in possible),
             untrained=untrained,
             loss=self.loss,
             ablated=None if self.loss is None else how,
@@ -148,6 +170,7 @@ class _Study:
             passage=min(PASSAGE, len(first)),
             profiles=profiles,
             notes=tuple(self.notes),
+            relations=self.relations,
         )
 
     def _tally(
@@ -171,7 +194,14 @@ class _Study:
         tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0)
         heads = [tally.of_head(site, h) for site in tally.sites.values() for h in range(site.n_heads)]
         means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
+        means |= {name: [head.mass.mean for head in by.values()] for name, by in self._follow(fresh, stage).items()}
         return {key: max(values) for key, values in means.items() if values}
+
+    def _follow(self, model: nn.Module, stage: str) -> Scores:
+        """How the heads follow what is known to belong together."""
+        if self.text.relations is None:
+            return {}
+        return follow(model, self.text.relations, self.text.shown, partial(self.progress, stage))
 
     def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
@@ -182,21 +212,30 @@ class _Study:
             return
         documents = self.text.documents
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
-        groups = list(batches(documents[: max(2, count)]))
+        groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
         self.progress("importance", 0, 1)
-        self.importance = importance(self.model, groups)
+        after = self.text.scored_after
+        self.importance = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
         if how == "none":
             return
         with torch.no_grad(), evaluating(self.model):
-            self.loss = float(torch.cat([next_token_losses(self.model, ids) for ids in groups]).mean())
-        self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"))
+            self.loss = float(torch.cat([next_token_losses(self.model, ids, after) for ids in groups]).mean())
+        self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"), after=after)
 
     def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
         measured, keys, weights = tally.first[site.name]
         part, layer, _ = parse_head(name)
+        followed = {
+            relation: replace(by[name], untrained=untrained.get(relation, math.nan))
+            for relation, by in self.followed.items()
+            if name in by
+        }
+        scores |= {relation: score.mass for relation, score in followed.items()}
+        even |= {relation: score.even for relation, score in followed.items()}
+        known = {relation: score.elsewhere for relation, score in followed.items() if math.isfinite(score.elsewhere)}
         return HeadProfile(
             name=name,
             part=part,
@@ -204,7 +243,7 @@ class _Study:
             head=h,
             scores=scores,
             uniform={key: even[key] for key in scores if key in even},
-            roles=tuple(role.name for role in ROLES if role.earned(scores, even, untrained)),
+            roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, known)),
             importance=self.importance.get(name),
             ablation=self.ablation.get(name),
             thumbnail=as_numpy(measured.thumbnail[h]),
@@ -212,6 +251,7 @@ class _Study:
             received=as_numpy(measured.received[h, : keys.shape[1]] / max(1, len(measured.places))),
             top_keys=keys[h].cpu().numpy(),
             top_weights=as_numpy(weights[h]),
+            relations=followed,
         )
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.files import read_text, text_path
 from headwise.gpt.run import held_out_documents, read_run
-from headwise.gpt.verbs import WHOLE_LINES
+from headwise.gpt.verbs import HALF_LINES
+from headwise.heads.labels import Relations, verb_relations
 from headwise.models.lineage import run_of
 from headwise.models.open import Folder
 
@@ -35,6 +36,9 @@ class Text:
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     sources: tuple[str, ...] = ()
     note: str = ""  # what a reader of the loss on this text must know
+    scored_after: int | None = None  # losses count what comes behind the first token of this id; None: everything
+    end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
+    relations: Relations | None = None  # what is known to belong together, in documents of their own
 
     def __post_init__(self) -> None:
         self.documents = [list(document) for document in self.documents if len(document) > 1]
@@ -93,8 +97,13 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
         raise HeadwiseError(f"{folder.path} has no tokenizer; pass token ids (--ids FILE)")
     settings = record["settings"]
     source = "what the run held out" if settings.get("replay") is None else "what the run learned from"
-    note = WHOLE_LINES if settings["text"] is None else ""
-    return _text(folder, held_out_documents(origin, HELD_OUT)[:documents], [source], note)
+    ids = held_out_documents(origin, HELD_OUT)[:documents]
+    text = _text(folder, ids, [source])
+    if settings["text"] is None:
+        text.note, text.scored_after = HALF_LINES, folder.tokens.encode("=")[0]
+        text.end = tuple(folder.tokens.frame[0])  # the boundary stands between lines
+        text.relations = verb_relations(folder.tokens, map(folder.tokens.decode, ids))
+    return text
 
 
 def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None) -> Text:
@@ -187,10 +196,10 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(folder: Folder, documents: list[list[int]], sources: Sequence[str], note: str = "") -> Text:
+def _text(folder: Folder, documents: list[list[int]], sources: Sequence[str]) -> Text:
     if not any(documents):
         raise HeadwiseError(f"there are no tokens in {', '.join(sources) or 'the text'}")
     tokenizer = folder.tokens
     if tokenizer is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
-    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources), note)
+    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))

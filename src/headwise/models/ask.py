@@ -73,13 +73,20 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
         _forward(body_of(model), ids)
 
 
-def next_token_losses(model: nn.Module, ids: Tensor) -> Tensor:
-    """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,)."""
+def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -> Tensor:
+    """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,).
+
+    after  count only what comes behind the first token of this id, which each document must have
+    """
     if ids.shape[1] < 2:
         raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
     predicted = logits(model, ids)[:, :-1]
     losses = F.cross_entropy(predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-    return losses.reshape(ids.shape[0], -1).mean(1)
+    losses = losses.reshape(ids.shape[0], -1)
+    if after is None:
+        return losses.mean(1)
+    counted = (ids[:, :-1] == after).cumsum(1) > 0
+    return (losses * counted).sum(1) / counted.sum(1)
 
 
 def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:

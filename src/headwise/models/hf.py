@@ -172,6 +172,15 @@ class FolderTokens:
         with _quiet():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        if not self._tokenizer.is_fast:
+            raise HeadwiseError(
+                f"{type(self._tokenizer).__name__} does not say where its tokens stand; mark spans of ids"
+            )
+        with _quiet():
+            framed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [(start, end) for start, end in framed.offset_mapping]
+
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)
 

@@ -48,6 +48,9 @@ class TextTokens(Protocol):
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode` the characters [start, end) of the text that it stands for."""
+
     def prompt(self, text: str) -> list[int]:
         """Ids that a model continues: the text after what the model expects before every document."""
 

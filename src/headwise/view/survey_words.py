@@ -73,7 +73,8 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:
             continue
-        main = key in effects or key in MAIN or len(shared) <= FEW
+        followed = any(key == relation.name for relation in survey.relations)
+        main = key in effects or followed or key in MAIN or len(shared) <= FEW
         columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
     return tuple(columns)
 

@@ -1,0 +1,155 @@
+"""Texts in which it is known what belongs together: of the verb corpus and of a file.
+
+A relation is a set of pairs of spans of tokens, those that look and those that they should look at: a verb and its
+pronoun, a noun and its determiner, a bracket and the one that it closes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.files import read_text
+from headwise.gpt import verbs
+from headwise.heads.profiles import ROLES
+from headwise.heads.statistics import all_statistics
+from headwise.models.open import Folder, TextTokens
+
+CONJUGATIONS = 120  # one-language lines of the verb corpus beside the held-out cells
+TAKEN = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
+
+Pair = tuple[tuple[int, ...], tuple[int, ...]]  # positions of the tokens that look, and of those looked at
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A document with its pairs, name of the relation -> pairs."""
+
+    ids: list[int]
+    pairs: dict[str, list[Pair]]
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Labelled documents, and what each relation means, in a line."""
+
+    documents: Sequence[Labelled]
+    meanings: dict[str, str] = field(default_factory=dict)
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        used = dict.fromkeys(name for document in self.documents for name in document.pairs)
+        if not used:
+            raise HeadwiseError(
+                f"{self.source or 'the relations'}: there is no pair in {len(self.documents)} documents"
+            )
+        for name in used:
+            if name in TAKEN:
+                raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
+        known = {name: meaning for name, meaning in self.meanings.items() if name in used}
+        object.__setattr__(self, "meanings", known | {name: name for name in used if name not in known})
+
+
+def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
+    """Lines of the verb corpus, such as the held-out cells, and conjugations: what decides person, verb and tense."""
+    before = tokens.frame[0]
+    documents = []
+    for line in [*lines, *verbs.conjugation_lines()[:CONJUGATIONS]]:
+        pairs: dict[str, list[Pair]] = {
+            name: [((looks + len(before),), (decides + len(before),)) for looks, decides in some]
+            for name, some in verbs.related(line).items()
+        }
+        documents.append(Labelled(tokens.prompt(line), pairs))
+    return Relations(documents, verbs.RELATIONS, "the verb corpus")
+
+
+def read_relations(folder: Folder, path: Path) -> Relations:
+    """Labelled documents from a JSON file; docs/watching.md has an example.
+
+    {"documents": [{"text": "The keys are lost.", "pairs": [{"name": "subject", "from": "are", "to": "keys"}]}],
+     "relations": {"subject": "from a verb to its subject"}}
+
+    A document is a `text` or `ids`. A span is [start, end), counted in characters of a text and in tokens of ids; with
+    `"unit": "tokens"` in tokens of the text too; or it is a piece of the text that stands there once. Raises
+    HeadwiseError that names the document, the pair and what does not fit.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise HeadwiseError(f"{path} is no JSON: {error}") from None
+    listed = content.get("documents") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise HeadwiseError(f'{path} has no list "documents"; docs/watching.md shows the format')
+    meanings = content.get("relations", {})
+    if not isinstance(meanings, dict) or not all(isinstance(meaning, str) for meaning in meanings.values()):
+        raise HeadwiseError(
+            f'{path}: "relations" must give each name its meaning, as {{"subject": "from a verb to it"}}'
+        )
+    documents = [_document(folder, item, f"{path}, document {n}") for n, item in enumerate(listed)]
+    return Relations(documents, meanings, str(path))
+
+
+def _document(folder: Folder, item: Any, where: str) -> Labelled:
+    if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
+        raise HeadwiseError(f'{where}: pass either "text" or "ids"')
+    ids, starts = _read(folder, item, where)
+    if folder.context is not None and len(ids) > folder.context:
+        raise HeadwiseError(f"{where} has {len(ids)} tokens and {folder.name} takes {folder.context}; shorten it")
+    pairs: dict[str, list[Pair]] = {}
+    for n, pair in enumerate(item.get("pairs", ())):
+        place = f"{where}, pair {n}"
+        if (
+            not isinstance(pair, Mapping)
+            or not {"name", "from", "to"} <= set(pair)
+            or not isinstance(pair["name"], str)
+        ):
+            raise HeadwiseError(f'{place}: a pair has "name", "from" and "to"')
+        spans = [_positions(pair[end], item, ids, starts, f"{place}, {end}") for end in ("from", "to")]
+        pairs.setdefault(pair["name"], []).append((spans[0], spans[1]))
+    return Labelled(ids, pairs)
+
+
+def _read(folder: Folder, item: Mapping[str, Any], where: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """The ids with what the model expects around a text, and for each the characters of the text that it stands for."""
+    size = folder.vocab_size
+    if "ids" in item:
+        ids = item["ids"]
+        whole = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)
+        if not whole:
+            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
+        return ids, []
+    if folder.tokens is None:
+        raise HeadwiseError(f'{where}: {folder.name} has no tokenizer; pass "ids" in place of "text"')
+    if not isinstance(item["text"], str) or not item["text"].strip():
+        raise HeadwiseError(f'{where}: "text" must be some words')
+    before, after = folder.tokens.frame
+    places = folder.tokens.places(item["text"])
+    ids = [*before, *folder.tokens.encode(item["text"]), *after]
+    return ids, [(-1, -1)] * len(before) + places + [(-1, -1)] * len(after)
+
+
+def _positions(
+    span: Any, item: Mapping[str, Any], ids: Sequence[int], places: Sequence[tuple[int, int]], where: str
+) -> tuple[int, ...]:
+    """The tokens of a span, at least one."""
+    text = item.get("text")
+    in_tokens = text is None or item.get("unit") == "tokens"
+    length = len(ids) if in_tokens or text is None else len(text)
+    if isinstance(span, str) and text is not None:
+        if text.count(span) != 1 or not span:
+            raise HeadwiseError(f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)")
+        span, in_tokens = [text.index(span), text.index(span) + len(span)], False
+    whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
+    if not whole or not 0 <= span[0] < span[1] <= length:
+        unit = "tokens" if in_tokens else "characters"
+        raise HeadwiseError(f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document")
+    if in_tokens:
+        return tuple(range(*span))
+    positions = tuple(n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0])
+    if not positions:
+        raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
+    return positions

@@ -1,0 +1,139 @@
+"""One sentence a head: it says what the numbers say, in both languages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from io import StringIO
+
+import numpy as np
+import pytest
+from cases import every
+from rich.console import Console
+from surveys import broken_survey, survey_of
+
+import headwise as hw
+from headwise.heads.profiles import ROLES, Followed, HeadProfile, Relation, Survey, relation_role
+from headwise.intervals import Interval
+from headwise.view.relation_table import best_heads, print_relations, print_sentences
+from headwise.view.report import report_html
+from headwise.view.sentences import TELLING, head_sentence
+
+PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36, 3, 0.67)
+
+
+def head_of(survey: Survey, **changes: object) -> HeadProfile:
+    return replace(survey.profiles[0], **{"roles": (), "ablation": None, **changes})  # type: ignore[arg-type]
+
+
+def followed(mass: float, looks: str = "él", at: str = "write", weight: float = 0.97) -> Followed:
+    interval = Interval(mass, mass - 0.05, mass + 0.05, 36)
+    return Followed(interval, Interval(0.8, 0.7, 0.9, 36), 0.2, 0.3, 0.1, (looks, at, weight))
+
+
+def change(mean: float, reach: float = 0.01) -> Interval:
+    return Interval(mean, mean - reach, mean + reach, 36)
+
+
+@every(
+    "ablation, english, spanish",
+    [
+        (change(0.6666), "Without it the loss rises by 0.67 nats.", "Sin ella la pérdida sube 0.67 nats."),
+        (change(-0.0421), "Without it the loss falls by 0.042 nats.", "Sin ella la pérdida baja 0.042 nats."),
+        (change(0.008), "the loss does not clearly change (+0.008 nats).", "no cambia con claridad (+0.008 nats)."),
+        (change(-0.008), "does not clearly change (\u22120.008 nats).", "no cambia con claridad (\u22120.008 nats)."),
+        (Interval(0.5, -math.inf, math.inf, 1), "the loss rises by 0.50 nats.", "la pérdida sube 0.50 nats."),
+        (change(0.0001, 0), "does not clearly change (0.000 nats).", "no cambia con claridad (0.000 nats)."),
+        (None, "0.76 on average).", "0.76 en promedio)."),
+        (Interval(math.nan, math.nan, math.nan, 0), "0.76 on average).", "0.76 en promedio)."),
+    ],
+)
+def test_a_labelled_role_and_what_is_lost(ablation: Interval | None, english: str, spanish: str) -> None:
+    survey = survey_of()
+    scores = {"translation": followed(0.76), "person": followed(0.54, "=", "he", 0.7)}
+    head = head_of(survey, roles=("person", "translation", "self"), relations=scores, ablation=ablation)
+    said = head_sentence(survey, head)
+    assert said.startswith("At *él* it looks at *write* (0.97; translation, 0.76 on average).") and said.endswith(
+        english
+    )
+    said = head_sentence(survey, head, "es")
+    assert said.startswith("En *él* mira *write* (0.97; traducción, 0.76 en promedio).") and said.endswith(spanish)
+
+
+def test_a_relation_of_the_reader_keeps_its_name() -> None:
+    survey = survey_of()
+    head = head_of(survey, roles=("{mine}",), relations={"{mine}": followed(0.6, "{a}", "*b*")})
+    assert "(0.97; {mine}, 0.60 en promedio)" in head_sentence(survey, head, "es")
+    assert "*{a}*" in head_sentence(survey, head) and "**b**" in head_sentence(survey, head)
+
+
+@pytest.mark.parametrize("lang", ["en", "es"])
+def test_every_role_has_a_sentence_of_its_own_with_its_score(lang: str) -> None:
+    assert set(TELLING) == {role.name for role in ROLES}
+    survey = replace(survey_of(), roles=ROLES)
+    said = set()
+    for role in ROLES:
+        score = Interval(0.4321, 0.4, 0.5, 7)
+        head = head_of(survey, roles=(role.name,), scores={role.score: score})
+        sentence = head_sentence(survey, head, lang)
+        assert "0.43" in sentence, role.name
+        said.add(sentence)
+    assert len(said) == len(ROLES)
+    both = head_of(survey, roles=("first token", "induction"), scores={"prefix": change(0.7), "first": change(0.9)})
+    assert "0.70" in head_sentence(survey, both, lang)
+
+
+def test_a_head_without_a_role_says_where_it_looks_hardest() -> None:
+    survey = survey_of(tokens=("<s>", " I", " see", "the", " sea"))
+    keys = np.array([[0, 0], [0, 1], [0, 1], [3, 2], [0, 3]])
+    weights = np.array([[1, 0], [0.9, 0.1], [0.8, 0.15], [0.7, 0.25], [0.6, 0.31]])
+    head = head_of(survey, top_keys=keys, top_weights=weights)
+    assert "none of the roles; in the text it looks hardest from *sea* at *the* (0.31)." in head_sentence(survey, head)
+    assert "desde *sea* hacia *the* (0.31)." in head_sentence(survey, head, "es")
+    alone = head_of(survey, top_keys=keys[:2], top_weights=weights[:2], scores={"confidence": change(0.456)})
+    assert head_sentence(survey, alone) == "It has none of the roles; its largest weight is 0.46 on average."
+    cross = head_of(survey, top_keys=keys, top_weights=weights, part="cross", scores={"confidence": change(0.456)})
+    assert "its largest weight is 0.46" in head_sentence(survey, cross)
+    silent = head_of(survey, scores={"norm": Interval(0.0, 0.0, 0.0, 3)})
+    assert head_sentence(survey, silent, "es") == "Está callada: lo que añade es cero."
+    with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
+        head_sentence(survey, head, "fr")
+
+
+def test_every_head_of_any_survey_has_a_sentence() -> None:
+    for survey in (survey_of(3, 5), broken_survey()):
+        for profile in survey.profiles:
+            for lang in ("en", "es"):
+                sentence = head_sentence(survey, profile, lang)
+                assert sentence.endswith(".") and "{" not in sentence.replace("${data}", "") and "nan" not in sentence
+
+
+def labelled() -> Survey:
+    """Three heads of six follow the pronoun, the last of them best."""
+    survey = survey_of(statistics={**survey_of().statistics, "person": "mass"}, relations=(PERSON,))
+    profiles = [
+        replace(head, relations={"person": followed(mass)}, scores=head.scores | {"person": followed(mass).mass})
+        for head, mass in zip(survey.profiles, (0.1, 0.2, 0.15, 0.5, 0.3, 0.9), strict=True)
+    ]
+    profiles[-1] = replace(profiles[-1], roles=("person",))
+    return replace(survey, profiles=tuple(profiles), roles=(relation_role(PERSON), *survey.roles))
+
+
+def test_the_best_heads_of_a_relation() -> None:
+    survey = labelled()
+    assert [head.name for head, _ in best_heads(survey, PERSON)] == ["L1.H2", "L1.H0"]
+    file = StringIO()
+    print_relations(Console(file=file, width=99), survey)
+    line = next(line for line in file.getvalue().splitlines() if "L1.H2" in line)
+    assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80", "3:", "0.67"]
+    file = StringIO()
+    print_relations(Console(file=file), survey_of())
+    assert file.getvalue() == ""
+    print_sentences(Console(file=file, width=200), survey)
+    assert "L1.H2: At *él* it looks at *write* (0.97; person, 0.90 on average)." in file.getvalue()
+
+
+def test_a_relation_stands_in_the_report_as_a_role_does() -> None:
+    html = report_html(labelled())
+    assert '<span class="role-name">person</span> <span class="count">1 head</span>' in html
+    assert "At =, on the pronoun." in html
