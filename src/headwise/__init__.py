@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headwise.heads.profiles import HeadProfile, Survey
     from headwise.heads.seen import Seen, SeenHead
     from headwise.heads.survey import survey
+    from headwise.heads.train import train
     from headwise.heads.watch import watch
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.generate import generate
     from headwise.models.open import open_model as open
-    from headwise.models.train import train
     from headwise.reshape.prune import prune
     from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
@@ -134,7 +134,7 @@ _LAZY = {
     "prune": ("headwise.reshape.prune", "prune"),
     "share": ("headwise.reshape.share", "share"),
     "survey": ("headwise.heads.survey", "survey"),
-    "train": ("headwise.models.train", "train"),
+    "train": ("headwise.heads.train", "train"),
     "watch": ("headwise.heads.watch", "watch"),
 }
 

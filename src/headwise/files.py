@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from headwise.errors import HeadwiseError
 
@@ -103,6 +105,31 @@ def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
 def is_unfinished(name: str, names: Iterable[str]) -> bool:
     """Is `name` a temporary file of `write_whole` for one of these names?"""
     return any(re.fullmatch(rf"\.{re.escape(known)}\.\d+\.tmp", name) for known in names)
+
+
+class StepLog:
+    """A file that grows while work goes on: one JSON object a line, each of the step that it names.
+
+    Work that goes on from step `start` finds the lines up to that step in `rows`; later ones, and half a line that a
+    kill may have left, are dropped. A `header` is the first line; what stands under another one is dropped, too.
+    """
+
+    def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            with contextlib.suppress(json.JSONDecodeError):
+                self.rows.append(json.loads(line))
+        if header is not None:
+            self.rows = self.rows[1:] if self.rows[:1] == [json.loads(json.dumps(header))] else []
+        self.rows = [row for row in self.rows if row["step"] <= start]
+        write_whole(path, "".join(json.dumps(row) + "\n" for row in ([header] if header else []) + self.rows))
+
+    def add(self, row: dict[str, Any]) -> None:
+        """One more line."""
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 PACKAGED = ("tale", "names")  # texts that come with the package: a little book, and a list of first names

@@ -3,6 +3,7 @@
 run.json            settings, status and results
 config.json, model.safetensors, tokenizer.json    the model, in Hugging Face layout where it has one
 metrics.jsonl       one line a report of training
+film.jsonl          what the heads did at some of the steps; see headwise.heads.film
 state.safetensors   where training stands; gone once the model is written
 report.html         the report, written by the commands
 text.txt            the text, where it came from no file
@@ -30,12 +31,12 @@ from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.tokens import Tokens
-from headwise.gpt.train import METRICS, STATE, Progress, train
+from headwise.gpt.train import METRICS, STATE, Film, Progress, no_film, train
 from headwise.layer.layer import shapes_alone
 from headwise.records import CurvePoint, RunSummary
 
-RUN, REPORT, TEXT, LOCK = "run.json", "report.html", "text.txt", "lock"
-FILES = (RUN, *MODEL_FILES, METRICS, STATE, REPORT)
+RUN, REPORT, TEXT, LOCK, FILM = "run.json", "report.html", "text.txt", "lock", "film.jsonl"
+FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
 SAMPLES = 5
 SAMPLE_TOKENS = 60
 
@@ -93,11 +94,13 @@ def run_training(
     resume: bool,
     say: Callable[[str], None] = lambda line: None,
     n_samples: int = SAMPLES,
+    film: Callable[[Path, Corpus, GPTConfig, Recipe], Film] | None = None,
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `say` of what else goes on. A folder with a run in it is refused unless `resume`
-    says to go on; its settings must then be the same. One process at a time trains in a folder.
+    `report` hears of every ten steps, `say` of what else goes on; what `film` makes, such as a
+    `headwise.heads.film.Film`, is shown the model after every step. A folder with a run in it is refused unless
+    `resume` says to go on; its settings must then be the same. One process at a time trains in a folder.
     """
     corpus, config, recipe = settings.resolve()
     _check(folder, settings, corpus, resume)
@@ -116,7 +119,8 @@ def run_training(
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report)
+        filming = no_film if film is None else film(folder, corpus, config, recipe)
+        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=filming)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
         result = _result(folder, corpus, model, facts, curve, n_samples)

@@ -8,13 +8,12 @@ which is replaced in one move: a run killed at any moment and resumed ends with 
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import StepLog
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -49,6 +48,13 @@ class Progress:
     held_out_loss: float | None  # on the steps that are evaluated
 
 
+Film = Callable[[GPT, int], None]  # the model, and the steps that it has done
+
+
+def no_film(model: GPT, step: int) -> None:
+    """Nobody looks on."""
+
+
 class DivergedError(HeadwiseError):
     """A loss, gradient or weight is no number any more."""
 
@@ -69,27 +75,32 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,
+    film: Film = no_film,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
-    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
-    model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
+    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. `film` is
+    shown the model where training begins or goes on and after every step, before the state of that step is saved.
+    Returns the model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after
+    Ctrl-C.
     """
     torch.manual_seed(seed)
     model = GPT(config)
     optimizers = make_optimizers(model, recipe)
     weights = dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = _Log(folder / METRICS, start)
+    log = StepLog(folder / METRICS, start)
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
 
     try:
         with interrupts() as interrupted:
+            film(model, start)
             for step in range(start, recipe.steps):
                 loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
                 counted += n_tokens
                 done = step + 1
+                film(model, done)
                 evaluated = done % every == 0 or done == recipe.steps
                 if evaluated or done % 10 == 0:
                     speed = counted / (time.monotonic() - since)
@@ -97,7 +108,8 @@ def train(
                     held_out = evaluate(model, data, limit) if evaluated else None
                     require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
                     progress = Progress(done, recipe.steps, loss, speed, held_out)
-                    log.add(progress)
+                    row = {name: value for name, value in asdict(progress).items() if value is not None}
+                    log.add({name: value for name, value in row.items() if name != "steps"})
                     report(progress)
                     counted, since = 0, time.monotonic()
                 stopping = interrupted()  # asked once: what is said to be saved must have been
@@ -110,7 +122,8 @@ def train(
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
-    return model.eval(), log.curve()
+    evaluations = [row for row in log.rows if "held_out_loss" in row]
+    return model.eval(), [CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in evaluations]
 
 
 def _step(
@@ -207,30 +220,6 @@ def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS,
         total, count = total + model.loss(inputs, targets).item() * n, count + n
     model.train(training)
     return total / count
-
-
-class _Log:
-    """metrics.jsonl: one JSON object a line. Lines after the step that training goes on from are dropped."""
-
-    def __init__(self, path: Path, start: int) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            with suppress(json.JSONDecodeError):  # a kill may have cut the last one short
-                self.rows.append(json.loads(line))
-        self.rows = [row for row in self.rows if row["step"] <= start]
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in self.rows))
-
-    def add(self, progress: Progress) -> None:
-        row = {name: value for name, value in asdict(progress).items() if value is not None and name != "steps"}
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-    def curve(self) -> list[CurvePoint]:
-        return [
-            CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in self.rows if "held_out_loss" in row
-        ]
 
 
 def save_state(

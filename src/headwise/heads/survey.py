@@ -120,7 +120,7 @@ class _Study:
 
     def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
         self.folder, self.model, self.text, self.seed, self.progress = folder, folder.model, text, seed, progress
-        self.probes, self.second_half = _probes(text, folder.context, seed)
+        self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
         self.notes: list[str] = []
         self.importance: Mapping[str, float] = {}
         self.ablation: Mapping[str, Interval] = {}
@@ -255,7 +255,7 @@ class _Study:
         )
 
 
-def _probes(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
+def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
     """Random tokens of the text, no two alike, then the same again; and the row from which on they are known."""
     before, after = text.frame
     known = sorted(set(text.counts) - text.specials)

@@ -1,4 +1,4 @@
-"""Train a small GPT from Python."""
+"""Train a small GPT from Python, and film its heads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import text_path, write_whole
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import TEXT, Settings, load_run, run_training
+from headwise.heads.film import Film
 from headwise.models.open import remember
 
 
@@ -51,7 +52,8 @@ def train(
         settings = Settings(
             preset=preset, text=text_file, tokenizer=tokenizer_file, lines=lines, seed=seed, steps=steps, shape=shape
         )
-        run_training(folder, settings, lambda progress: None, resume=False, n_samples=0)
+        film = None if out is None else Film
+        run_training(folder, settings, lambda progress: None, resume=False, n_samples=0, film=film)
         model, tokens = load_run(folder)
     remember(model, folder, tokens, "headwise")
     return model

@@ -9,9 +9,9 @@ import torch
 
 from headwise import HeadwiseError
 from headwise.gpt.run import read_run
+from headwise.heads.train import train
 from headwise.models.generate import generate
 from headwise.models.open import described, open_model
-from headwise.models.train import train
 
 TEXT = "the cat sat on the mat\n" * 19
 SHAPE = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 7}

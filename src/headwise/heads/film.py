@@ -1,0 +1,169 @@
+"""A film of the heads: where they look and what they are good for, at some of the steps while a GPT trains.
+
+It is `film.jsonl` in the run folder, a JSON object a line. The first tells what is filmed, each further one is a frame:
+
+    heads   names, in the order of all lists of heads         step    updates of the weights so far
+    lines   the filmed texts, token by token                  maps    weights of the lines as bytes; see `unpacked`
+    roles   name, score and threshold of each role            scores  name -> one for each head
+    even    name -> score of attention spread evenly          roles   for each head those that it has at this step
+    steps   of the whole run                                  alike   for each layer how alike its heads look
+
+A score is a mean over `documents` held-out texts, the one that a survey of these gives. A head has a role in a frame
+when its score reaches the threshold, is above that of even attention, and above what any head had in the first frame.
+Alike is the share of their attention that two heads of a layer give to the same tokens, sum_j min(p_j, p'_j), the mean
+over pairs of heads and over the rows of the lines that see more than one token; null where a layer has one head.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from math import inf, isqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.files import StepLog
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe
+from headwise.gpt.run import FILM
+from headwise.gpt.train import require_finite
+from headwise.heads.glance import Glance
+from headwise.heads.profiles import ROLES
+from headwise.heads.texts import Text
+from headwise.models.sites import sites_of
+from headwise.records import head_name
+
+FRAMES, GAP = 60, 16  # frames at most, and steps between two of them at least once the first ones are over
+SIZE = 900_000  # bytes of the file, about
+LINES, LONGEST = 3, 32  # that are filmed, and the most tokens of one
+TOKENS, PROBES = 256, 2  # tokens of the documents that are scored, about; texts of repeated tokens
+DIGITS = 4  # of a number
+
+
+class Film:
+    """Takes a frame of the model it is shown where one is due. `tell` hears of each line of the file."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        config: GPTConfig,
+        recipe: Recipe,
+        tell: Callable[[dict[str, Any]], None] = lambda row: None,
+    ) -> None:
+        self.path, self.tell = folder / FILM, tell
+        self.log: StepLog | None = None
+        tokens, layers, heads = corpus.tokens, range(config.n_layers), range(config.attention.n_heads)
+        names = [head_name(layer, head) for layer in layers for head in heads]
+        numbers = len(names) * (DIGITS + 4) * len(ROLES)  # bytes of a frame besides its maps
+        self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // numbers))
+        cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
+        self.text = Text(corpus.data.held_out_documents(TOKENS), tokens.shown, tokens.specials, tokens.frame)
+        example = tokens.prompt(corpus.example)
+        others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
+        lines = fitting([example, *others], cells)
+        self.glance = Glance(lines, self.text, config.context, PROBES)
+        self.even = self.glance.even()
+        self.header = {
+            "heads": names,
+            "lines": [list(tokens.shown(line)) for line in lines],
+            "roles": [[role.name, role.score, role.threshold] for role in ROLES],
+            "even": {name: round(score, DIGITS) for name, score in self.even.items()},
+            "steps": recipe.steps,
+            "documents": len(self.text.documents),
+        }
+        self.lengths = [len(line) for line in lines]
+
+    def __call__(self, model: GPT, step: int) -> None:
+        if self.log is None:
+            self.log = StepLog(self.path, step, self.header)
+            for row in (self.header, *self.log.rows):
+                self.tell(row)
+        rows = self.log.rows
+        if step in self.due and (not rows or rows[-1]["step"] < step):
+            self.log.add(self._frame(model, step, rows[0]["scores"] if rows else {}))
+            self.tell(rows[-1])
+
+    def _frame(self, model: GPT, step: int, untrained: dict[str, list[float]]) -> dict[str, Any]:
+        maps, tensors = self.glance.look(model, sites_of(model))
+        require_finite(step, weights=float(maps.sum()))
+        layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
+        scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
+        limits = {
+            role: max(self.even.get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
+            for role in ROLES
+            if role.score in scores
+        }
+        return {
+            "step": step,
+            "alike": [None if share is None else round(share, DIGITS) for share in layers],
+            "scores": scores,
+            "roles": [
+                [role.name for role, limit in limits.items() if role.threshold <= scores[role.score][n] > limit]
+                for n in range(len(maps))
+            ],
+            "maps": packed(
+                [of_line[:n, :n] for head in maps.numpy() for of_line, n in zip(head, self.lengths, strict=True)]
+            ),
+        }
+
+
+def frame_steps(steps: int, most: int) -> frozenset[int]:
+    """0, 1, 2, 4, 8, ..., then evenly, at last the last: the steps of at most so many frames."""
+    gap = max(GAP, steps // most)
+    while True:
+        first = {0, *(2**n for n in range(gap.bit_length()))}
+        due = {step for step in (*first, *range(gap, steps, gap), steps) if step <= steps}
+        if len(due) <= most or gap >= steps:
+            return frozenset(due)
+        gap += max(1, gap // 16)
+
+
+def fitting(lines: Iterable[list[int]], cells: int) -> list[list[int]]:
+    """The first lines, as many as their maps have room for in so many cells; the very first is cut where it must be."""
+    kept: list[list[int]] = []
+    for line in islice(lines, LINES):
+        longest = (isqrt(8 * cells + 1) - 1) // 2  # n tokens have n (n + 1) / 2 cells
+        if kept and len(line[:LONGEST]) > longest:
+            break
+        kept.append(line[: max(2, min(LONGEST, longest))])
+        cells -= len(kept[-1]) * (len(kept[-1]) + 1) // 2
+    return kept
+
+
+def packed(maps: Sequence[NDArray[np.float32]]) -> str:
+    """Causal maps (T,T), each row up to the token itself, as base64 of bytes: 255 times each weight, rounded."""
+    cells = np.concatenate([weights[np.tri(len(weights), dtype=bool)] for weights in maps])
+    return base64.b64encode(np.rint(255 * cells).astype(np.uint8).tobytes()).decode("ascii")
+
+
+def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[NDArray[np.float32]]]:
+    """The maps of a frame by head: for each line (T,T), to within 1/510."""
+    cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
+    maps: dict[str, list[NDArray[np.float32]]] = {name: [] for name in header["heads"]}
+    for of_head in maps.values():
+        for line in header["lines"]:
+            allowed = np.tri(len(line), dtype=bool)
+            weights, count = np.zeros(allowed.shape, np.float32), int(allowed.sum())
+            weights[allowed], cells = cells[:count], cells[count:]
+            of_head.append(weights)
+    return maps
+
+
+def read_film(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """The header and the frames of a run folder; None where it has no film."""
+    path = Path(run) / FILM
+    if not path.exists():
+        return None
+    try:
+        header, *frames = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    except ValueError as error:
+        raise HeadwiseError(f"{path} is damaged ({error}); remove it: the run is whole without it") from None
+    return header, frames
