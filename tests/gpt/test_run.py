@@ -13,7 +13,7 @@ import torch
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import FILES, Result, Settings, load_run, read_run, read_summary, run_training
+from headwise.gpt.run import FILES, FILM, Result, Settings, load_run, read_run, read_summary, run_training
 from headwise.gpt.train import STATE, Progress, Stopped
 
 SHAPE = {"n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "d_model": 20, "context": 11}
@@ -140,7 +140,7 @@ def test_a_finished_run_reads_back_equal(tmp_path: Path, settings: Any) -> None:
 def test_a_finished_folder_holds_these_files(tmp_path: Path, settings: Any) -> None:
     finish(tmp_path / "run", settings())
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == set(FILES) - {STATE, "report.html"}
+    assert names == set(FILES) - {FILM, STATE, "report.html"}
 
 
 def test_a_summary_says_how_the_model_fared(tmp_path: Path, settings: Any) -> None:

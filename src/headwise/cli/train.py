@@ -123,9 +123,11 @@ def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, 
     """Train, report, and print what came out."""
     with needs_torch(), _training_progress() as report:
         from headwise.gpt.run import SAMPLES, run_training
+        from headwise.heads.film import Film
 
         say = partial(err.print, soft_wrap=True)
-        result = run_training(folder, settings, report, resume, say, SAMPLES if samples is None else samples)
+        n_samples = SAMPLES if samples is None else samples
+        result = run_training(folder, settings, report, resume, say, n_samples, Film)
         report_path = write_report_of(folder, result.example)
     if as_json:
         print_json(_result_json(result, report_path))

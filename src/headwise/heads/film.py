@@ -63,23 +63,21 @@ class Film:
         tokens, layers, heads = corpus.tokens, range(config.n_layers), range(config.attention.n_heads)
         names = [head_name(layer, head) for layer in layers for head in heads]
         numbers = len(names) * (DIGITS + 4) * len(ROLES)  # bytes of a frame besides its maps
-        self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // numbers))
+        self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)))
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
         self.text = Text(corpus.data.held_out_documents(TOKENS), tokens.shown, tokens.specials, tokens.frame)
         example = tokens.prompt(corpus.example)
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
-        lines = fitting([example, *others], cells)
-        self.glance = Glance(lines, self.text, config.context, PROBES)
-        self.even = self.glance.even()
-        self.header = {
+        self.lines = fitting([example, *others], cells)
+        self.glance = Glance(self.lines, self.text, config.context, PROBES)
+        self.header: dict[str, Any] = {
             "heads": names,
-            "lines": [list(tokens.shown(line)) for line in lines],
+            "lines": [list(tokens.shown(line)) for line in self.lines],
             "roles": [[role.name, role.score, role.threshold] for role in ROLES],
-            "even": {name: round(score, DIGITS) for name, score in self.even.items()},
+            "even": {name: round(score, DIGITS) for name, score in self.glance.even().items()},
             "steps": recipe.steps,
             "documents": len(self.text.documents),
         }
-        self.lengths = [len(line) for line in lines]
 
     def __call__(self, model: GPT, step: int) -> None:
         if self.log is None:
@@ -97,10 +95,12 @@ class Film:
         layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         limits = {
-            role: max(self.even.get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
+            role: max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
             for role in ROLES
             if role.score in scores
         }
+        lengths = list(map(len, self.lines))
+        cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {
             "step": step,
             "alike": [None if share is None else round(share, DIGITS) for share in layers],
@@ -109,9 +109,7 @@ class Film:
                 [role.name for role, limit in limits.items() if role.threshold <= scores[role.score][n] > limit]
                 for n in range(len(maps))
             ],
-            "maps": packed(
-                [of_line[:n, :n] for head in maps.numpy() for of_line, n in zip(head, self.lengths, strict=True)]
-            ),
+            "maps": packed(cut),
         }
 
 
@@ -120,9 +118,11 @@ def frame_steps(steps: int, most: int) -> frozenset[int]:
     gap = max(GAP, steps // most)
     while True:
         first = {0, *(2**n for n in range(gap.bit_length()))}
-        due = {step for step in (*first, *range(gap, steps, gap), steps) if step <= steps}
-        if len(due) <= most or gap >= steps:
+        due = sorted(step for step in {*first, *range(gap, steps, gap), steps} if step <= steps)
+        if len(due) <= most:
             return frozenset(due)
+        if gap >= steps:  # so few that not even the first ones fit
+            return frozenset({*due[:: -(-len(due) // most)], steps})
         gap += max(1, gap // 16)
 
 

@@ -1,0 +1,237 @@
+"""The film of a training: its frames are what a survey of the model at those steps gives, and nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import every
+
+from headwise import HeadwiseError
+from headwise.files import text_path
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe
+from headwise.gpt.run import FILM, Settings, run_training
+from headwise.gpt.train import Progress, Stopped, train
+from headwise.heads.film import FRAMES, Film, fitting, frame_steps, packed, read_film, unpacked
+from headwise.heads.maps import head_maps
+from headwise.heads.profiles import ROLES
+from headwise.heads.survey import survey
+
+STEPS = 41
+VERBS = Settings(seed=3, steps=STEPS, shape={"n_layers": 2, "d_model": 20, "n_heads": 5, "context": 17})
+STREAM = Settings(
+    preset="nanogpt", text=str(text_path("tale")), steps=STEPS, shape={"n_layers": 1, "d_model": 12, "n_heads": 3}
+)
+
+
+def quiet(progress: Progress) -> None:
+    pass
+
+
+@dataclass
+class Filmed:
+    """A training that was filmed: its folder, the film, the models of its frames and the trained one."""
+
+    folder: Path
+    film: Film
+    models: dict[int, GPT]
+    model: GPT
+
+
+def filmed(folder: Path, settings: Settings, report: Any = quiet) -> Filmed:
+    corpus, config, recipe = settings.resolve()
+    folder.mkdir(exist_ok=True)
+    film, models = Film(folder, corpus, config, recipe), dict[int, GPT]()
+
+    def look(model: GPT, step: int) -> None:
+        film(model, step)
+        if step in film.due:
+            models[step] = GPT(config)
+            models[step].load_state_dict(model.state_dict())
+
+    model, _ = train(folder, config, recipe, corpus.data, settings.seed, report, film=look)
+    return Filmed(folder, film, models, model)
+
+
+@pytest.fixture(scope="module")
+def verbs(tmp_path_factory: pytest.TempPathFactory) -> Filmed:
+    return filmed(tmp_path_factory.mktemp("verbs"), VERBS)
+
+
+@pytest.mark.slow
+@every("settings", [VERBS, STREAM], ids=["lines", "stream"])
+def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, verbs: Filmed, settings: Settings) -> None:
+    """Scores are those of a survey of the same documents; maps those of the model, to half a level of 255."""
+    run = verbs if settings is VERBS else filmed(tmp_path_factory.mktemp("run"), settings)
+    film, models = run.film, run.models
+    header, frames = read_film(run.folder) or ({}, [])
+    assert [frame["step"] for frame in frames] == [0, 1, 2, 4, 8, 16, 32, STEPS] == sorted(models)
+    first = frames[0]["scores"]
+    for frame in frames[::3]:
+        model = models[frame["step"]].eval()
+        found = survey(model, film.text, controls=False, ablate="none")
+        assert list(found) == header["heads"]
+        probes = {"duplicate", "prefix"}  # of other random tokens: a survey takes more of them
+        for n, profile in enumerate(found.profiles):
+            known = {role.score for role in ROLES if role.score in profile.scores} - probes - {"next"}
+            assert known == set(frame["scores"]) - probes
+            for name in known:
+                assert frame["scores"][name][n] == pytest.approx(profile.means[name], abs=6e-5), (profile.name, name)
+                if name in profile.uniform:
+                    assert header["even"][name] == pytest.approx(profile.uniform[name], abs=6e-5), name
+            for name, score, threshold in header["roles"]:
+                if score in frame["scores"]:
+                    value = frame["scores"][score][n]
+                    high = value >= threshold and value > header["even"].get(score, -math.inf)
+                    assert (name in frame["roles"][n]) == (high and frame["step"] > 0 and value > max(first[score]))
+        for place, line in enumerate(film.lines):
+            exact = head_maps(model, line, header["lines"][place], "model")
+            for item in exact.maps:
+                drawn = unpacked(header, frame)[item.name][place]
+                assert abs(drawn - item.weights).max() <= 0.5 / 255 + 1e-6
+
+
+def test_repeated_tokens_are_scored_as_a_survey_scores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.heads.film.PROBES", 4)  # as many as a survey draws
+    corpus, config, recipe = VERBS.resolve()
+    film = Film(tmp_path, corpus, config, recipe)
+    torch.manual_seed(1)
+    model = GPT(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)  # heads that look somewhere
+    film(model, 0)
+    assert film.log is not None
+    found = survey(model, film.text, controls=False, ablate="none")
+    for name in ("duplicate", "prefix"):
+        scores = [profile.means[name] for profile in found.profiles]
+        assert film.log.rows[0]["scores"][name] == pytest.approx(scores, abs=6e-5)
+        assert film.header["even"][name] == pytest.approx(found.profiles[0].uniform[name], abs=6e-5)
+
+
+def test_heads_are_as_alike_as_their_maps(tmp_path: Path) -> None:
+    corpus, config, recipe = VERBS.resolve()
+    film = Film(tmp_path, corpus, config, recipe)
+    torch.manual_seed(0)
+    film(GPT(config), 0)
+    assert film.log is not None
+    frame = film.log.rows[0]
+    maps = unpacked(film.header, frame)
+    for layer, alike in enumerate(frame["alike"]):
+        heads = [maps[f"L{layer}.H{h}"] for h in range(5)]
+        pairs = [
+            sum(min(p, q) for p, q in zip(a[line][row], b[line][row], strict=True))
+            for i, a in enumerate(heads)
+            for b in heads[:i]
+            for line in range(len(film.lines))
+            for row in range(1, len(film.lines[line]))
+        ]
+        rows = [1 / len(film.lines) / (len(line) - 1) for line in film.lines for _ in line[1:]] * 10
+        expected = sum(pair * weight for pair, weight in zip(pairs, rows, strict=True)) / 10
+        assert alike == pytest.approx(expected, abs=0.01)
+    one = GPTConfig(**{**vars(config), "n_heads": 1, "head_dim": 20})
+    lonely = Film(tmp_path / "one", corpus, one, recipe)
+    (tmp_path / "one").mkdir()
+    lonely(GPT(one), 0)
+    assert lonely.log is not None and lonely.log.rows[0]["alike"] == [None, None]
+
+
+def test_training_is_not_changed_by_a_film(tmp_path: Path, verbs: Filmed) -> None:
+    corpus, config, recipe = VERBS.resolve()
+    other, _ = train(tmp_path, config, recipe, corpus.data, VERBS.seed, quiet)
+    assert all(torch.equal(a, b) for a, b in zip(verbs.model.parameters(), other.parameters(), strict=True))
+
+
+def test_interrupted_and_resumed_has_the_same_bytes(tmp_path: Path, verbs: Filmed) -> None:
+    """Also where a kill has cut a frame short, and where frames are there that the saved state does not know yet."""
+    whole = (verbs.folder / FILM).read_bytes()
+    folder, lines = tmp_path / "run", whole.splitlines(keepends=True)
+
+    def press(progress: Progress) -> None:
+        if progress.step in (8, 32):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for cut in (0, 71):
+        with pytest.raises(Stopped):
+            filmed(folder, VERBS, report=press)
+        taken = len((folder / FILM).read_bytes().splitlines())
+        assert (folder / FILM).read_bytes() == b"".join(lines[:taken])
+        with (folder / FILM).open("ab") as file:
+            file.write(b"".join(lines[taken:])[: -cut or None])
+    filmed(folder, VERBS)
+    assert (folder / FILM).read_bytes() == whole
+
+
+def test_a_film_of_other_lines_is_begun_anew(tmp_path: Path) -> None:
+    corpus, config, recipe = VERBS.resolve()
+    (tmp_path / FILM).write_text('{"heads": []}\n{"step": 0, "scores": {}}\n')
+    film = Film(tmp_path, corpus, config, recipe)
+    film(GPT(config), 0)
+    header, frames = read_film(tmp_path) or ({}, [])
+    assert header["heads"] and len(frames) == 1
+
+
+@every("steps", [1, 2, 3, 31, 100, 977, 1000, 5003, 10**6])
+def test_frames_come_early_and_then_evenly(steps: int) -> None:
+    due = sorted(frame_steps(steps, FRAMES))
+    assert len(due) <= FRAMES and due[0] == 0 and due[-1] == steps
+    assert set(due) >= {step for step in (1, 2, 4, 8, 16) if step <= steps}
+    gaps = [b - a for a, b in itertools.pairwise(due)]
+    even = max(gaps)
+    later = [gap for gap, step in zip(gaps, due, strict=False) if step >= even][:-1]
+    assert set(later) <= {even}
+    assert steps < 900 or len(due) > 40
+
+
+@every("n_heads, layers, steps", [(1, 1, 10**4), (4, 2, 1000), (4, 4, 2000), (12, 12, 5000), (32, 24, 10**5)])
+def test_a_film_stays_under_a_megabyte(tmp_path_factory: Any, n_heads: int, layers: int, steps: int) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    corpus, _, _ = VERBS.resolve()
+    config = GPTConfig(vocab_size=len(corpus.tokens), context=64, n_layers=layers, n_heads=n_heads, d_model=2 * n_heads)
+    film = Film(folder, corpus, config, Recipe(steps=steps, batch=1, lr=1e-3))
+    film(GPT(config), 0)
+    header, frame = (folder / FILM).read_bytes().splitlines()
+    largest = len(frame) + layers * n_heads * len('"copying", ')  # no head has a role yet
+    assert film.lines and len(header) + len(film.due) * largest < 1e6
+    assert len(film.due) > FRAMES - 9 or n_heads * layers > 100
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    maps = [torch.rand(n, n).softmax(-1).tril().numpy() for n in (2, 7)]
+    header = {"heads": ["L0.H0"], "lines": [["a"] * 2, ["b"] * 7]}
+    for was, now in zip(maps, unpacked(header, {"maps": packed(maps)})["L0.H0"], strict=True):
+        assert abs(was - now).max() <= 0.5 / 255 + 1e-6
+
+
+def test_lines_are_cut_to_the_room_there_is() -> None:
+    assert [len(line) for line in fitting([[0] * 50, [1] * 9, [2] * 9, [3] * 9], 10**4)] == [32, 9, 9]
+    assert [len(line) for line in fitting([[0] * 50, [1] * 9], 45)] == [9]
+    assert [len(line) for line in fitting([[0] * 9, [1] * 9], 45 + 44)] == [9]
+    assert [len(line) for line in fitting([[0] * 9], 1)] == [2]
+
+
+def test_a_damaged_film_is_said(tmp_path: Path) -> None:
+    assert read_film(tmp_path) is None
+    (tmp_path / FILM).write_text("{")
+    with pytest.raises(HeadwiseError, match=r"film.jsonl is damaged .*; remove it: the run is whole without it"):
+        read_film(tmp_path)
+
+
+def test_the_run_has_its_film(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+
+    def make(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+        return Film(folder, corpus, config, recipe, rows.append)
+
+    run_training(tmp_path / "run", VERBS, quiet, resume=False, n_samples=0, film=make)
+    lines = (tmp_path / "run" / FILM).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
