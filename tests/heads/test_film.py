@@ -75,7 +75,8 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
     run = verbs if settings is VERBS else filmed(tmp_path_factory.mktemp("run"), settings)
     film, models = run.film, run.models
     header, frames = read_film(run.folder) or ({}, [])
-    assert [frame["step"] for frame in frames] == [0, 1, 2, 4, 8, 16, 32, STEPS] == sorted(models)
+    expected = [0, 1, 2, 4, 8, 16, 25, STEPS] if settings is VERBS else [0, 1, 2, 4, 8, 16, 32, STEPS]  # one is tiny
+    assert [frame["step"] for frame in frames] == sorted(models) == expected
     first = frames[0]["scores"]
     for frame in frames[::3]:
         model = models[frame["step"]].eval()
@@ -182,7 +183,7 @@ def test_a_film_of_other_lines_is_begun_anew(tmp_path: Path) -> None:
 
 @every("steps", [1, 2, 3, 31, 100, 977, 1000, 5003, 10**6])
 def test_frames_come_early_and_then_evenly(steps: int) -> None:
-    due = sorted(frame_steps(steps, FRAMES))
+    due = sorted(frame_steps(steps, FRAMES, 25))
     assert len(due) <= FRAMES and due[0] == 0 and due[-1] == steps
     assert set(due) >= {step for step in (1, 2, 4, 8, 16) if step <= steps}
     gaps = [b - a for a, b in itertools.pairwise(due)]
@@ -192,12 +193,12 @@ def test_frames_come_early_and_then_evenly(steps: int) -> None:
     assert steps < 900 or len(due) > 40
 
 
-@every("n_heads, layers, steps", [(1, 1, 10**4), (4, 2, 1000), (4, 4, 2000), (12, 12, 5000), (32, 24, 10**5)])
+@every("n_heads, layers, steps", [(1, 1, 10**4), (4, 2, 3000), (4, 4, 2000), (12, 12, 5000), (32, 24, 10**5)])
 def test_a_film_stays_under_a_megabyte(tmp_path_factory: Any, n_heads: int, layers: int, steps: int) -> None:
     folder = tmp_path_factory.mktemp("run")
     corpus, _, _ = VERBS.resolve()
     config = GPTConfig(vocab_size=len(corpus.tokens), context=64, n_layers=layers, n_heads=n_heads, d_model=2 * n_heads)
-    film = Film(folder, corpus, config, Recipe(steps=steps, batch=1, lr=1e-3))
+    film = Film(folder, corpus, config, Recipe(steps=steps, batch=1009, lr=1e-3))
     film(GPT(config), 0)
     header, frame = (folder / FILM).read_bytes().splitlines()
     largest = len(frame) + layers * n_heads * len('"copying", ')  # no head has a role yet

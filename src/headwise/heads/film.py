@@ -40,10 +40,12 @@ from headwise.heads.texts import Text
 from headwise.models.sites import sites_of
 from headwise.records import head_name
 
-FRAMES, GAP = 60, 16  # frames at most, and steps between two of them at least once the first ones are over
+FRAMES = 60  # at most
+GAPS = 25, 100  # steps between two frames at least once the first ones are over; and that of tiny models
+TINY = 1000  # width of the model x texts of a batch: below, a frame takes longer than a step
 SIZE = 900_000  # bytes of the file, about
 LINES, LONGEST = 3, 32  # that are filmed, and the most tokens of one
-TOKENS, PROBES = 256, 2  # tokens of the documents that are scored, about; texts of repeated tokens
+TOKENS, PROBES = 192, 2  # tokens of the documents that are scored, about; texts of repeated tokens
 DIGITS = 4  # of a number
 
 
@@ -63,7 +65,8 @@ class Film:
         tokens, layers, heads = corpus.tokens, range(config.n_layers), range(config.attention.n_heads)
         names = [head_name(layer, head) for layer in layers for head in heads]
         numbers = len(names) * (DIGITS + 4) * len(ROLES)  # bytes of a frame besides its maps
-        self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)))
+        gap = GAPS[config.d_model * recipe.batch < TINY]
+        self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)), gap)
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
         self.text = Text(corpus.data.held_out_documents(TOKENS), tokens.shown, tokens.specials, tokens.frame)
         example = tokens.prompt(corpus.example)
@@ -113,9 +116,9 @@ class Film:
         }
 
 
-def frame_steps(steps: int, most: int) -> frozenset[int]:
-    """0, 1, 2, 4, 8, ..., then evenly, at last the last: the steps of at most so many frames."""
-    gap = max(GAP, steps // most)
+def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:
+    """0, 1, 2, 4, 8, ..., then evenly, `gap` or more apart, at last the last: the steps of at most so many frames."""
+    gap = max(gap, steps // most)
     while True:
         first = {0, *(2**n for n in range(gap.bit_length()))}
         due = sorted(step for step in {*first, *range(gap, steps, gap), steps} if step <= steps)
