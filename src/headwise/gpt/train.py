@@ -47,6 +47,10 @@ class Progress:
     tokens_per_second: float
     held_out_loss: float | None  # on the steps that are evaluated
 
+    def row(self) -> dict[str, Any]:
+        """Its line in metrics.jsonl."""
+        return {name: value for name, value in asdict(self).items() if value is not None and name != "steps"}
+
 
 Film = Callable[[GPT, int], None]  # the model, and the steps that it has done
 
@@ -108,8 +112,7 @@ def train(
                     held_out = evaluate(model, data, limit) if evaluated else None
                     require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
                     progress = Progress(done, recipe.steps, loss, speed, held_out)
-                    row = {name: value for name, value in asdict(progress).items() if value is not None}
-                    log.add({name: value for name, value in row.items() if name != "steps"})
+                    log.add(progress.row())
                     report(progress)
                     counted, since = 0, time.monotonic()
                 stopping = interrupted()  # asked once: what is said to be saved must have been
@@ -122,8 +125,11 @@ def train(
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
-    evaluations = [row for row in log.rows if "held_out_loss" in row]
-    return model.eval(), [CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in evaluations]
+    return model.eval(), _curve(log.rows)
+
+
+def _curve(rows: Iterable[dict[str, Any]]) -> list[CurvePoint]:
+    return [CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in rows if "held_out_loss" in row]
 
 
 def _step(
