@@ -100,10 +100,9 @@ def train(
     try:
         with interrupts() as interrupted:
             film(model, start)
-            for step in range(start, recipe.steps):
-                loss, n_tokens = _step(model, optimizers, recipe, data, seed, step)
+            for done in range(start + 1, recipe.steps + 1):
+                loss, n_tokens = _step(model, optimizers, recipe, data, seed, done - 1)
                 counted += n_tokens
-                done = step + 1
                 film(model, done)
                 evaluated = done % every == 0 or done == recipe.steps
                 if evaluated or done % 10 == 0:
