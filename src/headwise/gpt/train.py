@@ -52,7 +52,8 @@ class Progress:
         return {name: value for name, value in asdict(self).items() if value is not None and name != "steps"}
 
 
-Film = Callable[[GPT, int], None]  # the model, and the steps that it has done
+# Sees the model where training begins or goes on and after every step, before its state is saved; and the steps done.
+Film = Callable[[GPT, int], None]
 
 
 def no_film(model: GPT, step: int) -> None:
@@ -83,20 +84,16 @@ def train(
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
-    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. `film` is
-    shown the model where training begins or goes on and after every step, before the state of that step is saved.
-    Returns the model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after
-    Ctrl-C.
+    Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
+    model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
     """
     torch.manual_seed(seed)
     model = GPT(config)
-    optimizers = make_optimizers(model, recipe)
-    weights = dict(model.named_parameters())
+    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
     log = StepLog(folder / METRICS, start)
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
-
     try:
         with interrupts() as interrupted:
             film(model, start)
