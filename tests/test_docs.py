@@ -34,7 +34,12 @@ SHORT = {
     "compare": "--steps 2 --seeds 2 --workers 1",
     "ladder": "--width 24 --tokens 5 --repeats 1",
 }
-ONLY_PARSED = ("compare sharing", "compare two-lookups", "compare claims")  # they take long whatever the options
+ONLY_PARSED = (
+    "learn --train",
+    "compare sharing",
+    "compare two-lookups",
+    "compare claims",
+)  # they take long whatever the options
 
 
 class Block(NamedTuple):

@@ -113,7 +113,7 @@ def train(
         "shape": {name: value for name, value in shape.items() if value is not None} or None,
     }
     if rung is not None:
-        folder = out_folder or _free_folder("microgpt" if text is None else text.stem)
+        folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
     else:
         _train(*_run_settings(options, out_folder, resume), resume, samples, as_json)
@@ -121,7 +121,7 @@ def train(
 
 def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool) -> None:
     """Train, report, and print what came out."""
-    with needs_torch(), _training_progress() as report:
+    with needs_torch(), training_progress() as report:
         from headwise.gpt.run import SAMPLES, run_training
         from headwise.heads.film import Film
 
@@ -130,7 +130,7 @@ def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, 
         result = run_training(folder, settings, report, resume, say, n_samples, Film)
         report_path = write_report_of(folder, result.example)
     if as_json:
-        print_json(_result_json(result, report_path))
+        print_json(result_json(result, report_path))
         return
     _print_result(result)
     out.print(f"\nreport: {report_path}")
@@ -165,7 +165,8 @@ def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) ->
     if folder is None:
         if resume:
             raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
-        return _free_folder(Path(wanted.get("text", wanted.get("preset", "verbs"))).stem), Settings(**wanted)
+        name = Path(wanted.get("text", wanted.get("preset", "verbs"))).stem
+        return free_folder(Path("runs") / name), Settings(**wanted)
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -182,15 +183,16 @@ def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) ->
     return folder, Settings(**run["settings"])
 
 
-def _free_folder(name: str) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on: an earlier run is never written over."""
-    number = 1
-    while (folder := Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+def free_folder(folder: Path) -> Path:
+    """The folder, or `NAME-2` beside it and so on: an earlier run is never written over."""
+    number, free = 1, folder
+    while free.exists():
         number += 1
-    return folder
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
 
 
-def _result_json(result: Result, report: Path) -> dict[str, Any]:
+def result_json(result: Result, report: Path) -> dict[str, Any]:
     summary = result.summary
     cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
     return {
@@ -221,7 +223,7 @@ def _print_result(result: Result) -> None:
 
 
 @contextmanager
-def _training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
+def training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
     """Where there is no terminal, each evaluation has a line."""
     held_out = ""
     with Progress() as progress:

@@ -95,12 +95,15 @@ def run_training(
     say: Callable[[str], None] = lambda line: None,
     n_samples: int = SAMPLES,
     film: Callable[[Path, Corpus, GPTConfig, Recipe], Film] | None = None,
+    build: Callable[[GPTConfig], GPT] = GPT,
+    finish: Callable[[GPT], GPT] = lambda model: model,
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
     `report` hears of every ten steps, `say` of what else goes on; what `film` makes, such as a
-    `headwise.heads.film.Film`, is shown the model after every step. A folder with a run in it is refused unless
-    `resume` says to go on; its settings must then be the same. One process at a time trains in a folder.
+    `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that learns, and `finish`
+    of it the one that is kept, where the two differ. A folder with a run in it is refused unless `resume` says to go
+    on; its settings must then be the same. One process at a time trains in a folder.
     """
     corpus, config, recipe = settings.resolve()
     _check(folder, settings, corpus, resume)
@@ -120,7 +123,8 @@ def run_training(
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         filming = no_film if film is None else film(folder, corpus, config, recipe)
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=filming)
+        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build)
+        model = finish(model)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
         result = _result(folder, corpus, model, facts, curve, n_samples)

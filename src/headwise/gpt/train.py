@@ -81,6 +81,7 @@ def train(
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,
     film: Film = no_film,
+    build: Callable[[GPTConfig], GPT] = GPT,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
@@ -88,7 +89,7 @@ def train(
     model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
     """
     torch.manual_seed(seed)
-    model = GPT(config)
+    model = build(config)
     optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
     log = StepLog(folder / METRICS, start)

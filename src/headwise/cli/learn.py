@@ -1,0 +1,213 @@
+"""`headwise learn`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Exit, Option
+
+from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.heads import write_report_of
+from headwise.cli.train import free_folder, result_json, training_progress
+from headwise.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from headwise.teach.course import Course
+
+DEFAULT = Path("learn")
+CLASS = 11  # the exercise whose class may learn the verbs
+LOOK = 0.3  # seconds between two looks at a file that is watched
+
+
+Folder = Annotated[
+    Path | None, Argument(metavar="[FOLDER]", help="Where the exercises are, or will be. Default: learn.")
+]
+Watch = Annotated[bool, Option("--watch", help="Check again at each save.")]
+Reset = Annotated[
+    int | None, Option(metavar="N", help="Make exercise N as it was at first; your version is kept in backup/.")
+]
+Solution = Annotated[int | None, Option(metavar="N", help="Print the solution of exercise N.")]
+Lang = Annotated[str | None, Option(help="Language: en or es. It is remembered.")]
+Notebook = Annotated[bool, Option("--notebook", help="Write the exercises as notebooks too.")]
+Train = Annotated[
+    bool, Option("--train", help="Let the class of exercise 11 learn the verbs, and write a report of its heads.")
+]
+Steps = Annotated[int | None, Option(min=1, help="Training steps of --train.")]
+
+
+@app.command(epilog="Example: headwise learn --lang es, then edit learn/01_softmax.py, then headwise learn")
+def learn(
+    folder: Folder = None,
+    watch: Watch = False,
+    reset: Reset = None,
+    solution: Solution = None,
+    lang: Lang = None,
+    notebook: Notebook = False,
+    train: Train = False,
+    steps: Steps = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Learn attention in 18 small exercises, in English or in Spanish.
+
+    The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
+    Exit code 1 says that an exercise is not right yet.
+    """
+    if steps is not None and not train:
+        raise HeadwiseError("--steps is for --train; pass both, or neither")
+    course, new = _open(folder, lang, (reset, solution))
+    if reset is not None:
+        _reset(course, reset, as_json)
+    elif solution is not None:
+        _print_solution(course, solution, as_json)
+    elif notebook:
+        _notebooks(course, as_json)
+    elif train:
+        _train(course, steps, as_json)
+    elif watch:
+        _watch(course)
+    else:
+        document = _step(course, new, quiet=as_json)
+        if as_json:
+            print_json(document)
+        if document["status"] not in ("new", "done"):
+            raise Exit(1)
+
+
+def _open(folder: Path | None, lang: str | None, numbers: tuple[int | None, ...]) -> tuple[Course, bool]:
+    """The course, and whether it is new; inside a course's folder, that one. A wrong number makes nothing."""
+    from headwise.teach.course import PROGRESS, open_course
+    from headwise.teach.exercises import exercises, find_exercise
+
+    for number in numbers:
+        if number is not None:
+            find_exercise(number)
+    inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
+    return open_course(folder or (Path() if inside else DEFAULT), lang)
+
+
+def _reset(course: Course, number: int, as_json: bool) -> None:
+    from headwise.teach.exercises import find_exercise
+
+    exercise = find_exercise(number)
+    backup = course.reset(exercise)
+    if as_json:
+        print_json({"exercise": number, "file": str(course.path(exercise)), "backup": str(backup)})
+    else:
+        out.print(course.words["reset"].format(file=course.path(exercise), backup=backup))
+
+
+def _print_solution(course: Course, number: int, as_json: bool) -> None:
+    from headwise.teach.exercises import find_exercise
+
+    code = find_exercise(number).code(course.language)
+    if as_json:
+        print_json({"exercise": number, "solution": code})
+    else:
+        out.print(code.rstrip("\n"))
+
+
+def _command(course: Course, option: str = "") -> str:
+    name = "" if course.folder in (DEFAULT, Path()) else f" {course.folder}"
+    return f"headwise learn{name}{option}"
+
+
+def _step(course: Course, new: bool, quiet: bool = False) -> dict[str, Any]:
+    """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
+    from headwise.teach.course import told
+    from headwise.teach.exercises import exercises
+
+    marked: list[dict[str, Any]] = []
+
+    def say(text: str) -> None:
+        if not quiet:
+            out.print(text)
+
+    if new:
+        say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
+    while not new and (exercise := course.current):
+        verdict = course.mark(exercise)
+        if marked and verdict.status == "open":
+            break  # it has just been opened
+        step = course.hint(exercise)
+        lines = told(exercise, verdict, course.language, step, str(course.path(exercise)), _command(course))
+        hint = exercise.texts[course.language]["hints"][step - 1] if step else None
+        marked.append(
+            {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
+        )
+        say("\n".join(lines) + "\n")
+        if verdict.status != "passed":
+            return _document(course, marked, verdict.status)
+    if (exercise := course.current) is None:
+        say(course.words["all_done"].format(count=len(exercises()), command=_command(course, " --train")))
+        return _document(course, marked, "done")
+    if not new:
+        say(course.words["next"].format(title=exercise.heading(course.language)))
+    say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
+    return _document(course, marked, "new" if new else "done")
+
+
+def _document(course: Course, marked: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    following = course.current
+    return {
+        "folder": str(course.folder),
+        "language": course.language,
+        "status": status,
+        "marked": marked,
+        "passed": course.passed,
+        "next": None if following is None else str(course.path(following)),
+    }
+
+
+def _watch(course: Course) -> None:
+    """Mark at each save, until all are right or Ctrl-C."""
+    out.print(course.words["watching"].format(folder=course.folder))
+    seen: bytes | None = None
+    while (exercise := course.current) is not None:
+        content = course.path(exercise).read_bytes() if course.path(exercise).exists() else None
+        if content is None or content == seen:
+            time.sleep(LOOK)
+            continue
+        seen = content
+        _step(course, new=False)
+        out.print("")
+        if course.current is not exercise and course.current is not None:
+            seen = course.path(course.current).read_bytes()
+
+
+def _notebooks(course: Course, as_json: bool) -> None:
+    from headwise.teach.notebook import write_notebooks
+
+    paths = write_notebooks(course.folder / "notebooks", course.language)
+    if as_json:
+        print_json({"notebooks": [str(path) for path in paths]})
+    else:
+        out.print(course.words["notebooks"].format(count=len(paths), folder=course.folder / "notebooks"))
+
+
+def _train(course: Course, steps: int | None, as_json: bool) -> None:
+    """Let the class of exercise 11 learn, and report its heads."""
+    from headwise.teach.exercises import find_exercise
+
+    exercise = find_exercise(CLASS)
+    if course.mark(exercise).status != "passed":
+        raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
+    folder = free_folder(course.folder / "model")
+    with needs_torch(), training_progress() as report:
+        from headwise.teach.own import load_class, train_own
+
+        err.print(course.words["training"], soft_wrap=True)
+        result, difference = train_own(folder, load_class(course.path(exercise)), steps, report)
+        page = write_report_of(folder, result.example)
+    if as_json:
+        print_json({**result_json(result, page), "difference": difference})
+        return
+    assert result.cells is not None
+    right, _, count = result.cells
+    losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
+    out.print(course.words["trained"].format(**losses, right=right, all=count))
+    out.print(course.words["certified"].format(difference=difference))
+    out.print(course.words["report"].format(path=page))

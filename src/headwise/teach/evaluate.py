@@ -1,0 +1,80 @@
+"""The learner's side: run a file and evaluate calls on it, in a process of its own. Started by `marking`.
+
+Reads one JSON document from standard input and writes one to the descriptor that was standard output. What the
+learner's code prints goes to standard error, so that it cannot be taken for the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MEMORY = 6 * 2**30  # bytes of address space; torch alone maps about three
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists of what a call gave; the name of its type where it is neither."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
+
+
+def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
+    """What the calls give: `values`, or `error`, `line` and the number of the `call` at which it happened.
+
+    code  the text of a file, or the names that it has defined
+    """
+    values: list[Any] = []
+    try:
+        module: dict[str, Any] = {"__name__": "exercise", "__file__": name} if isinstance(code, str) else {**code}
+        if isinstance(code, str):
+            exec(compile(code, name, "exec"), module)
+        inputs: dict[str, Any] = {}
+        exec(compile(setup, "setup", "exec"), inputs)
+        for call in calls:
+            kept = {key: _copied(value) for key, value in inputs.items()}
+            values.append(plain(eval(call, {**module, **kept})))
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
+        return {"error": text, "line": line, "call": len(values), "syntax": isinstance(error, SyntaxError)}
+    return {"values": values}
+
+
+def outcomes(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the calls of a job give: of the variants first, which are ours, then of the learner's text."""
+    known = {name: outcome(code, name, job["setup"], job["calls"]) for name, code in job["variants"].items()}
+    return known | {job["name"]: outcome(job["source"], job["name"], job["setup"], job["calls"])}
+
+
+def _copied(value: Any) -> Any:
+    """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
+    with contextlib.suppress(TypeError):
+        return copy.deepcopy(value)
+    return value
+
+
+def main() -> None:
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    json.dump(outcomes(json.load(sys.stdin)), answer)
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Marking: what the learner's code gives beside what the solution gives, and the bug that gives the same wrong numbers.
+
+Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
+learner's numbers is the learner's bug.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+from headwise.teach.evaluate import outcome
+from headwise.teach.exercises import BLANK, WORDS, Exercise
+
+SECONDS = 30  # of the learner's process, the import of torch included
+SHOWN = 60  # characters of a value or call, at most
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is so in one file. `status` is passed, open (something is still to do), wrong, or failed (not checked)."""
+
+    status: str
+    guess: str | None = None  # the answer to the question; None where there is none yet
+    line: int | None = None
+    quoted: str = ""
+    bugs: tuple[str, ...] = ()
+    evidence: str = ""
+    fix: str = ""
+
+
+def mark(exercise: Exercise, source: str, language: str) -> Verdict:
+    """Mark a file, whose text is `source`. It runs in a process of its own, with limits, and never in this one."""
+    try:
+        guess = guess_of(source)
+    except SyntaxError as error:
+        return _failed(exercise, source, {"error": f"SyntaxError: {error.msg}", "line": error.lineno}, None, language)
+    lines = source.splitlines()
+    blanks = [number for number, line in enumerate(lines, 1) if BLANK.match(line)]
+    if blanks or guess is None:
+        words = WORDS[language]
+        missing = [words["unanswered"]] * (guess is None) + [words["blank"].format(line=line) for line in blanks]
+        return Verdict("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
+    job = {
+        "name": exercise.file,
+        "source": source,
+        "setup": exercise.setup,
+        "calls": exercise.calls,
+        "variants": {"": exercise.code(), **exercise.variants()},
+    }
+    outcomes = run_apart(job)
+    return judge(exercise, source, outcomes, guess, language)
+
+
+def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Verdict:
+    """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
+    learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
+    if "error" in learner:
+        broken = [name for name, known in outcomes.items() if known.get("error") == learner["error"]]
+        return _failed(exercise, source, learner, guess, language, tuple(broken[:1]))
+    difference = first_difference(exercise, learner["values"], right["values"], language)
+    if difference is None:
+        return Verdict("passed", guess)
+    same = [name for name, known in outcomes.items() if "values" in known and close(learner["values"], known["values"])]
+    bugs = tuple(same[0].split()) if same else ()
+    line, quoted = likely_line(exercise, source, bugs)
+    return Verdict("wrong", guess, line, quoted, bugs, difference, _fix(exercise, bugs, language))
+
+
+def _failed(
+    exercise: Exercise,
+    source: str,
+    learner: Mapping[str, Any],
+    guess: str | None,
+    language: str,
+    bugs: tuple[str, ...] = (),
+) -> Verdict:
+    line = learner.get("line")
+    lines = source.splitlines()
+    quoted = lines[line - 1].strip() if line and line <= len(lines) else ""
+    text = learner["error"]
+    if "timeout" in learner or "ended" in learner:
+        text = WORDS[language]["timeout" if "timeout" in learner else "ended"].format(seconds=SECONDS)
+    elif 0 <= learner.get("call", -1) < len(exercise.calls):
+        text = f"{shortened(exercise.calls[learner['call']])}: {text}"
+    return Verdict("failed", guess, line, quoted, bugs, text, _fix(exercise, bugs, language))
+
+
+def _fix(exercise: Exercise, bugs: tuple[str, ...], language: str) -> str:
+    return " ".join(bug[language] for bug in exercise.bugs if bug["id"] in bugs)
+
+
+def guess_of(source: str) -> str | None:
+    """The value of `answer` in a file, None where it is empty or not there. Raises SyntaxError."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "answer" for t in node.targets):
+            value = node.value.value if isinstance(node.value, ast.Constant) else None
+            return str(value).strip().lower() or None if value is not None else None
+    return None
+
+
+def run_apart(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
+    """Run a job of `evaluate` in a process of its own, and end it, with all it has started, when the time is up."""
+    command = [sys.executable, "-P", "-c", "from headwise.teach.evaluate import main; main()"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    stopped = "ended"
+    with subprocess.Popen(command, encoding="utf-8", start_new_session=True, env=environment, **pipes) as process:
+        try:
+            answer, _ = process.communicate(json.dumps(job), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            answer, stopped = "", "timeout"
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+    try:
+        outcomes: dict[str, Any] = json.loads(answer)
+    except ValueError:
+        return {job["name"]: {"error": stopped, stopped: True}}
+    return outcomes
+
+
+def close(a: Any, b: Any) -> bool:
+    """Equal up to rounding in single precision; nan equals nan."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(close, a, b))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5) or (math.isnan(a) and math.isnan(b))
+    return bool(a == b)
+
+
+def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
+    """The first number that differs, in words; None where all is close."""
+    words = WORDS[language]
+    for call, got, wanted in zip(exercise.calls, values, right, strict=True):
+        if close(got, wanted):
+            continue
+        shapes = _shape(got), _shape(wanted)
+        if shapes[0] != shapes[1]:
+            what = [
+                str(shape) if shape else shortened(str(value))
+                for shape, value in zip(shapes, (got, wanted), strict=True)
+            ]
+            return words["shape" if all(shapes) else "gives"].format(call=shortened(call), mine=what[0], right=what[1])
+        path = ""
+        while isinstance(got, list):
+            index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
+            got, wanted, path = got[index], wanted[index], f"{path}[{index}]"
+        numbers = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in (got, wanted)]
+        return words["gives"].format(call=shortened(call) + path, mine=numbers[0], right=numbers[1])
+    return None
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return (len(value), *_shape(value[0])) if isinstance(value, list) and value else ()
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def likely_line(exercise: Exercise, source: str, bugs: tuple[str, ...]) -> tuple[int | None, str]:
+    """The line of the file that looks most like what the first bug makes of the solution."""
+    if not bugs:
+        return None, ""
+    before = exercise.code().splitlines()
+    wrong = [line.strip() for line in exercise.variants()[bugs[0]].splitlines() if line not in before]
+    candidates = [
+        (SequenceMatcher(None, line.strip(), text).ratio(), -number, line.strip())
+        for number, line in enumerate(source.splitlines(), 1)
+        for text in wrong
+        if text != "pass"
+    ]
+    likeness, number, quoted = max(candidates, default=(0.0, 0, ""))
+    return (-number, quoted) if likeness > 0.6 else (None, "")
+
+
+def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Verdict:
+    """Mark what a notebook has defined, in its own process; see `mark`."""
+    if guess is None:
+        return Verdict("open", evidence=WORDS[language]["unanswered"])
+    variants = {"": exercise.code(), **exercise.variants()}
+    known = {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants.items()}
+    known[exercise.file] = outcome(names, exercise.file, exercise.setup, exercise.calls)
+    return judge(exercise, "", known, guess, language)

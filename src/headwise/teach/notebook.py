@@ -1,0 +1,89 @@
+"""The exercises as notebooks, and their check, which runs in the notebook itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headwise.files import write_whole
+from headwise.markup import escaped
+from headwise.teach.course import HINTS, told
+from headwise.teach.exercises import WORDS, Exercise, exercises, find_exercise, room
+from headwise.teach.marking import mark_names
+
+# Exercises whose class `hw.check` reads as a whole, in whatever style it is written.
+WHOLE = {9: "MultiHeadAttention", 10: "CausalAttention", 11: "MultiHeadAttention"}
+_tries: dict[int, int] = {}  # of this notebook, by exercise
+
+
+class Told:
+    """A verdict as a notebook shows it."""
+
+    def __init__(self, lines: list[str], passed: bool) -> None:
+        self.lines, self.passed = lines, passed
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _repr_html_(self) -> str:
+        first, *rest = map(escaped, self.lines)
+        sign = "\u2713" if self.passed else "\u2717"
+        return f"<p><strong>{sign} {first}</strong></p>" + "".join(f"<p>{line}</p>" for line in rest)
+
+
+def check(number: int, names: Mapping[str, Any], language: str = "en") -> Told:
+    """Mark exercise `number` by the names of a notebook, `globals()`; each try that fails brings the next hint."""
+    exercise = find_exercise(number)
+    guess = str(names.get("answer", "")).strip().lower() or None
+    verdict = mark_names(exercise, names, guess, language)
+    if verdict.status != "passed":
+        _tries[number] = _tries.get(number, 0) + (verdict.status != "open")
+    step = min(_tries.get(number, 0), HINTS)
+    lines = told(exercise, verdict, language, step, f"{exercise.name}.ipynb", "headwise learn")
+    return Told(lines, verdict.status == "passed")
+
+
+def write_notebooks(folder: Path, language: str) -> list[Path]:
+    """A notebook for each exercise, with its picture inside; one that is there already stays as it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for exercise in exercises():
+        path = folder / f"{exercise.name}.ipynb"
+        paths.append(path)
+        if not path.exists():
+            write_whole(path, json.dumps(notebook(exercise, language), indent=1, ensure_ascii=False) + "\n")
+    return paths
+
+
+def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[str, Any]:
+    """The notebook of an exercise, in the format 4.5: text, question, blank, check."""
+    texts, words = exercise.texts[language], WORDS[language]
+    text = f"# {exercise.heading(language)}\n\n{texts['text'].strip()}"
+    attachments = {}
+    if exercise.figure:
+        picture = room(exercise.figure_file(language)).read_text(encoding="utf-8")
+        attachments = {"picture.svg": {"image/svg+xml": picture}}
+        text += f"\n\n![{texts['title']}](attachment:picture.svg)"
+    question = f"**{words['question']}**\n\n{texts['question'].strip()}"
+    guess = exercise.answer if solved else ""
+    marking = f'from headwise.teach.notebook import check\n\ncheck({exercise.number}, globals(), "{language}")'
+    cells = [
+        _cell("markdown", text, attachments=attachments) if attachments else _cell("markdown", text),
+        _cell("markdown", question),
+        _cell("code", f'answer = "{guess}"  # {words["choose"]}'),
+        _cell("code", exercise.code(language, solved).rstrip()),
+        _cell("code", marking),
+    ]
+    if exercise.number in WHOLE:
+        engine = f"import headwise as hw\n\nhw.check({WHOLE[exercise.number]}, causal={exercise.number > 9})"
+        cells += [_cell("markdown", words["notebook_engine"]), _cell("code", engine)]
+    cells = [{**cell, "id": f"cell-{exercise.number}-{place}"} for place, cell in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+
+
+def _cell(kind: str, source: str, **more: Any) -> dict[str, Any]:
+    run: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
+    return {"cell_type": kind, "metadata": {}, "source": source, **run, **more}

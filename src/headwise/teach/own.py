@@ -1,0 +1,122 @@
+"""The learner's own class in a GPT: it learns the verbs in place of our layer, and ours then reads what it learned.
+
+The class goes into every block, and its forward and backward do all of the training. Its weights begin as those that
+the GPT draws, so that a right class learns what ours would learn. Afterwards they are carried into a layer of ours by
+`from_course`, and the logits of both models are compared on held-out text. So a run folder is written like any other:
+every command reads it, and the heads in its report are the learner's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.files import read_text
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.run import Result, Settings, run_training
+from headwise.gpt.train import Progress, one_thread
+from headwise.layer.importing.importers import from_course
+from headwise.layer.layer import MultiHeadAttention
+from headwise.rungs.cache import KVCache
+
+PLACES = {"W_query": "q_proj", "W_key": "k_proj", "W_value": "v_proj", "out_proj": "o_proj"}
+LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
+# GPT-2's architecture at the size of the verb model: what a course's class fits into, with all its biases.
+SHAPE: dict[str, Any] = {
+    **{"context": 64, "n_layers": 2, "n_heads": 4, "d_model": 64, "d_ff": 256, "norm": "layer", "norm_eps": 1e-5},
+    **{"position": "learned", "activation": "gelu", "gated": False, "bias": True, "qk_norm": False},
+}
+
+
+class LearnerAttention(nn.Module):
+    """A module of the learner where a GPT has its attention."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
+        result: Tensor = self.module(x)
+        return result
+
+
+def load_class(path: Path, name: str = "MultiHeadAttention") -> Callable[..., nn.Module]:
+    """The class of that name in a file of the learner, which is run. HeadwiseError where that fails."""
+    names: dict[str, Any] = {"__name__": "learner", "__file__": str(path)}
+    try:
+        exec(compile(read_text(path), str(path), "exec"), names)
+    except Exception as error:
+        raise HeadwiseError(f"{path} does not run: {type(error).__name__}: {error}") from None
+    if not isinstance(names.get(name), type):
+        raise HeadwiseError(f"{path} has no class {name}; `headwise learn --reset 11` gives it back")
+    attention: Callable[..., nn.Module] = names[name]
+    return attention
+
+
+def train_own(
+    folder: Path, attention: Callable[..., nn.Module], steps: int | None, report: Callable[[Progress], None]
+) -> tuple[Result, float]:
+    """Train a GPT with the learner's class on the verbs, into a run folder; and the largest difference of the logits.
+
+    attention  a class with the arguments (d_in, d_out, context_length, dropout, num_heads, qkv_bias) and the attributes
+               W_query, W_key, W_value, out_proj, num_heads and mask, as courses write it
+
+    Raises HeadwiseError where its layers compute something else than ours with the same weights.
+    """
+    differences: list[float] = []
+
+    def build(config: GPTConfig) -> GPT:
+        return with_attention(config, attention)
+
+    def finish(model: GPT) -> GPT:
+        ours, difference = carried(model, settings.resolve()[0].data.held_out_documents(2_000))
+        differences.append(difference)
+        return ours
+
+    settings = Settings(preset="verbs", steps=steps, shape=SHAPE)
+    with one_thread():
+        result = run_training(folder, settings, report, resume=False, build=build, finish=finish)
+    return result, differences[0]
+
+
+def with_attention(config: GPTConfig, attention: Callable[..., nn.Module]) -> GPT:
+    """A GPT with a layer of this class in each block, its weights those that the GPT has drawn for ours."""
+    model = GPT(config)
+    for block in model.blocks:
+        ours: Any = block.attention
+        module = attention(config.d_model, config.d_model, config.context, config.dropout, config.n_heads, config.bias)
+        drawn = ours.state_dict()
+        keys = [(theirs, place, kind) for theirs, place in PLACES.items() for kind in ("weight", "bias")]
+        state = {f"{theirs}.{kind}": drawn[f"{place}.{kind}"] for theirs, place, kind in keys}
+        module.load_state_dict(state, strict=False)
+        block.attention = LearnerAttention(module)
+    return model
+
+
+@torch.no_grad()
+def carried(model: GPT, texts: list[list[int]]) -> tuple[GPT, float]:
+    """The same model with layers of ours, and how far its logits lie from those of the learner's on texts."""
+    ours = GPT(model.config)
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".attention." not in name}
+    for number, block in enumerate(model.blocks):
+        learner: Any = block.attention
+        layer: MultiHeadAttention = from_course(learner.module).layer
+        state |= {f"blocks.{number}.attention.{name}": tensor for name, tensor in layer.state_dict().items()}
+    ours.load_state_dict(state)
+    ours.eval(), model.eval()
+    difference = max(float((model(ids) - ours(ids)).abs().max()) for ids in map(_batch, texts))
+    if not difference <= LARGEST_DIFFERENCE:
+        raise HeadwiseError(
+            f"with your class the logits differ by {difference:.3g} from those of headwise's layer with the same "
+            f"weights, and {LARGEST_DIFFERENCE} is the most that rounding explains; check exercise 11 again"
+        )
+    return ours, difference
+
+
+def _batch(ids: list[int]) -> Tensor:
+    return torch.tensor([ids])

@@ -1,0 +1,223 @@
+"""`headwise learn`: exercises whose blanks say what is missing, whose solutions pass, and whose bugs have names."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import every
+from invoking import Invoke
+
+from headwise.errors import HeadwiseError
+from headwise.teach import marking
+from headwise.teach.course import open_course
+from headwise.teach.evaluate import outcome
+from headwise.teach.exercises import LANGUAGES, WORDS, Exercise, exercises, find_exercise
+from headwise.teach.marking import guess_of, mark, run_apart
+
+ALL = exercises()
+
+
+@cache
+def known(number: int) -> dict[str, Any]:
+    """What the solution and the bugs of an exercise give."""
+    exercise = find_exercise(number)
+    variants = {"": exercise.code(), **exercise.variants()}
+    return {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants.items()}
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The learner's file runs in this process: what the tests write is harmless, and a process takes a second."""
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        learner = outcome(job["source"], job["name"], job["setup"], job["calls"])
+        return {**known(int(job["name"][:2])), job["name"]: learner}
+
+    monkeypatch.setattr(marking, "run_apart", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # infinity less infinity is what some bugs are about
+        yield
+
+
+def written(exercise: Exercise, code: str, answer: str = "a", language: str = "en") -> str:
+    """The file of an exercise with other code in it."""
+    head = exercise.source(language, solved=True, answer=answer)
+    return head.replace(exercise.code(language), code)
+
+
+def test_the_exercises_are_complete() -> None:
+    assert [exercise.number for exercise in ALL] == list(range(1, 19))
+    assert set(WORDS["en"]) == set(WORDS["es"])
+    for exercise in ALL:
+        assert exercise.answer in "abc" and len(exercise.bugs) >= 3, exercise.name
+        for language in LANGUAGES:
+            texts = exercise.texts[language]
+            assert set(texts) == {"title", "text", "question", "reveal", "hints", "notes"}, exercise.name
+            assert len(texts["hints"]) == 3 and len(texts["notes"]) == len(exercise.texts["en"]["notes"])
+            assert all(f"{letter})" in texts["question"] for letter in "abc")
+            assert all(len(bug[language]) > 15 for bug in exercise.bugs)
+            for text in (exercise.source(language), exercise.source(language, solved=True)):
+                assert not re.search(r"<\d>|#\?", text), exercise.name
+                assert max(map(len, text.splitlines())) <= 130
+        assert exercise.texts["en"]["text"] != exercise.texts["es"]["text"]
+
+
+@every("exercise", ALL, ids=[exercise.name for exercise in ALL])
+def test_a_blank_says_what_is_missing_and_a_solution_passes(in_process: None, exercise: Exercise) -> None:
+    for language in LANGUAGES:
+        blank = exercise.source(language)
+        verdict = mark(exercise, blank, language)
+        lines = [n for n, line in enumerate(blank.splitlines(), 1) if line.strip().startswith("...")]
+        assert verdict.status == "open" and verdict.line == lines[0]
+        assert all(str(line) in verdict.evidence for line in lines) and "`answer`" in verdict.evidence
+        solved = mark(exercise, exercise.source(language, solved=True, answer="B "), language)
+        assert (solved.status, solved.guess) == ("passed", "b"), solved
+
+
+@every("exercise", ALL, ids=[exercise.name for exercise in ALL])
+def test_every_bug_is_named(in_process: None, exercise: Exercise) -> None:
+    code = exercise.code()
+    for bug in exercise.bugs:
+        source = written(exercise, exercise.variants()[bug["id"]])
+        assert exercise.variants()[bug["id"]] != code
+        verdict = mark(exercise, source, "es")
+        assert verdict.bugs == (bug["id"],), (bug["id"], verdict)
+        assert verdict.fix == bug["es"] and verdict.evidence
+
+
+def test_two_bugs_are_named_together_and_unknown_ones_are_not(in_process: None) -> None:
+    exercise = find_exercise(9)
+    both = exercise.variants()["scale-missing mask-missing"]
+    assert mark(exercise, written(exercise, both), "en").bugs == ("scale-missing", "mask-missing")
+    odd = exercise.code().replace("math.sqrt(self.d_head)", "1.25")
+    verdict = mark(exercise, written(exercise, odd), "en")
+    assert (verdict.status, verdict.bugs, verdict.fix) == ("wrong", (), "")
+    assert "it must give" in verdict.evidence
+
+
+def test_the_line_and_the_numbers_are_the_learners(in_process: None) -> None:
+    exercise = find_exercise(4)
+    source = written(exercise, exercise.code().replace(" / math.sqrt(len(query))", ""))
+    verdict = mark(exercise, source, "en")
+    assert verdict.bugs == ("scale-missing",)
+    assert verdict.line and source.splitlines()[verdict.line - 1].strip() == verdict.quoted
+    assert verdict.quoted == "scores = [dot(query, key) for key in keys]"
+    assert re.fullmatch(r"weights\(query, keys5, d_model=21\)\[0\] gives .+; it must give .+\.", verdict.evidence)
+    shape = find_exercise(7)
+    verdict = mark(shape, written(shape, shape.code().replace(".transpose(1, 0, 2)\n", "\n", 1)), "en")
+    assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)
+
+
+def test_what_does_not_run_is_said_with_its_line(in_process: None) -> None:
+    exercise = find_exercise(1)
+    broken = exercise.source("en", True, "a").replace("top = max(scores)", "top = maximum(scores)")
+    verdict = mark(exercise, broken, "en")
+    assert verdict.status == "failed" and "NameError: name 'maximum' is not defined" in verdict.evidence
+    assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
+    verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
+    assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
+    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") == "1"
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
+    exercise = find_exercise(1)
+    solved = exercise.source("en", True, "a")
+    loud = solved + 'print("{}")\nimport sys; sys.stdout.write("[1]")\n'
+    assert mark(exercise, loud, "en").status == "passed"
+    verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
+    assert verdict.status == "failed" and "ended the process" in verdict.evidence
+    job = {"name": exercise.file, "source": "while True: pass", "setup": "", "calls": [], "variants": {}}
+    assert "timeout" in run_apart(job, seconds=1)[exercise.file]
+
+
+def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = invoke("learn")
+    assert first.code == 0 and "Open learn/01_softmax.py" in first.out
+    path, exercise = tmp_path / "learn" / "01_softmax.py", find_exercise(1)
+    assert path.read_text() == exercise.source("en")
+    assert (tmp_path / "learn" / "figures" / "head.en.svg").exists()
+    untouched = invoke("learn")
+    assert untouched.code == 1 and "is not finished" in untouched.out and "Hint" not in untouched.out
+
+    wrong = written(exercise, exercise.variants()["norm-missing"], answer="c")
+    path.write_text(wrong)
+    for step in (1, 2, 3, 3):
+        again = invoke("learn")
+        assert again.code == 1 and "The bug: norm-missing." in again.out and f"Hint {step} of 3" in again.out
+        assert ("--solution 1" in again.out) is (step == 3)
+    assert path.read_text() == wrong
+
+    path.write_text(exercise.source("en", True, "c"))
+    passed = invoke("learn")
+    assert passed.code == 0 and "You guessed c; it is b." in passed.out and "Open learn/02_head.py" in passed.out
+    document = json.loads(invoke("learn", "--json").out)
+    assert (document["status"], document["passed"], document["next"]) == ("open", [1], "learn/02_head.py")
+    assert document["marked"][0]["exercise"] == 2
+
+    reset = invoke("learn", "--reset", 1)
+    assert reset.code == 0 and path.read_text() == exercise.source("en")
+    assert (tmp_path / "learn" / "backup" / "01_softmax-1.py").read_text() == exercise.source("en", True, "c")
+    assert invoke("learn", "--solution", 3).out == find_exercise(3).code()
+    monkeypatch.chdir(tmp_path / "learn")
+    assert "01_softmax.py" in invoke("learn").out  # inside the folder no name is needed
+
+
+def test_the_whole_course_in_spanish(invoke: Invoke, in_process: None, tmp_path: Path) -> None:
+    folder = tmp_path / "curso"
+    assert "Abre" in invoke("learn", folder, "--lang", "es").out
+    for exercise in ALL:
+        (folder / exercise.file).write_text(exercise.source("es", True, exercise.answer), encoding="utf-8")
+    done = invoke("learn", folder)
+    assert done.code == 0 and done.out.count("Tu respuesta") == 18
+    assert f"headwise learn {folder} --train" in done.out
+    assert json.loads(invoke("learn", folder, "--json").out)["status"] == "done"
+
+
+def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None:
+    open_course(tmp_path, "en")
+    (tmp_path / "02_head.py").write_text("# mine\n")
+    open_course(tmp_path, "es")
+    assert (tmp_path / "01_softmax.py").read_text(encoding="utf-8") == ALL[0].source("es")
+    assert (tmp_path / "02_head.py").read_text() == "# mine\n"
+    course, new = open_course(tmp_path, None)
+    assert (course.language, new) == ("es", False)
+
+
+@every(
+    "content,options,said",
+    [
+        ({"notes.txt": "mine"}, [], "is not empty and holds no exercises"),
+        ({"progress.json": "{"}, [], "is damaged"),
+        ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
+        ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
+        ({}, ["--lang", "fr"], "no language 'fr'"),
+        ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
+        ({}, ["--solution", 0], "there is no exercise 0"),
+        ({}, ["--train"], "11_torch.py is not right yet"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    invoke: Invoke, in_process: None, tmp_path: Path, content: dict[str, str], options: list[Any], said: str
+) -> None:
+    folder = tmp_path / f"case-{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    for name, text in content.items():
+        (folder / name).write_text(text)
+    outcome = invoke("learn", folder, *options)
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1, outcome
+    assert not content or sorted(path.name for path in folder.iterdir()) == sorted(content)
+
+
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "learn").write_text("")
+    with pytest.raises(HeadwiseError, match="is a file; pass a folder"):
+        open_course(tmp_path / "learn", None)
