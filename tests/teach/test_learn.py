@@ -19,7 +19,7 @@ from headwise.teach import marking
 from headwise.teach.course import open_course
 from headwise.teach.evaluate import outcome
 from headwise.teach.exercises import LANGUAGES, WORDS, Exercise, exercises, find_exercise
-from headwise.teach.marking import guess_of, mark, run_apart
+from headwise.teach.marking import guess_of, mark
 
 ALL = exercises()
 
@@ -40,7 +40,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         learner = outcome(job["source"], job["name"], job["setup"], job["calls"])
         return {**known(int(job["name"][:2])), job["name"]: learner}
 
-    monkeypatch.setattr(marking, "run_apart", run)
+    monkeypatch.setattr(marking, "run", run)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # infinity less infinity is what some bugs are about
         yield
@@ -134,8 +134,21 @@ def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
     assert mark(exercise, loud, "en").status == "passed"
     verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
     assert verdict.status == "failed" and "ended the process" in verdict.evidence
-    job = {"name": exercise.file, "source": "while True: pass", "setup": "", "calls": [], "variants": {}}
-    assert "timeout" in run_apart(job, seconds=1)[exercise.file]
+    job = {"name": exercise.file, "source": "while True: pass", "setup": "", "calls": [], "variants": {"": ""}}
+    assert "timeout" in marking.run(job, seconds=2)[exercise.file]
+
+
+@pytest.mark.slow
+def test_what_no_variant_explains_is_asked_of_the_check(in_process: None, tmp_path: Path) -> None:
+    course, _ = open_course(tmp_path, "es")
+    exercise = find_exercise(11)
+    code = exercise.code().replace(
+        "self.dropout(torch.softmax(scores, dim=-1))", "nn.functional.dropout(scores.softmax(-1), 0.5)"
+    )
+    (tmp_path / exercise.file).write_text(written(exercise, code, language="en"), encoding="utf-8")
+    verdict = course.mark(exercise)
+    assert verdict.bugs == ("dropout-in-eval",)
+    assert verdict.quoted == "weights = nn.functional.dropout(scores.softmax(-1), 0.5)"
 
 
 def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: Any) -> None:
@@ -152,7 +165,7 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
     path.write_text(wrong)
     for step in (1, 2, 3, 3):
         again = invoke("learn")
-        assert again.code == 1 and "The bug: norm-missing." in again.out and f"Hint {step} of 3" in again.out
+        assert again.code == 1 and "(norm-missing)" in again.out and f"Hint {step} of 3" in again.out
         assert ("--solution 1" in again.out) is (step == 3)
     assert path.read_text() == wrong
 

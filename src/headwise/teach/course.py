@@ -6,14 +6,16 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_text, write_whole
-from headwise.teach.exercises import LANGUAGES, WORDS, Exercise, check_language, exercises, find_exercise, room
-from headwise.teach.marking import Verdict, mark
+from headwise.teach.catalogue import LANGUAGES, UNKNOWN, catalogue
+from headwise.teach.check import check
+from headwise.teach.exercises import WORDS, Exercise, check_language, exercises, find_exercise, room
+from headwise.teach.marking import Mark, mark
 
 PROGRESS = "progress.json"
 HINTS = 3
@@ -59,9 +61,11 @@ class Course:
                 if not picture.exists():
                     write_whole(picture, room(exercise.figure_file(self.language)).read_bytes())
 
-    def mark(self, exercise: Exercise) -> Verdict:
+    def mark(self, exercise: Exercise) -> Mark:
         """Mark one file and keep what comes of it."""
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
+        if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
+            verdict = self._named_by_check(exercise, verdict)
         if verdict.status == "passed":
             self.passed = sorted({*self.passed, exercise.number})
             self.tries.pop(str(exercise.number), None)
@@ -71,6 +75,17 @@ class Course:
             self.tries[str(exercise.number)] = 0 if first_look else self.tries.get(str(exercise.number), 0) + 1
         self.save()
         return verdict
+
+    def _named_by_check(self, exercise: Exercise, verdict: Mark) -> Mark:
+        """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code."""
+        target = f"{self.path(exercise).resolve()}:{exercise.name_of_class}"
+        checked = check(target, causal=exercise.causal, lang=self.language)
+        findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
+        if not findings:
+            return verdict
+        bugs = tuple(finding.bug for finding in findings)
+        fix = " ".join(finding.fix for finding in findings)
+        return replace(verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix)
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""
@@ -123,7 +138,7 @@ def _read(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def told(exercise: Exercise, verdict: Verdict, language: str, step: int, file: str, command: str) -> list[str]:
+def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str, command: str) -> list[str]:
     """What a learner reads of a verdict, line by line; `step` is the number of the hint that is due, 0 for none."""
     words, texts = WORDS[language], exercise.texts[language]
     lines = [words[verdict.status].format(number=exercise.number, title=texts["title"], file=file)]
@@ -132,7 +147,8 @@ def told(exercise: Exercise, verdict: Verdict, language: str, step: int, file: s
         return [*lines, words[right].format(guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])]
     lines.append(f"  {verdict.evidence}")
     if verdict.bugs:
-        lines.append(f"  {words['bug'].format(bugs=', '.join(verdict.bugs))} {verdict.fix}")
+        named = [f"{catalogue()[bug].name(language)} ({bug})" if bug in catalogue() else bug for bug in verdict.bugs]
+        lines.append(f"  {words['bug'].format(bugs='; '.join(named))} {verdict.fix}")
     elif verdict.status == "wrong":
         lines.append(f"  {words['unknown_bug']}")
     if verdict.line and verdict.quoted:

@@ -15,8 +15,8 @@ from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError, unknown
+from headwise.teach.catalogue import LANGUAGES
 
-LANGUAGES = ("en", "es")
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 
@@ -32,6 +32,8 @@ class Exercise:
     calls: tuple[str, ...]  # expressions that must give the same with the learner's code as with the solution
     answer: str  # to the question: a, b or c
     figure: str | None
+    name_of_class: str | None  # that `headwise.check` reads as a whole
+    causal: bool  # ought that class to be causal by itself?
     bugs: tuple[dict[str, Any], ...]  # id, replace (pairs of texts), and a sentence for each language
     texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
 
@@ -120,6 +122,8 @@ def _read(file: Any) -> Exercise:
         calls=tuple(data["calls"]),
         answer=data["answer"],
         figure=data.get("figure"),
+        name_of_class=data.get("class"),
+        causal=data.get("causal", True),
         bugs=tuple(data.get("bugs", ())),
         texts={language: data[language] for language in LANGUAGES},
     )

@@ -7,13 +7,8 @@ learner's numbers is the learner's bug.
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -21,13 +16,14 @@ from typing import Any
 
 from headwise.teach.evaluate import outcome
 from headwise.teach.exercises import BLANK, WORDS, Exercise
+from headwise.teach.sandbox import run_apart
 
 SECONDS = 30  # of the learner's process, the import of torch included
 SHOWN = 60  # characters of a value or call, at most
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Mark:
     """What is so in one file. `status` is passed, open (something is still to do), wrong, or failed (not checked)."""
 
     status: str
@@ -39,7 +35,7 @@ class Verdict:
     fix: str = ""
 
 
-def mark(exercise: Exercise, source: str, language: str) -> Verdict:
+def mark(exercise: Exercise, source: str, language: str) -> Mark:
     """Mark a file, whose text is `source`. It runs in a process of its own, with limits, and never in this one."""
     try:
         guess = guess_of(source)
@@ -50,7 +46,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Verdict:
     if blanks or guess is None:
         words = WORDS[language]
         missing = [words["unanswered"]] * (guess is None) + [words["blank"].format(line=line) for line in blanks]
-        return Verdict("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
+        return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
     job = {
         "name": exercise.file,
         "source": source,
@@ -58,11 +54,11 @@ def mark(exercise: Exercise, source: str, language: str) -> Verdict:
         "calls": exercise.calls,
         "variants": {"": exercise.code(), **exercise.variants()},
     }
-    outcomes = run_apart(job)
+    outcomes = run(job)
     return judge(exercise, source, outcomes, guess, language)
 
 
-def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Verdict:
+def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
     if "error" in learner:
@@ -70,11 +66,11 @@ def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str 
         return _failed(exercise, source, learner, guess, language, tuple(broken[:1]))
     difference = first_difference(exercise, learner["values"], right["values"], language)
     if difference is None:
-        return Verdict("passed", guess)
+        return Mark("passed", guess)
     same = [name for name, known in outcomes.items() if "values" in known and close(learner["values"], known["values"])]
     bugs = tuple(same[0].split()) if same else ()
     line, quoted = likely_line(exercise, source, bugs)
-    return Verdict("wrong", guess, line, quoted, bugs, difference, _fix(exercise, bugs, language))
+    return Mark("wrong", guess, line, quoted, bugs, difference, _fix(exercise, bugs, language))
 
 
 def _failed(
@@ -84,7 +80,7 @@ def _failed(
     guess: str | None,
     language: str,
     bugs: tuple[str, ...] = (),
-) -> Verdict:
+) -> Mark:
     line = learner.get("line")
     lines = source.splitlines()
     quoted = lines[line - 1].strip() if line and line <= len(lines) else ""
@@ -93,7 +89,7 @@ def _failed(
         text = WORDS[language]["timeout" if "timeout" in learner else "ended"].format(seconds=SECONDS)
     elif 0 <= learner.get("call", -1) < len(exercise.calls):
         text = f"{shortened(exercise.calls[learner['call']])}: {text}"
-    return Verdict("failed", guess, line, quoted, bugs, text, _fix(exercise, bugs, language))
+    return Mark("failed", guess, line, quoted, bugs, text, _fix(exercise, bugs, language))
 
 
 def _fix(exercise: Exercise, bugs: tuple[str, ...], language: str) -> str:
@@ -109,24 +105,12 @@ def guess_of(source: str) -> str | None:
     return None
 
 
-def run_apart(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
-    """Run a job of `evaluate` in a process of its own, and end it, with all it has started, when the time is up."""
-    command = [sys.executable, "-P", "-c", "from headwise.teach.evaluate import main; main()"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    stopped = "ended"
-    with subprocess.Popen(command, encoding="utf-8", start_new_session=True, env=environment, **pipes) as process:
-        try:
-            answer, _ = process.communicate(json.dumps(job), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            answer, stopped = "", "timeout"
-        finally:
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-    try:
-        outcomes: dict[str, Any] = json.loads(answer)
-    except ValueError:
-        return {job["name"]: {"error": stopped, stopped: True}}
+def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
+    """The outcomes of a job of `evaluate`, run in a process of its own."""
+    ended = run_apart("headwise.teach.evaluate", job, seconds)
+    if ended.answer is None:
+        return {job["name"]: {"error": "", "timeout" if ended.code is None else "ended": True}}
+    outcomes: dict[str, Any] = json.loads(ended.answer)
     return outcomes
 
 
@@ -185,10 +169,10 @@ def likely_line(exercise: Exercise, source: str, bugs: tuple[str, ...]) -> tuple
     return (-number, quoted) if likeness > 0.6 else (None, "")
 
 
-def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Verdict:
+def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Mark:
     """Mark what a notebook has defined, in its own process; see `mark`."""
     if guess is None:
-        return Verdict("open", evidence=WORDS[language]["unanswered"])
+        return Mark("open", evidence=WORDS[language]["unanswered"])
     variants = {"": exercise.code(), **exercise.variants()}
     known = {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants.items()}
     known[exercise.file] = outcome(names, exercise.file, exercise.setup, exercise.calls)

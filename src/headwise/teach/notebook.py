@@ -13,8 +13,6 @@ from headwise.teach.course import HINTS, told
 from headwise.teach.exercises import WORDS, Exercise, exercises, find_exercise, room
 from headwise.teach.marking import mark_names
 
-# Exercises whose class `hw.check` reads as a whole, in whatever style it is written.
-WHOLE = {9: "MultiHeadAttention", 10: "CausalAttention", 11: "MultiHeadAttention"}
 _tries: dict[int, int] = {}  # of this notebook, by exercise
 
 
@@ -76,8 +74,10 @@ def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[st
         _cell("code", exercise.code(language, solved).rstrip()),
         _cell("code", marking),
     ]
-    if exercise.number in WHOLE:
-        engine = f"import headwise as hw\n\nhw.check({WHOLE[exercise.number]}, causal={exercise.number > 9})"
+    if exercise.name_of_class:
+        engine = (
+            f'import headwise as hw\n\nhw.check({exercise.name_of_class}, causal={exercise.causal}, lang="{language}")'
+        )
         cells += [_cell("markdown", words["notebook_engine"]), _cell("code", engine)]
     cells = [{**cell, "id": f"cell-{exercise.number}-{place}"} for place, cell in enumerate(cells)]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}

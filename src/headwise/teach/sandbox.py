@@ -18,7 +18,7 @@ import sys
 import tempfile
 import tokenize
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.markup import listed
@@ -94,50 +94,62 @@ def _unchecked(name: str, reason: str, options: Any) -> Verdict:
 
 def _run(request: dict[str, Any], options: Any, seconds: float) -> Verdict:
     say = words(options.lang)
+    ended = run_apart("headwise.teach.sandbox", request, seconds + 2)
+    if ended.answer is not None:
+        return Verdict.from_record(json.loads(ended.answer))
+    if ended.code is None:
+        reason = say["too_long"].format(seconds=seconds) + _where(ended.trace, request["path"], say)
+    elif ended.code == -signal.SIGKILL or ended.code == -signal.SIGXCPU:
+        reason = say["killed"].format(memory=MEMORY >> 30)
+    else:
+        reason = f"{say['exits']} ({ended.code})"
+    return Verdict(request["name"], request["kind"], None, (), (), (reason,), options.lang)
+
+
+class Ended(NamedTuple):
+    """What a process left: its answer, None where there is none; its exit code, None where time ended it; a trace."""
+
+    answer: str | None
+    code: int | None
+    trace: str
+
+
+def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
+    """Run a module in a process of its own, which ends after some seconds, with all that it has started.
+
+    The module finds the request as JSON in the file that its first argument names, and in it, under `answer` and
+    `trace`, the files to write. It stands in an empty folder, which it may fill.
+    """
     with tempfile.TemporaryDirectory(prefix="headwise-check-") as folder:
-        answer, trace = Path(folder) / "verdict.json", Path(folder) / "trace.txt"
-        # A folder of its own below, which the learner's code may fill.
+        answer, trace, asked = (Path(folder) / name for name in ("answer.json", "trace.txt", "request.json"))
         work = Path(folder) / "work"
         work.mkdir()
-        request |= {"answer": str(answer), "trace": str(trace)}
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": path,
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "HOME": str(work),
-            "TMPDIR": str(work),
-        }
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+        asked.write_text(json.dumps({**request, "answer": str(answer), "trace": str(trace)}), encoding="utf-8")
+        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(work)}
+        environment |= {"TMPDIR": str(work), "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "headwise.teach.sandbox", json.dumps(request)],
+            [sys.executable, "-m", module, str(asked)],
             cwd=work, env=environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            code = process.wait(seconds + 2)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        if answer.exists():
-            return Verdict.from_record(json.loads(answer.read_text(encoding="utf-8")))
-        if code is None:
-            reason = say["too_long"].format(seconds=seconds) + _where(trace, request["path"], say)
-        elif code == -signal.SIGKILL or code == -signal.SIGXCPU:
-            reason = say["killed"].format(memory=MEMORY >> 30)
-        else:
-            reason = f"{say['exits']} ({code})"
-    return Verdict(request["name"], request["kind"], None, (), (), (reason,), options.lang)
+        texts = [
+            file.read_text(encoding="utf-8", errors="replace") if file.exists() else None for file in (answer, trace)
+        ]
+    return Ended(texts[0], code, texts[1] or "")
 
 
-def _where(trace: Path, path: str, say: Any) -> str:
+def _where(trace: str, path: str, say: Any) -> str:
     """The line of the learner's file in which the time ended, as faulthandler wrote it."""
-    text = trace.read_text(encoding="utf-8", errors="replace") if trace.exists() else ""
-    match = re.search(rf'File "{re.escape(path)}", line (\d+)', text)
+    match = re.search(rf'File "{re.escape(path)}", line (\d+)', trace)
     return f" ({say['line']} {match[1]})" if match else ""
 
 
@@ -145,10 +157,10 @@ def _main() -> None:
     """In the process of its own: load the file, check it, write the verdict."""
     import faulthandler
 
-    request = json.loads(sys.argv[1])
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
     faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
-    _limit()
+    limit()
     from headwise.teach import check, examine
 
     source = Source(Path(request["path"]).read_text(encoding="utf-8", errors="replace"), request["path"])
@@ -157,7 +169,7 @@ def _main() -> None:
         import torch  # before the guard stands: it opens what it needs
 
         torch.set_num_threads(1)
-    _guard(Path.cwd(), request["answer"])
+    guard(Path.cwd(), request["answer"])
     target = examine.Target(None, request["name"], source)
 
     def load(target: Any, kind: str, options: Any) -> Verdict:
@@ -182,7 +194,7 @@ def _loaded(path: str) -> dict[str, Any]:
     return vars(module)
 
 
-def _limit() -> None:
+def limit() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -200,7 +212,7 @@ class RefusedError(PermissionError):
     """Something that the guard does not allow."""
 
 
-def _guard(work: Path, answer: str) -> None:
+def guard(work: Path, answer: str) -> None:
     """From now on this process cannot touch anything outside its folder."""
 
     def inside(path: Any) -> bool:
