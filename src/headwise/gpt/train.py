@@ -108,8 +108,7 @@ def train(
                     limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
                     held_out = evaluate(model, data, limit) if evaluated else None
                     require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
-                    progress = Progress(done, recipe.steps, loss, speed, held_out)
-                    log.add(progress.row())
+                    log.add((progress := Progress(done, recipe.steps, loss, speed, held_out)).row())
                     report(progress)
                     counted, since = 0, time.monotonic()
                 stopping = interrupted()  # asked once: what is said to be saved must have been
