@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.heads import survey
+from headwise.heads.labels import bench
+from headwise.heads.relation import follow
+from headwise.models.open import open_folder
 
 LETTERS = "abcdefgh ,.\n"
 CONTEXT = 29
@@ -128,6 +132,8 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
 
 
 BAD = {
+    "--relations . --bench grammar": ("--relations and --bench: pass one of them",),
+    "--bench poems": ("there is no bench 'poems'; there is grammar",),
     "--relations nothere.json": ("nothere.json does not exist",),
     "--text abcdefgh --tokens 30": ("tokens 30 exceeds", "29"),
     "--text abcdefgh --tokens 0": ("tokens 0 must be at least 1",),
@@ -201,3 +207,17 @@ def test_an_encoder_with_trained_weights(invoke: Invoke) -> None:
     assert {"previous token", "first token"} <= roles
     previous = next(p for p in document["profiles"] if p["name"] == "L0.H2")
     assert "previous token" in previous["roles"]
+    check_the_table_of_the_grammar_bench(model)
+
+
+def check_the_table_of_the_grammar_bench(model: Path) -> None:
+    """What docs/watching.md says is what is measured."""
+    folder = open_folder(model)
+    sentences = bench(folder, "grammar")
+    assert len(sentences.documents) == 100 and folder.tokens is not None
+    scores = follow(folder.model, sentences, folder.tokens.shown)
+    page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \| (L\d\.H\d+)\*? \| (\d\.\d\d) \|", page, re.MULTILINE)
+    assert {row[0] for row in rows} == set(scores)
+    for name, head, mass in rows:
+        assert scores[name][head].mass.mean == pytest.approx(float(mass), abs=0.0051), (name, head)

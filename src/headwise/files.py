@@ -141,9 +141,9 @@ def text_path(name: str | Path) -> Path:
     return packaged(str(name)) if str(name) in PACKAGED and not path.exists() else path
 
 
-def packaged(name: str) -> Path:
-    """Where a text of `PACKAGED` lies."""
-    return Path(__file__).with_name("data") / f"{name}.txt"
+def packaged(name: str, kind: str = "txt") -> Path:
+    """Where a file that comes with the package lies, such as a text of `PACKAGED`."""
+    return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
 def read_text(path: str | Path) -> str:

@@ -44,6 +44,7 @@ Relations = Annotated[
     Path | None,
     Option(help="A JSON file of texts with pairs of spans that belong together; each name in it is a role."),
 ]
+Bench = Annotated[str | None, Option(help="Labelled sentences that come with headwise: grammar.")]
 Seed = Annotated[int, Option(help="Seed for the untrained control and the repeated tokens.")]
 
 
@@ -64,16 +65,17 @@ def heads(
     png: Png = None,
     csv: Csv = None,
     relations: Relations = None,
+    bench: Bench = None,
     seed: Seed = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
-    _check(model, against, sort, relations is not None, html=html, png=png, csv=csv)
+    _check(model, against, sort, (relations, bench), html=html, png=png, csv=csv)
     from headwise.view.survey_files import survey_csv, survey_png
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations}
+    options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
     survey, maps = look(model, **options)
     other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
@@ -125,7 +127,9 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
         print_sentences(out, survey)
 
 
-def _check(model: Path, against: Path | None, sort: str, labelled: bool, **outputs: Path | None) -> None:
+def _check(
+    model: Path, against: Path | None, sort: str, labels: tuple[Path | None, str | None], **outputs: Path | None
+) -> None:
     """Refuse what would fail only after long work."""
     from headwise.gpt.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
@@ -138,7 +142,9 @@ def _check(model: Path, against: Path | None, sort: str, labelled: bool, **outpu
     for folder in (model, against):
         if folder is not None and not folder.is_dir():
             raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
-    if not labelled:  # else its names are known later
+    if all(labels):
+        raise HeadwiseError("--relations and --bench: pass one of them")
+    if not any(labels):  # else its names are known later
         check_order([*all_statistics(), *RELATIONS], sort)
 
 

@@ -1,4 +1,4 @@
-"""Texts in which it is known what belongs together: of the verb corpus and of a file.
+"""Texts in which it is known what belongs together: of the verb corpus, of a file, of a bench.
 
 A relation is a set of pairs of spans of tokens, those that look and those that they should look at: a verb and its
 pronoun, a noun and its determiner, a bracket and the one that it closes.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text
+from headwise.files import packaged, read_text
 from headwise.gpt import verbs
 from headwise.heads.profiles import ROLES
 from headwise.heads.statistics import all_statistics
 from headwise.models.open import Folder, TextTokens
 
+BENCHES = {"grammar": packaged("grammar", "json")}
 CONJUGATIONS = 120  # one-language lines of the verb corpus beside the held-out cells
 TAKEN = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
 
@@ -65,6 +66,14 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
         }
         documents.append(Labelled(tokens.prompt(line), pairs))
     return Relations(documents, verbs.RELATIONS, "the verb corpus")
+
+
+def bench(folder: Folder, name: str) -> Relations:
+    """Labelled sentences that come with the package: "grammar", 60 in English and 40 in Spanish, with the names of the
+    relations in their language. What stands later looks back at what stands earlier."""
+    if name not in BENCHES:
+        raise HeadwiseError(f"there is no bench {name!r}; there is {', '.join(BENCHES)}")
+    return replace(read_relations(folder, BENCHES[name]), source=f"the bench {name}")
 
 
 def read_relations(folder: Folder, path: Path) -> Relations:

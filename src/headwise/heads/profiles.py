@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import inf, isnan
 from typing import TYPE_CHECKING
 
 from headwise.heads.notebook import head_card, heads_table
@@ -64,9 +64,12 @@ class Followed:
     even: float  # control: the mass of attention that is spread evenly
     elsewhere: float  # control: the head's weight at the same distances from other tokens; nan where there are none
     untrained: float  # control: the largest mass of any head of the untrained model; nan where it was not measured
-    example: tuple[
-        str, str, float
-    ]  # the pair that it follows best: the token that looks, the one looked at, the weight
+    example: tuple[str, str, float]  # its best pair: the tokens that look, those looked at, the weight
+
+    @property
+    def lead(self) -> float:
+        """How far the mass lies above the highest of the three controls."""
+        return self.mass.mean - max(x for x in (self.even, self.elsewhere, self.untrained) if not isnan(x))
 
 
 MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below

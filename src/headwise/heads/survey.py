@@ -22,7 +22,7 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, importance
-from headwise.heads.labels import Relations, read_relations
+from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
@@ -71,8 +71,9 @@ def survey(
     documents  stop after this many documents
     seed       of the untrained control and the repeated tokens
     progress   is called with what is being done, how much of it is done, and how much there is
-    relations  what is known to belong together, as a file that `read_relations` reads, or as `Relations`; default:
-               those of the verb corpus, where the text is that. Without a text, their documents are the text
+    relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" for sentences
+               that come with headwise, or `Relations`; default: those of the verb corpus, where the text is that.
+               Without a text, their documents are the text
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
@@ -112,7 +113,7 @@ def _folder(model: nn.Module, tokenizer: Any) -> Folder:
 def _relations(folder: Folder, source: Relations | str | Path | None) -> Relations | None:
     if source is None or isinstance(source, Relations):
         return source
-    return read_relations(folder, Path(source))
+    return read_relations(folder, source) if isinstance(source, Path) else bench(folder, source)
 
 
 class _Study:

@@ -15,9 +15,9 @@ HEADINGS = ("relation", "head", "mass", "95 %", "even", "untr.", "else.", "right
 
 
 def best_heads(survey: Survey, relation: Relation, most: int = BEST) -> list[tuple[HeadProfile, Followed]]:
-    """The heads with the largest mass on the right tokens, best first."""
+    """The heads whose mass on the right tokens lies highest above their controls, best first."""
     heads = [(head, head.relations[relation.name]) for head in survey.profiles if relation.name in head.relations]
-    return sorted(heads, key=lambda pair: -pair[1].mass.mean)[:most]
+    return sorted(heads, key=lambda pair: -pair[1].lead)[:most]
 
 
 def relation_rows(survey: Survey) -> list[list[str]]:
