@@ -291,7 +291,7 @@ class Part(_Derived):
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.mask.band(self.length if self.axis == "t" else T, S)
-        if band is None:
+        if band is None or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
         low, high = band
         return None if low is None else low + self.first_query, None if high is None else high + self.first_query
@@ -303,13 +303,13 @@ class _WholeGrid:
     def __init__(self, grid: Grid, part: Part) -> None:
         self._grid, self._axis, self._length = grid, part.axis, part.length
         numbers = list(part.numbers)
-        neighbours = slice(numbers[0], numbers[0] + len(numbers)) if numbers else slice(0)
-        together = numbers == list(range(part.length)[neighbours])
-        self._numbers = neighbours if together else numbers  # a slice copies nothing
+        together = _neighbours(numbers)
+        # A slice copies nothing.
+        self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and together else numbers
         self.B, self.S, self.j, self.read = grid.B, grid.S, grid.j, grid.read
         self.H = part.length if part.axis == "h" else grid.H
         self.T = part.length if part.axis == "t" else grid.T
-        self.i = grid.i + part.first_query
+        self.i = grid.i + part.first_query if together or part.axis == "h" else grid.pick(numbers, "t")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
@@ -318,6 +318,10 @@ class _WholeGrid:
         if place >= 0 and shape[place] == self._length:  # else it is 1, and broadcast
             values = _taken(values, place, self._numbers)
         return self._grid.pick(values, axes)
+
+
+def _neighbours(numbers: Sequence[int]) -> bool:
+    return list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))) if len(numbers) else True
 
 
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:

@@ -88,9 +88,11 @@ class Call(NamedTuple):
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
     options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
-    out: Tensor  # (B,H,T,E), before the heads are joined
+    out: Tensor  # (B,H,T,E), before the heads are joined; of transformers what enters W_O, gated or normed
     cross: bool = False  # do keys and values come from another sequence than the queries?
     past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
+    at_w_o: bool = True  # is `out` what W_O reads, where there is one? Else it is what left the attention
+    note: str = ""  # what a reader of the numbers must know
 
 
 class Watchable(Protocol):

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from headwise.errors import HeadwiseError
 from headwise.models.ask import hooked
-from headwise.models.sites import Site, attach, sites_of
+from headwise.models.sites import Site, attach, inside, sites_of
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 
@@ -53,16 +53,10 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
         documents = [_document(call, b, call.cross or site.cross, reader, marker) for b in range(call.q.shape[0])]
         return listener(site, call, documents)
 
-    handles = [
-        handle
-        for reader in set(readers.values())
-        for handle in (
-            reader.model.register_forward_pre_hook(reader.read, with_kwargs=True),
-            reader.model.register_forward_hook(reader.remember, with_kwargs=True),
-        )
-    ]
-    with hooked(handles), attach({site: partial(watcher, site) for site in sites}, model):
-        yield
+    with inside() as here:
+        handles = [handle for reader in set(readers.values()) for handle in reader.hooks(here)]
+        with hooked(handles), attach({site: partial(watcher, site) for site in sites}, model):
+            yield
 
 
 @dataclass(eq=False)
@@ -77,11 +71,25 @@ class _Reader:
     past: int = 0
     cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
 
-    def read(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def hooks(self, here: Callable[[], bool]) -> list[RemovableHandle]:
+        """Read what the model is given, where `here` says so."""
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if here() and module is self.model:
+                self.read(args, kwargs)
+
+        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if here() and module is self.model:
+                self.remember(args, kwargs, output)
+
+        return [
+            self.model.register_forward_pre_hook(before, with_kwargs=True),
+            self.model.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call: what the model is given."""
         arguments = self._arguments(args, kwargs)
-        if arguments.get("output_attentions"):
-            raise HeadwiseError("output_attentions=True: a watched model keeps no maps; drop it, and read `seen`")
         self.past, cache = _past(arguments)
         ids = arguments.get("input_ids", arguments.get("ids"))
         same = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
@@ -97,7 +105,7 @@ class _Reader:
         context = arguments.get("encoder_attention_mask")
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
 
-    def remember(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache."""
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]

@@ -151,8 +151,9 @@ class Seen(Mapping[str, SeenHead]):
     It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
     """
 
-    def __init__(self, heads: Sequence[str], shown: Shown | None = None) -> None:
+    def __init__(self, heads: Sequence[str], shown: Shown | None = None, notes: Sequence[str] = ()) -> None:
         self._known, self._shown = list(heads), shown
+        self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
         self._sites: dict[str, _SeenSite] = {}
         self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
         self.top: dict[str, dict[int, list[tuple[int, float]]]] = {}  # head -> row -> (key, weight), largest first
@@ -163,6 +164,11 @@ class Seen(Mapping[str, SeenHead]):
             seen = self._sites[site.name] = _SeenSite()
             self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
         self._sites[site.name].add(measured, document)
+
+    def note(self, line: str) -> None:
+        """Add a line to `notes`, once."""
+        if line and line not in self.notes:
+            self.notes.append(line)
 
     def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
         """The keys (H,n,k) with the largest weights of n rows."""

@@ -33,7 +33,7 @@ from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
 from headwise.models.ask import context_of, evaluating, next_token_losses, predicts, reads_tokens, vocabulary_of
 from headwise.models.open import Folder, TextTokens, described, open_model
-from headwise.models.sites import Site
+from headwise.models.sites import Site, missing
 from headwise.records import parse_head
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
@@ -134,6 +134,7 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, keep=True)
+        self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         if not self.probes:
             self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
                               "duplicate-token and induction heads were not looked for.")  # fmt: skip

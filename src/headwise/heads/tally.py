@@ -47,6 +47,7 @@ class Tally:
         self.offsets: dict[str, list[Tensor]] = defaultdict(list)  # site -> (H, 2 REACH + 1) a document, shares of rows
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
         self.factors = Factors()
+        self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self._copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
 
     def collect(
@@ -70,10 +71,12 @@ class Tally:
     def _take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Document `number`, which is document b of a call."""
         self.sites.setdefault(site.name, site)
+        if call.note:
+            self.notes.setdefault(call.note)
         T = call.q.shape[2]
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
-        measured = measure(call, b, document, w_o=self.factors.of(site))
+        measured = measure(call, b, document, w_o=self.factors.of(site, call))
         _add(self.scores, site.heads, measured)
         if document.start is not None:
             behind = measured.places + document.start - measured.argmax

@@ -14,7 +14,7 @@ from headwise.heads.measure import measure, output_factors, top_keys
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import all_statistics
 from headwise.models.open import described
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call
 
 
@@ -48,14 +48,15 @@ def watch(
     _check(offsets, marks or {})
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
-    seen = Seen([head for site in sites_of(model) for head in site.heads], shown)
+    seen = Seen([head for site in sites_of(model) for head in site.heads], shown, missing(model))
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.q.shape[2]
+        seen.note(call.note)
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
-            seen.add(site, measure(call, b, document, offsets, factors.of(site), top=False), document)
+            seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
             if rows:
                 seen.add_top(site, rows, *top_keys(call, b, [row % T for row in rows], top_k))
 
@@ -84,9 +85,9 @@ class Factors:
     def __init__(self) -> None:
         self._known: dict[Site, tuple[tuple[int, int], Tensor]] = {}
 
-    def of(self, site: Site) -> Tensor | None:
+    def of(self, site: Site, call: Call) -> Tensor | None:
         w_o = site.w_o
-        if w_o is None or w_o.shape[1] % site.n_heads:
+        if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
             return None
         state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
         if site not in self._known or self._known[site][0] != state:

@@ -1,7 +1,7 @@
 """The one door to transformers: model folders, their tokenizers, and the attention interface.
 
-Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands each such call of
-some modules to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is run,
+Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands what each such call of
+some modules gave to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is run,
 and no pickle is opened.
 """
 
@@ -11,14 +11,16 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
-from typing import Any
-from weakref import WeakKeyDictionary
+from threading import Lock
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
@@ -30,15 +32,27 @@ from headwise.gpt.tokens import BOUNDARY
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
-NAME = "headwise"  # of our entry in the two interfaces
 
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # classes whose logits are of the next token
 FILLING = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())  # and of tokens that are masked
 
-# query (B,H,T,D), key (B,G,S,D), value (B,G,S,E), mask and keywords as transformers gives them -> (B,H,T,E)
-Attention = Callable[[nn.Module, Tensor, Tensor, Tensor, Tensor | None, Mapping[str, Any]], Tensor]
 
-_routes: WeakKeyDictionary[nn.Module, Attention] = WeakKeyDictionary()
+
+class Asked(NamedTuple):
+    """One call of the attention interface of transformers, as it was made, and what the model's own function gave."""
+
+    module: nn.Module
+    q: Tensor  # (B,H,T,D)
+    k: Tensor  # (B,G,S,D)
+    v: Tensor  # (B,G,S,E)
+    mask: Any
+    keywords: Mapping[str, Any]
+    implementation: str  # "eager", "sdpa", ...
+    function: Callable[..., Any]
+    out: Tensor  # (B,H,T,E)
+
+
+Route = Callable[[Asked, Tensor], Tensor | None]  # a call and its output so far -> what takes the output's place
 
 
 def load_folder(folder: Path) -> PreTrainedModel:
@@ -207,48 +221,82 @@ def is_hf(module: nn.Module) -> bool:
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Does the forward of this module call the attention interface itself?"""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+    """Does a method of this module's class call the attention interface itself?"""
+    return _calls_interface(type(module))
+
+
+@cache
+def _calls_interface(kind: type) -> bool:
+    bases = [base for base in kind.__mro__ if base not in PreTrainedModel.__mro__]
+    functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
+    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
 
 
 @contextmanager
-def routed(model: nn.Module, routes: Mapping[nn.Module, Attention]) -> Iterator[None]:
-    """Inside this block the attention of each module in `routes` is computed by its function.
+def routed(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
+    """Inside this block, and in its thread, what the attention of each module in `routes` gave goes through its route.
 
-    Blocks nest: the innermost one serves a module, and the end of a block brings back what was before.
+    The model's own attention function runs as it does without us, with its own masks. Blocks nest: a later one gets
+    what an earlier one has made of the output. They may end in any order.
     """
-    before = {module: _routes.get(module) for module in routes}
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    before_ours = [(config, config._attn_implementation) for config in configs.values()]
-    AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without it the causal and padding masks would be lost
-    _routes.update(routes)
+    token = object()
+    _routes.set({**_routes.get(), token: routes})
+    _count(1)
     try:
-        for config, _ in before_ours:
-            config._attn_implementation = NAME
         yield
     finally:
-        for config, implementation in before_ours:
-            config._attn_implementation = implementation
-        for module, route in before.items():
-            if route is None:
-                _routes.pop(module, None)
-            else:
-                _routes[module] = route
+        _routes.set({key: value for key, value in _routes.get().items() if key is not token})
+        _count(-1)
 
 
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **keywords: Any
-) -> tuple[Tensor, None]:
-    """Our entry in the attention interface; returns (B,T,H,E)."""
-    route = _routes.get(module)
-    if route is None:
-        raise HeadwiseError(
-            f"{type(module).__name__} calls the attention interface outside the model that is watched; "
-            f"watch the whole model"
-        )
-    return route(module, query, key, value, attention_mask, keywords).transpose(1, 2).contiguous(), None
+# The blocks that are open in this thread: token -> module -> route. Other threads do not see them.
+_routes: ContextVar[Mapping[object, Mapping[nn.Module, Route]]] = ContextVar("headwise_routes", default=MappingProxyType({}))
+_lock, _blocks = Lock(), [0]
+_library = {name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")}
+
+
+def _count(change: int) -> None:
+    """One block more or less in all threads; while there is any, what the interface hands out is ours."""
+    with _lock:
+        _blocks[0] += change
+        if change > 0 and _blocks[0] == 1:
+            AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
+            AttentionInterface.__getitem__ = _getitem  # type: ignore[method-assign]
+        elif not _blocks[0]:
+            AttentionInterface.get_interface = _library["get_interface"]  # type: ignore[method-assign]
+            del AttentionInterface.__getitem__
+
+
+def _get_interface(self: Any, attn_implementation: str, default: Any) -> Any:
+    return _listened(_library["get_interface"](self, attn_implementation, default), attn_implementation)
+
+
+def _getitem(self: Any, key: str) -> Any:
+    return _listened(_library["__getitem__"](self, key), key)
+
+
+def _listened(function: Any, name: str) -> Any:
+    """An attention function of transformers whose output goes through the routes of the module that calls it."""
+    if not _routes.get() or hasattr(function, "headwise"):
+        return function
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
+    ) -> Any:
+        routes = [routes[module] for routes in _routes.get().values() if module in routes]
+        result = function(module, query, key, value, attention_mask, **keywords)
+        if not routes:
+            return result
+        asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
+        out = asked.out
+        for route in routes:
+            changed = route(asked, out)
+            out = out if changed is None else changed
+        return result if out is asked.out else (out.transpose(1, 2).contiguous(), *result[1:])
+
+    attend.headwise = True  # type: ignore[attr-defined]
+    return attend
 
 
 @contextmanager

@@ -2,52 +2,26 @@
 
 A site is one attention of a model: a `MultiHeadAttention` of ours, wherever it sits, or an attention module of
 transformers that goes through its attention interface. `attach` hands every call of every site to a function, which
-may look at it and may replace what the heads gave. What a call of transformers asks for is put into our words here.
+may look at it and may replace what the heads gave.
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial, reduce
+from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Allowed, Bias, Causal, Mask
 from headwise.records import Call, Watchable, head_name
-from headwise.rungs.tensor import attend
-from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
-
-# Keywords with which transformers calls its attention interface.
-KNOWN = {"dropout", "scaling", "is_causal", "position_bias", "softcap", "s_aux"}
-# Keywords of transformers that say nothing about the arithmetic of attention, or say it a second time: a window is in
-# the mask already.
-HARMLESS = {
-    "sliding_window",
-    "position_ids",
-    "cache_position",
-    "use_cache",
-    "output_hidden_states",
-    "output_router_logits",
-    "return_dict",
-    "num_items_in_batch",
-    "logits_to_keep",
-    "token_type_ids",
-    "past_key_values",
-    "mm_token_type_ids",
-}
-LARGEST = 2**24  # scores held at once where the kernel cannot do without them
-
 
 @dataclass(frozen=True, eq=False)
 class Site:
@@ -61,6 +35,8 @@ class Site:
     w_v: Tensor | None  # (G*E, C)
     w_o: Tensor | None  # (C, H*E); None, too, where the heads' output is not projected
     cross: bool  # as far as the module tells; a call of ours has the last word
+    # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
+    projection: nn.Module | None = None
 
     def head(self, number: int) -> str:
         return head_name(self.name, number)
@@ -73,8 +49,7 @@ class Site:
 def sites_of(model: nn.Module) -> list[Site]:
     """The attentions of a model, in the order of its modules.
 
-    Raises HeadwiseError where there are none, and where some attention of the model does not go through the interface
-    and would be missed.
+    Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
     sites = [_own_site(f"L{n}", module) for n, module in enumerate(_watchable(model))]
     if _has_foreign(model):
@@ -94,6 +69,15 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"model of transformers"
         )
     return sites
+
+
+def missing(model: nn.Module) -> list[str]:
+    """What of a model of transformers has no heads to be watched, in lines: "L0 to L2: gated delta net, no map"."""
+    if not _has_foreign(model):
+        return []
+    from headwise.models.stacks import without_maps
+
+    return without_maps(model)
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -127,41 +111,67 @@ def _own_site(name: str, module: Any) -> Site:
 
 
 @contextmanager
-def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator[None]:
-    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output."""
-    layer.watchers.append(watcher)
+def inside() -> Iterator[Callable[[], bool]]:
+    """A block of one thread, and a function that says whether it is called inside: other threads are left alone.
+
+    The thread is told by a context variable, so that what copies its context (asyncio.to_thread) is inside, too.
+    """
+    token = object()
+    _tokens.set(_tokens.get() | {token})
     try:
-        yield
+        yield lambda: token in _tokens.get()
     finally:
-        layer.watchers.remove(watcher)
+        _tokens.set(_tokens.get() - {token})
+
+
+_tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
+_lock = Lock()
+
+
+@contextmanager
+def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator[None]:
+    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output.
+
+    Calls of other threads do not count. Blocks may end in any order.
+    """
+    with inside() as here:
+
+        def listen(call: Call) -> Tensor | None:
+            # A copy of the layer, made inside the block, has this function, too, and is nobody's business.
+            return watcher(call) if here() and call.layer is layer else None
+
+        with _lock:  # a new list each time: another thread may be reading the one that is there
+            layer.watchers = [*layer.watchers, listen]
+        try:
+            yield
+        finally:
+            with _lock:
+                layer.watchers = [each for each in layer.watchers if each is not listen]
 
 
 @contextmanager
 def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]:
     """Hand every call of these sites to their handlers inside this block; what a handler returns replaces `out`.
 
-    Blocks nest: a later handler sees what an earlier one has made of the output.
+    Blocks nest: a later handler sees what an earlier one has made of the output. Calls of other threads do not count.
     """
     with ExitStack() as stack:
+        here = stack.enter_context(inside())
+        taps = {}
         for site, handler in handlers.items():
             if is_watchable(site.module):
                 layer: Any = site.module
                 stack.enter_context(observe(layer, handler))
             else:
-                listeners = _listeners.setdefault(site.module, [])
-                listeners.append(handler)
-                stack.callback(listeners.remove, handler)
-        if any(not is_watchable(site.module) for site in handlers):
+                from headwise.models.taps import Tap
+
+                tap = taps[site.module] = Tap(site, handler)
+                stack.enter_context(tap.hooked(here))
+        if taps:
             from headwise.models.hf import routed
 
-            # All of a model goes the same way, those that nobody listens to as well.
-            foreign = [site for site in sites_of(model) if not is_watchable(site.module)]
-            routes = {site.module: partial(_foreign_attention, site.cross) for site in foreign}
-            stack.enter_context(routed(model, routes))
+            stack.enter_context(routed({module: tap.attended for module, tap in taps.items()}))
         yield
-
-
-_listeners: WeakKeyDictionary[nn.Module, list[Handler]] = WeakKeyDictionary()
 
 
 def _has_foreign(model: nn.Module) -> bool:
@@ -171,73 +181,3 @@ def _has_foreign(model: nn.Module) -> bool:
     from headwise.models.hf import is_hf
 
     return any(is_hf(module) for module in model.modules())
-
-
-def _foreign_attention(
-    cross: bool,
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    keywords: Mapping[str, Any],
-) -> Tensor:
-    """The attention of a transformers module by our tensor rung, then its listeners; (B,H,T,E)."""
-    options = options_of(module, q, k, mask, keywords)
-    call = Call(module, q, k, v, options, attend_by_rows(q, k, v, options), cross)
-    for listener in _listeners.get(module, ()):
-        changed = listener(call)
-        call = call if changed is None else call._replace(out=changed)
-    return call.out
-
-
-def options_of(module: nn.Module, q: Tensor, k: Tensor, mask: Tensor | None, keywords: Mapping[str, Any]) -> Options:
-    """What transformers asks for, in our words. A keyword that is not known is refused by name."""
-    for name, value in keywords.items():
-        if name not in KNOWN | HARMLESS and value is not None and value is not False:
-            if name == "output_attentions":
-                raise HeadwiseError("output_attentions=True: a watched model keeps no maps; drop it, and read `seen`")
-            raise HeadwiseError(
-                f"{type(module).__name__} passes {name}= to its attention, which headwise does not know; "
-                f"watching it would give wrong numbers"
-            )
-    return Options(
-        mask=_mask(module, q.shape[2], k.shape[2], mask, keywords),
-        scale=keywords.get("scaling"),
-        softcap=keywords.get("softcap"),
-        sink=keywords.get("s_aux"),
-        dropout=keywords.get("dropout") or 0.0,
-    )
-
-
-def _mask(module: nn.Module, T: int, S: int, mask: Tensor | None, keywords: Mapping[str, Any]) -> Mask | None:
-    """The mask of a call of T queries and S keys: bool with True = may attend, or numbers to add; None means causal."""
-    parts: list[Mask] = []
-    if mask is None:
-        causal = keywords.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        if causal and T > 1:
-            parts.append(Causal(offset=0))  # aligned at the first key
-    elif mask.dtype == torch.bool:
-        parts.append(Allowed(mask[..., :S]))
-    else:
-        allowed = mask[..., :S] > torch.finfo(mask.dtype).min / 2  # the most negative numbers stand for "may not"
-        parts += [Allowed(allowed), Bias(torch.where(allowed, mask[..., :S], 0))]
-    if keywords.get("position_bias") is not None:
-        parts.append(Bias(keywords["position_bias"][..., :S]))
-    return reduce(operator.and_, parts) if parts else None
-
-
-def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    """`attend`; where it has to hold scores, a softcap's, a block of queries at a time."""
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    if options.softcap is None or B * H * T * S <= LARGEST:
-        return attend(q, k, v, options)
-    count = max(1, LARGEST // (B * H * S))
-    blocks = []
-    for start in range(0, T, count):
-        rows = slice(start, min(start + count, T))
-        mask = None if options.mask is None else options.mask.for_queries(rows, T)
-        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
-    return torch.cat(blocks, 2)

@@ -7,6 +7,9 @@ name, `encoder.L3`. Weights are found by the record of the family, or by names t
 from __future__ import annotations
 
 import itertools
+import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,17 +19,20 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.layer.importing.family import families
 from headwise.models.hf import is_hf, uses_interface
-from headwise.models.sites import Site, is_watchable, sites_of
+from headwise.models.sites import Site, sites_of
 from headwise.models.weights import as_rows
 
 # Names by which the modules and configs of transformers call the same thing, tried in this order: what a family without
 # a record keeps under them is found all the same.
 PROJECTIONS = {
-    "q": ("q_proj", "query", "q_lin", "q", "q_attn"),
-    "k": ("k_proj", "key", "k_lin", "k"),
-    "v": ("v_proj", "value", "v_lin", "v"),
-    "o": ("o_proj", "c_proj", "out_proj", "out_lin", "o", "output.dense", "dense"),  # or beside the attention
-}
+    "q": ("q_proj", "query", "q_lin", "q", "q_attn", "linear_q"),
+    "k": ("k_proj", "key", "k_lin", "k", "linear_k"),
+    "v": ("v_proj", "value", "v_lin", "v", "linear_v"),
+    "o": (
+        "o_proj", "c_proj", "out_proj", "out_lin", "o", "Wo", "linear_out", "output.dense", "dense", "proj",
+        "projection", "projection_layer", "wo", "o_b_proj", "attn_out", "linear_o", "to_out", "output_proj",
+    ),  # or beside the attention
+}  # fmt: skip
 PACKED = ("c_attn",)  # queries, keys and values in one matrix
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "encoder_attention_heads")
 CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")
@@ -35,19 +41,22 @@ CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cro
 def foreign_sites(model: nn.Module) -> list[Site]:
     """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
     modules = dict(model.named_modules())
-    through = [path for path, module in modules.items() if uses_interface(module)]
-    _check_family(model, modules, through)
-    stacks: dict[str, int] = {}  # stack -> attentions found in it so far
-    names = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
+    through = _through(modules)
+    if not through:
+        kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        raise HeadwiseError(
+            f"{type(model).__name__} ({kind}) does not go through the attention interface of transformers, so its "
+            f"heads cannot be watched or ablated; families that do are, among others, GPT-2, BERT, Llama, Mistral, "
+            f"Qwen3, Gemma, gpt-oss, T5, Whisper, ViT"
+        )
     sites = []
-    for path in through:
-        stack, module = _stack(path), modules[path]
-        order = stacks[stack] = stacks.get(stack, -1) + 1
+    for path, name in _names(model, through).items():
         owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
-        number = next((int(part) for part in path.split(".") if part.isdigit()), order)
-        weights = _weights(modules, path, owner)
-        name = f"{names[stack]}L{number}"
-        sites.append(Site(name, module, _count(module, owner), **weights, cross=_is_cross(path)))
+        projection, weights = _weights(modules, path, owner)
+        count = _count(modules[path], owner)
+        if weights["w_o"] is not None and weights["w_o"].shape[1] % count:
+            projection = weights["w_o"] = None
+        sites.append(Site(name, modules[path], count, **weights, cross=_is_cross(path), projection=projection))
     return sites
 
 
@@ -80,28 +89,96 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def _check_family(model: nn.Module, modules: Mapping[str, nn.Module], through: Sequence[str]) -> None:
-    """Refuse a model of whose attention some, or all, would be missed."""
-    missed = {
-        type(module).__name__
-        for path, module in modules.items()
-        if "attention" in type(module).__name__.lower()
-        and not is_watchable(module)
-        and any(True for _ in module.parameters())
-        and not any(other == path or other.startswith(path + ".") or path.startswith(other + ".") for other in through)
-    }
-    name = f"{type(model).__name__} ({getattr(getattr(model, 'config', None), 'model_type', type(model).__name__)})"
-    if not through:
-        raise HeadwiseError(
-            f"{name} does not go through the attention interface of transformers, so its "
-            f"heads cannot be watched or ablated; families that do are, among others, GPT-2, BERT, Llama, Mistral, "
-            f"Qwen3, Gemma, gpt-oss, T5, Whisper, ViT"
-        )
-    if missed:
-        raise HeadwiseError(
-            f"{name}: {', '.join(sorted(missed))} does not go through the attention "
-            f"interface of transformers, and its heads would be missing"
-        )
+def _through(modules: Mapping[str, nn.Module]) -> list[str]:
+    return [path for path, module in modules.items() if uses_interface(module)]
+
+
+def without_maps(model: nn.Module) -> list[str]:
+    """Layers of another kind than attention, and attention outside the interface, as lines for a reader."""
+    modules = dict(model.named_modules())
+    through = _through(modules)
+    lines, covered = [], set(through)
+    for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
+        numbers = sorted(int(path.rpartition(".")[2]) for path in modules if _is_layer(path, stack))
+        heard = {n for n in numbers for path in through if path.startswith(f"{stack}.{n}.") or path == f"{stack}.{n}"}
+        usual = {type(part) for n in heard for part in modules[f"{stack}.{n}"].modules()}
+        kinds: dict[str, list[int]] = {}
+        for n in numbers:
+            if n not in heard:
+                parts = [type(part) for part in list(modules[f"{stack}.{n}"].modules())[1:] if type(part) not in usual]
+                kind = _words(parts[0], modules) if parts else "no attention"
+                kinds.setdefault(kind, []).append(n)
+                covered.add(f"{stack}.{n}")
+        place = next(iter(_stack_names(model, [stack]).values()), "") if heard and heard != set(numbers) else ""
+        lines += [f"{_ranges(place, layers)}: {kind}, no map" for kind, layers in kinds.items()]
+    for path, module in modules.items():
+        inside = any(path == each or path.startswith(each + ".") or each.startswith(path + ".") for each in covered)
+        if not inside and "attention" in type(module).__name__.lower() and any(True for _ in module.parameters()):
+            covered.add(path)
+            lines.append(f"{path}: {type(module).__name__} is outside the attention interface, no map")
+    return lines
+
+
+def _is_layer(path: str, stack: str) -> bool:
+    above, _, last = path.rpartition(".")
+    return last.isdigit() and above == stack
+
+
+def _words(kind: type, modules: Mapping[str, nn.Module]) -> str:
+    """The name of a class as words, without what all classes of its family begin with."""
+    family = os.path.commonprefix([kind.__name__, type(modules[""]).__name__])
+    family = family[: max((m.start() for m in re.finditer(r"[A-Z]|$", family)), default=0)] if family else ""
+    rest = kind.__name__.removeprefix(family) or kind.__name__
+    return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", rest)).lower()
+
+
+def _ranges(place: str, numbers: Sequence[int]) -> str:
+    """Layers 0, 1, 2, 4 as "L0 to L2, L4"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{place}L{run[0]}" + (f" to {place}L{run[-1]}" if run[1:] else "") for run in runs)
+
+
+def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
+    """For each attention a name of its own: the stack where there are several, and the layer, "encoder.L3".
+
+    Attentions that would share a name get what tells their paths apart before it, "self_attn1.L3".
+    """
+    stacks: dict[str, int] = {}  # stack -> attentions found in it so far
+    prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
+    names, numbers = {}, {}
+    for path in through:
+        stack = _stack(path)
+        order = stacks[stack] = stacks.get(stack, -1) + 1
+        numbers[path] = next((int(part) for part in path.split(".") if part.isdigit()), order)
+        names[path] = f"{prefixes[stack]}L{numbers[path]}"
+    for base in [name for name, times in Counter(names.values()).items() if times > 1]:
+        alike = {path: _parts(path) for path in through if names[path] == base}
+        shared = set.intersection(*map(set, alike.values()))
+        for path, parts in alike.items():
+            telling = [part for part in parts if part not in shared] or parts
+            prefix = base.rpartition(".")[0]
+            names[path] = ".".join([*([prefix] if prefix and prefix not in telling else []), *telling, f"L{numbers[path]}"])
+    twice = {name for name, times in Counter(names.values()).items() if times > 1}
+    return {path: f"{path}.L{numbers[path]}" if name in twice else name for path, name in names.items()}
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
+    parts: list[str] = []
+    layer = True
+    for part in path.split("."):
+        if not part.isdigit():
+            parts.append(part)
+        elif layer:
+            layer = False
+        else:
+            parts[-1] += part
+    return parts
 
 
 def _is_cross(path: str) -> bool:
@@ -149,8 +226,10 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
 
 
-def _weights(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) -> dict[str, Tensor | None]:
-    """W_Q, W_K, W_V and W_O of an attention as rows, y = W x; None where none of the known names is there.
+def _weights(
+    modules: Mapping[str, nn.Module], path: str, owner: nn.Module
+) -> tuple[nn.Module | None, dict[str, Tensor | None]]:
+    """The module of W_O; W_Q, W_K, W_V and W_O of an attention as rows, y = W x. None where no known name is there.
 
     The record of the family names them first, seen from its attention module, which may lie around the one that calls
     the interface; then the names that transformers' modules have in common. W_O may stand beside the attention.
@@ -162,24 +241,26 @@ def _weights(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) -> d
     for x in "qkvo":
         recorded = () if family is None or (family.packed and x != "o") else (getattr(family, x),)
         places = around if x == "o" or recorded else around[:1]
-        weights[f"w_{x}"] = _first_matrix(modules, places, recorded + PROJECTIONS[x])
+        last = _first_matrix(modules, places, recorded + PROJECTIONS[x])
+        weights[f"w_{x}"] = None if last is None else as_rows(last)
     if weights["w_v"] is None:
         recorded = (family.q,) if family is not None and family.packed else ()
-        packed = _first_matrix(modules, around[:1], recorded + PACKED)
+        module = _first_matrix(modules, around[:1], recorded + PACKED)
+        packed = None if module is None else as_rows(module)
         if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
             n_queries = packed.shape[0] // 3 if weights["w_o"] is None else weights["w_o"].shape[1]
             n_keys, left = divmod(packed.shape[0] - n_queries, 2)
             if n_keys > 0 and not left:
                 parts = torch.split(packed, [n_queries, n_keys, n_keys])
                 weights |= dict(zip(("w_q", "w_k", "w_v"), parts, strict=True))
-    return weights
+    return last, weights  # of "qkvo" the last is W_O
 
 
-def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> Tensor | None:
-    """The first matrix of these names in these places, as rows."""
+def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
+    """The first module with a matrix of these names in these places."""
     for place, name in itertools.product(places, names):
         module = modules.get(f"{place}.{name}" if place else name)
         weight = getattr(module, "weight", None)
         if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
-            return as_rows(module)
+            return module
     return None

@@ -1,0 +1,134 @@
+"""What a call of the attention interface of transformers asks for, in our words, and the proof that it was read right.
+
+The model's own function makes the output. We read mask, scale, softcap, sinks and biases beside it, compute a few rows
+from that reading, and hold them against the output: O(T) work in each call. Where they differ the call is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Mapping
+from functools import cache, reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.masks import Allowed, Bias, Causal, Mask, Part
+from headwise.records import Call
+from headwise.rungs.tensor import trace
+from headwise.spec import Options
+
+if TYPE_CHECKING:
+    from headwise.models.hf import Asked
+
+READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}  # keywords that `options_of` reads
+HARMLESS = {"sliding_window"}  # which a function names though it is in the mask already
+WAYS = ("eager", "sdpa")  # whose masks and outputs are read
+
+
+def read_call(asked: Asked, cross: bool) -> Call:
+    """A call of transformers as a call of ours. Raises HeadwiseError where our reading is not what the model did."""
+    name = type(asked.module).__name__
+    if asked.implementation not in WAYS:
+        raise HeadwiseError(
+            f"{name} runs its attention by {asked.implementation!r}, whose masks headwise does not read; call "
+            f"model.set_attn_implementation('sdpa') first"
+        )
+    for keyword in _parameters(asked.function) - READ - HARMLESS:
+        if asked.keywords.get(keyword) is not None:
+            raise HeadwiseError(
+                f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
+                f"wrong numbers"
+            )
+    if asked.q.ndim != 4 or asked.k.is_nested:
+        raise HeadwiseError(f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)")
+    B = len(asked.out)  # queries that are learned may be one set for all documents
+    q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
+    call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
+    if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
+        check(call)
+    return call
+
+
+@cache
+def _parameters(function: Any) -> set[str]:
+    """Names of what a function is given beside module, query, key, value and mask."""
+    kinds = inspect.signature(function).parameters.values()
+    return {kind.name for kind in list(kinds)[5:] if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)}
+
+
+def options_of(asked: Asked) -> Options:
+    """Mask, scale, softcap and sinks of a call, as the function that was called reads them."""
+    keywords = asked.keywords
+    return Options(
+        mask=_mask(asked.module, asked.q.shape[2], asked.mask, keywords, asked.implementation == "eager"),
+        scale=keywords.get("scaling"),
+        softcap=keywords.get("softcap"),
+        sink=keywords.get("s_aux"),
+        dropout=keywords.get("dropout") or 0.0,
+    )
+
+
+def _mask(module: nn.Module, T: int, mask: Tensor | None, keywords: Mapping[str, Any], eager: bool) -> Mask | None:
+    """The mask of a call of T queries: bool with True = may attend, or numbers to add.
+
+    None is no mask to an eager function; to `sdpa` it is the keyword or attribute `is_causal`, as its own code has it.
+    """
+    parts: list[Mask] = []
+    if mask is None:
+        causal = keywords.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        if causal and T > 1 and not eager:
+            parts.append(Causal(offset=0))  # aligned at the first key
+    elif mask.dtype == torch.bool and not eager:
+        parts.append(Allowed(_four_axes(mask)))
+    else:
+        parts += _numbers(mask)
+    if keywords.get("position_bias") is not None:
+        parts += _numbers(keywords["position_bias"])
+    return reduce(operator.and_, parts) if parts else None
+
+
+def _numbers(added: Tensor) -> list[Mask]:
+    """What is added to the scores; the most negative numbers stand for "may not"."""
+    added = _four_axes(added if added.is_floating_point() else added.float())
+    allowed = added > torch.finfo(added.dtype).min / 2
+    return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
+
+
+def _four_axes(mask: Tensor) -> Tensor:
+    return mask[(None,) * (4 - mask.ndim)]
+
+
+@torch.no_grad()
+def check(call: Call) -> None:
+    """Hold a few rows of our reading against what the model's own function gave.
+
+    The tolerance is that of rounding: scores s of n digits change the weights by 2^-n |s|, weights the output by as
+    much of the largest value. Rows that may attend nothing are padding, to which functions give what they like.
+    """
+    T = call.q.shape[2]
+    rows = sorted({0, T // 3, 2 * T // 3, T - 1})
+    mask = call.options.mask
+    options = call.options._replace(mask=None if mask is None else Part(mask, "t", rows, T), dropout=0.0)
+    steps = trace(call.q[:, :, rows], call.k, call.v, options)
+    theirs = call.out[:, :, rows].to(steps.weights.dtype)
+    known = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
+    difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(known, 0)
+    digits = torch.finfo(call.q.dtype).eps
+    if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
+        digits = max(digits, 2**-10)
+    sizes = torch.stack([steps.scores.abs().max(), call.v.abs().max(), difference.max(), known.any()])
+    score, value, largest, some = sizes.tolist()
+    if largest <= digits * (16 + 4 * score) * value and (some or not theirs.nan_to_num().any()):
+        return
+    b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
+    place = int((steps.out[b, h, t].to(theirs.dtype) - theirs[b, h, t]).abs().argmax())
+    raise HeadwiseError(
+        f"{type(call.layer).__name__}: in document {b}, head {h}, query {rows[t]} its attention gives "
+        f"{theirs[b, h, t, place]:.5g}, and what headwise reads of its mask, scale and biases gives "
+        f"{steps.out[b, h, t, place]:.5g}; watching it would give wrong numbers"
+    )
