@@ -14,8 +14,6 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils import logging
 
 import headwise as hw
@@ -276,46 +274,35 @@ def test_what_goes_through_the_interface() -> None:
 
 
 def test_routes() -> None:
-    """A function of ours in the place of the attention; keywords arrive; the innermost block serves a module."""
+    """A function of ours behind the attention; keywords arrive; blocks nest, and may end in any order."""
     model, ids = gpt2(), torch.arange(7)[None]
     heard: list[tuple[str, Any]] = []
 
-    def speaking(name: str) -> Any:
-        def route(module: Any, q: Any, k: Any, v: Any, mask: Any, keywords: Any) -> Any:
-            heard.append((name, keywords["scaling"]))
-            return v
+    def speaking(name: str, factor: float | None) -> Any:
+        def route(asked: Any, out: Any) -> Any:
+            heard.append((name, asked.keywords["scaling"]))
+            return None if factor is None else out * factor
 
         return route
 
     one, two = (block.attn for block in model.transformer.h)
     with torch.no_grad():
         plain = model(ids).logits
-        with routed(model, {one: speaking("a"), two: speaking("b")}):
-            changed = model(ids).logits
-            with routed(model, {two: speaking("c")}):
-                model(ids)
+        with routed({one: speaking("a", None), two: speaking("b", None)}):
+            assert torch.equal(model(ids).logits, plain)  # to the bit: the model's own function gave it
+            with routed({two: speaking("c", 0.0)}):
+                changed = model(ids).logits
             model(ids)
         assert torch.equal(model(ids).logits, plain)
-    assert [name for name, _ in heard] == ["a", "b", "a", "c", "a", "b"]
+        first, second = routed({one: speaking("d", 2.0)}), routed({one: speaking("e", 0.5)})
+        first.__enter__(), second.__enter__()
+        first.__exit__(None, None, None)
+        assert not torch.equal(model(ids).logits, plain)
+        second.__exit__(None, None, None)
+        assert torch.equal(model(ids).logits, plain)
+    assert [name for name, _ in heard] == ["a", "b", "a", "b", "c", "a", "b", "e"]
     assert {scale for _, scale in heard} == {7**-0.5}
-    assert not torch.equal(changed, plain) and not len(hf._routes)
-
-
-def test_our_entry_has_a_mask_function() -> None:
-    """Without one the causal and the padding mask are lost in silence."""
-    model, seen = gpt2(), []
-    ids, mask = torch.arange(7).expand(2, 7), torch.ones(2, 7, dtype=torch.long)
-    mask[1, :2] = 0
-
-    def route(module: Any, q: Any, k: Any, v: Any, given: Any, keywords: Any) -> Any:
-        seen.append(given)
-        return v
-
-    with torch.no_grad(), routed(model, {block.attn: route for block in model.transformer.h}):
-        model(ids, attention_mask=mask)
-    assert hf.NAME in AttentionInterface() and hf.NAME in AttentionMaskInterface()
-    expected = torch.ones(7, 7).tril().bool() & mask[:, None, None].bool()
-    assert seen[0].dtype == torch.bool and torch.equal(seen[0][1, 0, 2:], expected[1, 0, 2:])
+    assert not torch.equal(changed, plain) and not len(hf._routes.get()) and not hf._blocks[0]
 
 
 # Code and kernels that a folder brings

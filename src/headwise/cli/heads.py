@@ -28,6 +28,9 @@ Texts = Annotated[
 ]  # fmt: skip
 Ids = Annotated[Path | None, Option(help="A file of token ids instead of a text, one document per line.")]
 Tokens = Annotated[int | None, Option(help="Cut the text into documents of this many tokens.")]
+Unknown = Annotated[
+    str, Option(help="What to do with characters or words that the model has never seen: refuse them, or skip them.")
+]
 Documents = Annotated[int | None, Option(help="Stop after this many documents.")]
 Ablate = Annotated[
     str,
@@ -57,6 +60,7 @@ def heads(
     ids: Ids = None,
     tokens: Tokens = None,
     documents: Documents = None,
+    unknown: Unknown = "refuse",
     ablate: Ablate = "auto",
     controls: Controls = True,
     sort: Sort = "name",
@@ -75,7 +79,8 @@ def heads(
     from headwise.view.survey_files import survey_csv, survey_png
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
+    options |= {"unknown": unknown, "controls": controls, "ablate": ablate, "seed": seed}
+    options["relations"] = relations or bench
     survey, maps = look(model, **options)
     other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
@@ -156,6 +161,7 @@ def look(
     documents: int | None = None,
     on: Path | None = None,
     relations: Path | str | None = None,
+    unknown: str = "refuse",
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
@@ -175,7 +181,7 @@ def look(
     if ids is not None:
         read = read_ids(folder, ids, documents)
     elif text or relations is None:
-        read = read_texts(folder, text or None, tokens, documents, on)
+        read = read_texts(folder, text or None, tokens, documents, on, unknown)
     with Progress() as progress:
         result = survey(folder.model, read, progress=progress, relations=relations, **options)
     return result, None if read is None else maps_of_text(folder.model, read, folder.name)

@@ -85,6 +85,14 @@ class Tokens:
             return [(i, i + 1) for i in range(len(text))]
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
+    def known(self, text: str) -> str:
+        """The text without what the model has never seen, where its tokens are characters or words."""
+        if self._by_character:
+            return "".join(c for c in text if c in self.vocabulary)
+        if self._by_word:
+            return " ".join(w for w in text.split() if w in self.vocabulary and w != BOUNDARY)
+        return text
+
     def document(self, text: str) -> list[int]:
         """Ids of a text between two boundaries."""
         if self.boundary is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import is_
 from typing import Any
@@ -17,10 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import hooked
 from headwise.models.sites import Site, attach, inside, sites_of
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
+from headwise.rungs.tensor import as_tensor
+
+# What models are given that is no text.
+OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
+
+SPANS = {
+    "image": ("image_token_id", "image_token_index", "video_token_id"),
+    "audio": ("audio_token_id", "audio_token_index"),
+}  # and the fields of a config with the number that stands where they are put in
 
 Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each
 Listener = Callable[[Site, Call, Sequence["Document"]], Tensor | None]
@@ -49,7 +59,7 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
     sites, readers = sites_of(model), _readers(model)
 
     def watcher(site: Site, call: Call) -> Tensor | None:
-        reader = readers.get(site.module) or _Reader(model, ())
+        reader = readers.get(site.module) or _Reader(None, ())
         documents = [_document(call, b, call.cross or site.cross, reader, marker) for b in range(call.q.shape[0])]
         return listener(site, call, documents)
 
@@ -63,13 +73,15 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
 class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included."""
 
-    model: nn.Module
+    model: nn.Module | None  # None where no model around is given tokens
     parameters: Sequence[str]
     ids: Tensor | None = None  # (B,L)
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
     cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
+    spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
+    around: _Reader | None = None  # of the model around, which may have read the ids and made embeddings of them
 
     def hooks(self, here: Callable[[], bool]) -> list[RemovableHandle]:
         """Read what the model is given, where `here` says so."""
@@ -82,6 +94,8 @@ class _Reader:
             if here() and module is self.model:
                 self.remember(args, kwargs, output)
 
+        if self.model is None:
+            return []
         return [
             self.model.register_forward_pre_hook(before, with_kwargs=True),
             self.model.register_forward_hook(after, with_kwargs=True),
@@ -101,6 +115,13 @@ class _Reader:
             self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
         else:  # tokens that were not watched, or that have changed places
             self.ids = None
+        embedded = arguments.get("inputs_embeds")
+        if self.ids is None and isinstance(embedded, Tensor) and self.around is not None:
+            outer = self.around.ids  # a picture's places among them, whose numbers are no tokens
+            if outer is not None and outer.shape == (len(embedded), self.past + embedded.shape[1]):
+                self.ids, self.spans = outer, self.around.spans
+        else:
+            self._set_spans()
         self.padding = self._real(arguments.get("attention_mask"))
         context = arguments.get("encoder_attention_mask")
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
@@ -109,6 +130,19 @@ class _Reader:
         """After a call: the state of its cache."""
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
+
+    def _set_spans(self) -> None:
+        """Places that an image or a sound fills: no two of them hold the same token, whatever number stands there."""
+        self.spans = {}
+        config = getattr(self.model, "config", None)
+        for name, fields in SPANS.items():
+            numbers = [n for key in fields if isinstance(n := getattr(config, key, None), int)]
+            if self.ids is None or not numbers:
+                continue
+            span = torch.isin(self.ids, torch.tensor(numbers, device=self.ids.device))
+            if span.any():
+                self.spans[name] = span
+                self.ids = torch.where(span, -2 - torch.arange(self.ids.shape[1], device=self.ids.device), self.ids)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
@@ -142,13 +176,18 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
 
 
 def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
-    """For each module the reader of the innermost model around it that is given tokens."""
+    """For each module the reader of the innermost model around it that is given a sequence.
+
+    A tower that reads pixels or sound has a sequence of its own: neither the ids nor the padding of a text are its.
+    """
     readers: dict[nn.Module, _Reader] = {}
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = list(inspect.signature(module.forward).parameters)
-        if {"ids", "input_ids"} & set(names):
-            reader = _Reader(module, names)
+        if {"ids", "input_ids", "inputs_embeds"} & set(names):
+            reader = _Reader(module, names, around=reader)
+        elif OTHERS & set(names):
+            reader = _Reader(None, ())
         if reader is not None:
             readers[module] = reader
         for child in module.children():
@@ -170,10 +209,14 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             start=None,
         )
     past = reader.past if call.past is None else call.past
+    if padding is not None and not past and len(padding) < T:
+        padding = None  # of another sequence
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None
     first, before = 0, -1
+    if reader.model is None and T == S and call.options.mask is not None:
+        padding = _attended(call, b)
     if padding is not None:
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
@@ -184,16 +227,36 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
+    marks = {} if k_ids is None else {name: _fit(span[b], S, False) for name, span in reader.spans.items()}
+    if marker is not None and k_ids is not None:
+        marks |= marker(k_ids)
     return Document(
         real_rows=rows,
         real_keys=keys,
         start=past - gone,
         q_ids=q_ids,
         k_ids=k_ids,
-        marks=None if marker is None or k_ids is None else dict(marker(k_ids)),
+        marks=marks or None,
         before=before,
         first=first - gone if first >= gone else None,
     )
+
+
+def _attended(call: Call, b: int) -> Tensor | None:
+    """Keys (S,) of document b that some query may attend: the others are padding. None where all are real."""
+    assert call.options.mask is not None
+    B, H, T, _ = call.q.shape
+    grid = BroadcastGrid(
+        (B, H, T, call.k.shape[2]),
+        array=lambda values: as_tensor(values, call.q.device),
+        arange=lambda n: torch.arange(n, device=call.q.device),
+        documents=slice(b, b + 1),
+    )
+    allowed = resolve(call.options.mask.parts(), grid, torch.where, lambda bias: bias)[0]
+    if allowed is None:
+        return None
+    real: Tensor = allowed.reshape(-1, *allowed.shape[-2:]).any(0).any(0).expand(call.k.shape[2])
+    return None if real.all() else real
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

@@ -134,8 +134,13 @@ class SeenHead(Statistics[float]):
         """The tokens that look and those that are looked at in `thumbnail`, where each has a line of its own there."""
         if self._site.ids is None:
             return None
-        rows, keys = (self._shown(ids) if self._shown else list(map(str, ids)) for ids in self._site.ids)
+        rows, keys = (self._words(ids) for ids in self._site.ids)
         return rows, keys
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
+        words = iter(self._shown([i for i in ids if i >= 0]) if self._shown else [str(i) for i in ids if i >= 0])
+        return [next(words) if i >= 0 else "\u00b7" for i in ids]
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))

@@ -79,9 +79,7 @@ class Tally:
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         _add(self.scores, site.heads, measured)
         if document.start is not None:
-            behind = measured.places + document.start - measured.argmax
-            counts = (behind.cpu()[..., None] == torch.arange(-REACH, REACH + 1)).double().mean(1)
-            self.offsets[site.name].append(counts)
+            self.offsets[site.name].append(_shares(measured, document.start, call.k.shape[2]))
         if number < self.uniform_on:
             _add(self.uniform, [site.name], measure(uniform(call), b, document))
         if number == 0 and self.keep:
@@ -115,6 +113,20 @@ def _add(lists: Values, names: Sequence[str], measured: Measured) -> None:
     for key, rows in measured.rows.items():
         for name, mean in zip(names, rows.double().mean(1).tolist(), strict=True):
             lists[name][key].append(mean)
+
+
+def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
+    """For each offset the share of the rows that have a key there and look hardest at it, (H, 2 REACH + 1).
+
+    An offset that less than half of the rows have says too little, and counts as none.
+    """
+    offsets = torch.arange(-REACH, REACH + 1)
+    at = measured.places.cpu() + start
+    behind = at - measured.argmax.cpu()
+    target = at[:, None] - offsets
+    able = ((target >= 0) & (target < n_keys)).sum(0)
+    counts = (behind[..., None] == offsets).double().sum(1)
+    return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
 
 
 def _repeated(values: Mapping[str, list[float]]) -> dict[str, list[float]]:

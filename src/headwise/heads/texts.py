@@ -15,6 +15,7 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.files import read_text, text_path
 from headwise.gpt.run import held_out_documents, read_run
+from headwise.gpt.tokens import Tokens
 from headwise.gpt.verbs import HALF_LINES
 from headwise.heads.labels import Relations, verb_relations
 from headwise.models.lineage import run_of
@@ -66,15 +67,21 @@ def read_texts(
     tokens: int | None = None,
     documents: int | None = None,
     run: Path | None = None,
+    unknown: str = "refuse",
 ) -> Text:
-    """The documents of a survey; see `headwise.survey`. `run` is whose held-out text is the default."""
+    """The documents of a survey; see `headwise.survey`. `run` is whose held-out text is the default.
+
+    unknown  what becomes of characters or words that a vocabulary of those lacks: "refuse" them by name, or "skip"
+    """
+    if unknown not in ("refuse", "skip"):
+        raise HeadwiseError(f"unknown {unknown!r} is not known; one of refuse, skip")
     for name, value in (("tokens", tokens), ("documents", documents)):
         if value is not None and value < 1:
             raise HeadwiseError(f"{name} {value} must be at least 1")
     sources = [texts] if isinstance(texts, str | Path) else list(texts or ())
     words = [str(source) for source in sources if isinstance(source, str | Path)]
     if words and len(words) == len(sources):
-        return read_documents(folder, words, tokens, documents)
+        return read_documents(folder, words, tokens, documents, unknown)
     if words:
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
     if tokens is not None:
@@ -106,7 +113,9 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
     return text
 
 
-def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None) -> Text:
+def read_documents(
+    folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None, unknown: str = "refuse"
+) -> Text:
     """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
 
     tokens   cut every text into documents of this many tokens; None takes each whole
@@ -126,7 +135,7 @@ def read_documents(folder: Folder, sources: Sequence[str], tokens: int | None, m
         raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
     documents: list[list[int]] = []
     for name, text in _contents(sources):
-        ids = tokenizer.encode(text)
+        ids = tokenizer.encode(tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text)
         if tokens is None and context is not None and len(ids) + around > context:
             raise HeadwiseError(
                 f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut it into "

@@ -10,7 +10,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -24,15 +26,42 @@ from headwise.models.weights import blocks, body_of
 
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
-    """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any."""
+    """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any.
+
+    It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
+    token changes no row before it. What stands in a class name may be wrong: a BERT is one by its config.
+    """
     if isinstance(model, GPT):
         return "next"
     if "transformers" not in sys.modules or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
-    from headwise.models.hf import CAUSAL, FILLING
+    if model not in _predicts:  # in a context of its own: those who watch do not see it
+        _predicts[model] = Context().run(_try_predicting, model)
+    return _predicts[model]
 
-    names = {kind.__name__ for kind in type(model).__mro__}
-    return "next" if names & CAUSAL else "masked" if names & FILLING else None
+
+_predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
+    size, most = vocabulary_of(model) or 0, context_of(model) or 8
+    if not reads_tokens(model) or size < 8 or most < 4:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
+    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # another last token
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    try:
+        with evaluating(model):
+            rows = getattr(_forward(model, ids.to(device)), "logits", None)
+    except Exception:  # it wants more than ids; the library lets through whatever its parts raise
+        return None
+    if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
+        return None
+    before, after = rows[:, :-1].double()
+    rounding = 16 * torch.finfo(rows.dtype).eps * before.abs().max()
+    return "next" if (before - after).abs().max() <= rounding else "masked"
 
 
 def require_next(model: nn.Module) -> None:
@@ -66,9 +95,15 @@ def answers(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def run_body(model: nn.Module, ids: Tensor) -> None:
-    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out."""
+    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out.
+
+    Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
+    """
+    whole: Any = model
     if isinstance(model, GPT):
         model(ids, last_only=True)
+    elif hasattr(whole, "get_text_features"):
+        whole.get_text_features(input_ids=ids)
     else:
         _forward(body_of(model), ids)
 
@@ -115,7 +150,14 @@ def context_of(model: nn.Module) -> int | None:
     config = _text_config(model)
     if getattr(config, "model_type", "") in RELATIVE:
         return None
-    return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if not isinstance(most, int) or most < 1:
+        return None
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(table, "num_embeddings", None) == most:
+            padding: int | None = getattr(table, "padding_idx", None)
+            return most if padding is None else most - padding - 1  # RoBERTa counts from the place after padding's
+    return most
 
 
 RELATIVE = ("t5", "mt5", "umt5")  # positions are distances: no text is too long

@@ -21,10 +21,6 @@ from typing import Any, NamedTuple
 import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
 from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
@@ -32,10 +28,6 @@ from headwise.gpt.tokens import BOUNDARY
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
-
-CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())  # classes whose logits are of the next token
-FILLING = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())  # and of tokens that are masked
-
 
 
 class Asked(NamedTuple):
@@ -222,12 +214,12 @@ def is_hf(module: nn.Module) -> bool:
 
 def uses_interface(module: nn.Module) -> bool:
     """Does a method of this module's class call the attention interface itself?"""
-    return _calls_interface(type(module))
+    return _calls_interface(type(module).__mro__)
 
 
 @cache
-def _calls_interface(kind: type) -> bool:
-    bases = [base for base in kind.__mro__ if base not in PreTrainedModel.__mro__]
+def _calls_interface(classes: tuple[type, ...]) -> bool:
+    bases = [base for base in classes if base not in PreTrainedModel.__mro__]
     functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
     codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
     return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
@@ -251,7 +243,9 @@ def routed(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
 
 
 # The blocks that are open in this thread: token -> module -> route. Other threads do not see them.
-_routes: ContextVar[Mapping[object, Mapping[nn.Module, Route]]] = ContextVar("headwise_routes", default=MappingProxyType({}))
+_routes: ContextVar[Mapping[object, Mapping[nn.Module, Route]]] = ContextVar(
+    "headwise_routes", default=MappingProxyType({})
+)
 _lock, _blocks = Lock(), [0]
 _library = {name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")}
 

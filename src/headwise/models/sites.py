@@ -23,6 +23,7 @@ from headwise.records import Call, Watchable, head_name
 
 Handler = Callable[[Call], Tensor | None]
 
+
 @dataclass(frozen=True, eq=False)
 class Site:
     """One attention of a model; its heads are `L3.H0`, `L3.H1`, ... with `name` L3."""

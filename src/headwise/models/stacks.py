@@ -7,7 +7,6 @@ name, `encoder.L3`. Weights are found by the record of the family, or by names t
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +125,8 @@ def _is_layer(path: str, stack: str) -> bool:
 
 def _words(kind: type, modules: Mapping[str, nn.Module]) -> str:
     """The name of a class as words, without what all classes of its family begin with."""
-    family = os.path.commonprefix([kind.__name__, type(modules[""]).__name__])
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kind.__name__, type(modules[""]).__name__))
+    family = "".join(letter for letter, _ in pairs)
     family = family[: max((m.start() for m in re.finditer(r"[A-Z]|$", family)), default=0)] if family else ""
     rest = kind.__name__.removeprefix(family) or kind.__name__
     return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", rest)).lower()
@@ -161,8 +161,9 @@ def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
         shared = set.intersection(*map(set, alike.values()))
         for path, parts in alike.items():
             telling = [part for part in parts if part not in shared] or parts
-            prefix = base.rpartition(".")[0]
-            names[path] = ".".join([*([prefix] if prefix and prefix not in telling else []), *telling, f"L{numbers[path]}"])
+            stack = base.rpartition(".")[0]
+            before = [stack] if stack and stack not in telling else []
+            names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
     twice = {name for name, times in Counter(names.values()).items() if times > 1}
     return {path: f"{path}.L{numbers[path]}" if name in twice else name for path, name in names.items()}
 

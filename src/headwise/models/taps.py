@@ -82,9 +82,9 @@ class Tap:
             return self.end()
         note = ""
         if self.mixed:
-            note = f"{self.site.name}: {self.mixed} norms several heads together before W_O, so what one gives hangs on all"
+            note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
         parts, changed = [], False
-        for call, part in zip(calls, joined.reshape(-1, width).split(rows), strict=True):
+        for call, part in zip(calls, torch.split(joined.reshape(-1, width), rows), strict=True):
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             result = self.handler(call._replace(out=out, note=note))
