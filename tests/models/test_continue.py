@@ -14,6 +14,7 @@ from headwise import HeadwiseError
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
 from headwise.gpt.tokens import Tokens
+from headwise.models.ask import predicts
 from headwise.models.generate import generate
 from headwise.models.open import described, open_model
 
@@ -60,6 +61,7 @@ def test_the_cache_does_not_change_the_text(make: Any, options: dict[str, Any]) 
 
 def test_ids_come_as_they_are_made() -> None:
     model, calls = llama(), []
+    predicts(model)  # tries the model once
     model.register_forward_hook(lambda *_: calls.append(1))
     stream = generate(model, PROMPT, 7)
     for n in range(1, 4):

@@ -111,7 +111,7 @@ class Statistics(ABC, Generic[V]):
         even="rare",
     )
     positional = Statistic(
-        "of the rows with a key at one fixed offset, the share that look hardest at it; -1 to 1 left out",
+        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out",
         even="confidence",
     )  # Voita et al. 2019, section 5.1
     duplicate = Statistic("mass on the earlier copy, in random tokens repeated", repeated="same_token")

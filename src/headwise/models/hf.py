@@ -1,8 +1,8 @@
 """The one door to transformers: model folders, their tokenizers, and the attention interface.
 
-Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands what each such call of
-some modules gave to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is run,
-and no pickle is opened.
+Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands what such a call of
+some modules gave to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is
+run, and no pickle is opened.
 """
 
 from __future__ import annotations

@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import Call, Watchable, head_name
+from headwise.rungs.tensor import attend
+from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
+
+LARGEST = 2**24  # scores held at once where the kernel cannot do without them
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,3 +187,18 @@ def _has_foreign(model: nn.Module) -> bool:
     from headwise.models.hf import is_hf
 
     return any(is_hf(module) for module in model.modules())
+
+
+def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    """`attend`; where it has to hold scores, a softcap's, a block of queries at a time."""
+    B, H, T, _ = q.shape
+    S = k.shape[2]
+    if options.softcap is None or B * H * T * S <= LARGEST:
+        return attend(q, k, v, options)
+    count = max(1, LARGEST // (B * H * S))
+    blocks = []
+    for start in range(0, T, count):
+        rows = slice(start, min(start + count, T))
+        mask = None if options.mask is None else options.mask.for_queries(rows, T)
+        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
+    return torch.cat(blocks, 2)

@@ -125,7 +125,9 @@ def _is_layer(path: str, stack: str) -> bool:
 
 def _words(kind: type, modules: Mapping[str, nn.Module]) -> str:
     """The name of a class as words, without what all classes of its family begin with."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kind.__name__, type(modules[""]).__name__))
+    pairs = itertools.takewhile(
+        lambda pair: pair[0] == pair[1], zip(kind.__name__, type(modules[""]).__name__, strict=False)
+    )
     family = "".join(letter for letter, _ in pairs)
     family = family[: max((m.start() for m in re.finditer(r"[A-Z]|$", family)), default=0)] if family else ""
     rest = kind.__name__.removeprefix(family) or kind.__name__
