@@ -86,13 +86,14 @@ class _Reader:
     def hooks(self, here: Callable[[], bool]) -> list[RemovableHandle]:
         """Read what the model is given, where `here` says so."""
 
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # To another thread, which is not inside, torch may call a hook that is just being removed without its keywords.
+        def before(module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
             if here() and module is self.model:
-                self.read(args, kwargs)
+                self.read(args, *more)
 
-        def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def after(module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
             if here() and module is self.model:
-                self.remember(args, kwargs, output)
+                self.remember(args, *more)
 
         if self.model is None:
             return []
