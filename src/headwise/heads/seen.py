@@ -137,10 +137,10 @@ class SeenHead(Statistics[float]):
         rows, keys = (self._words(ids) for ids in self._site.ids)
         return rows, keys
 
-    def _words(self, ids: Sequence[int]) -> list[str]:
+    def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
         words = iter(self._shown([i for i in ids if i >= 0]) if self._shown else [str(i) for i in ids if i >= 0])
-        return [next(words) if i >= 0 else "\u00b7" for i in ids]
+        return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
