@@ -79,19 +79,13 @@ def heads(
     from headwise.view.survey_files import survey_csv, survey_png
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"unknown": unknown, "controls": controls, "ablate": ablate, "seed": seed}
-    options["relations"] = relations or bench
+    options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
+    options["unknown"] = unknown
     survey, maps = look(model, **options)
     other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
     # The report in a run tells of the run: a look at another text goes where --html says.
-    of_the_run = (
-        (model / "run.json").exists()
-        and not text
-        and ids is None
-        and controls
-        and other is None
-        and not options["relations"]
-    )
+    special = text or ids is not None or not controls or other is not None or options["relations"]
+    of_the_run = (model / "run.json").exists() and not special
     report = html or (model / REPORT if of_the_run else None)
     if report is not None:
         _write_report(model, report, survey, maps, other)

@@ -99,16 +99,20 @@ def without_maps(model: nn.Module) -> list[str]:
     lines, covered = [], set(through)
     for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
         numbers = sorted(int(path.rpartition(".")[2]) for path in modules if _is_layer(path, stack))
-        heard = {n for n in numbers for path in through if path.startswith(f"{stack}.{n}.") or path == f"{stack}.{n}"}
-        usual = {type(part) for n in heard for part in modules[f"{stack}.{n}"].modules()}
+        with_heads = {
+            n for n in numbers for path in through if path.startswith(f"{stack}.{n}.") or path == f"{stack}.{n}"
+        }
+        usual = {type(part) for n in with_heads for part in modules[f"{stack}.{n}"].modules()}
         kinds: dict[str, list[int]] = {}
         for n in numbers:
-            if n not in heard:
+            if n not in with_heads:
                 parts = [type(part) for part in list(modules[f"{stack}.{n}"].modules())[1:] if type(part) not in usual]
                 kind = _words(parts[0], modules) if parts else "no attention"
                 kinds.setdefault(kind, []).append(n)
                 covered.add(f"{stack}.{n}")
-        place = next(iter(_stack_names(model, [stack]).values()), "") if heard and heard != set(numbers) else ""
+        place = (
+            next(iter(_stack_names(model, [stack]).values()), "") if with_heads and with_heads != set(numbers) else ""
+        )
         lines += [f"{_ranges(place, layers)}: {kind}, no map" for kind, layers in kinds.items()]
     for path, module in modules.items():
         inside = any(path == each or path.startswith(each + ".") or each.startswith(path + ".") for each in covered)
