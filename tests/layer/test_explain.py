@@ -204,7 +204,7 @@ def test_cross_attention_before_and_after_the_context_is_held(
 @pytest.mark.parametrize(
     ("options", "n", "path", "reason"),
     [
-        ({"softcap": 0.9}, 5, "fused", "softcap=0.9: the kernel has no step between scores and softmax"),
+        ({"softcap": 0.9}, 5, "fused", "softcap: the kernel has no step between scores and softmax"),
         ({}, 5, "fused causal", "nothing is masked"),
         ({}, 5, "fused masked", "nothing is masked"),
         ({}, 5, "grouped decode", "T=5 queries: only a single one is folded"),

@@ -78,11 +78,11 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
 
 
 def why_explicit(sizes: Sizes, options: Options) -> str | None:
-    """Why the fused kernel cannot give the answer; None when it can."""
+    """Why the fused kernel cannot give the answer; None when it can. A float is not named: compilers take it for a symbol."""
     if options.softcap is not None:
-        return f"softcap={options.softcap}: the kernel has no step between scores and softmax"
+        return "softcap: the kernel has no step between scores and softmax"
     if options.sink is not None and options.scale is not None and abs(options.scale) < SMALLEST_SCALE:
-        return f"sink with scale={options.scale}: the kernel carries the sink as sink / scale, which overflows"
+        return "sink with a scale near 0: the kernel carries the sink as sink / scale, which overflows"
     if any(n == 0 for n in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E)):
         return "an axis is empty: not every kernel takes that"
     return None
