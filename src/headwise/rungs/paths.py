@@ -78,8 +78,8 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
 
 
 def why_explicit(sizes: Sizes, options: Options) -> str | None:
-    """Why the fused kernel cannot give the answer; None when it can. A float is not named: compilers take it for a symbol."""
-    if options.softcap is not None:
+    """Why the fused kernel cannot give the answer; None when it can."""
+    if options.softcap is not None:  # its number is not named: torch.compile may take it for a symbol
         return "softcap: the kernel has no step between scores and softmax"
     if options.sink is not None and options.scale is not None and abs(options.scale) < SMALLEST_SCALE:
         return "sink with a scale near 0: the kernel carries the sink as sink / scale, which overflows"
