@@ -42,6 +42,7 @@ class Attribution:
     bias: float  # of W_O, of norms, and of the output matrix
     logit: float  # what the model says, before a softcap of its logits
     tokens: dict[str, Numbers]  # head -> (S,): what it adds by looking at each token; the sum is the head's
+    weights: dict[str, Numbers]  # head -> (S,): how much it looks at each
 
     @property
     def total(self) -> float:
@@ -126,6 +127,7 @@ def _parts(
     heads: dict[str, float] = {}
     feed_forwards: dict[str, float] = {}
     tokens: dict[str, Numbers] = {}
+    weights: dict[str, Numbers] = {}
     for layer in run.layers:
         writer = writer_of(model, layer, rows)
         bias = getattr(layer.projection, "bias", None)
@@ -136,13 +138,14 @@ def _parts(
             through = norm.back(through)
         if bias is not None:
             constant += float(through @ bias.double())
-        shares, looks = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
+        shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
         heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
         tokens |= dict(zip(layer.site.heads, looks.cpu().numpy(), strict=True))
+        weights |= dict(zip(layer.site.heads, rows_hs.cpu().numpy(), strict=True))
         block, written = rows[layer.block], writer.factor * rows[writer.module].gave
         feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
     embedding = float(direction @ rows[run.layers[0].block].read)
-    parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens)
+    parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens, weights)
     size = max(abs(logit), 1.0)
     if abs(parts.total - logit) > CLOSE * size:
         raise HeadwiseError(
@@ -152,8 +155,10 @@ def _parts(
     return parts
 
 
-def _heads_of(call: Call, projection: nn.Module, rows: dict[nn.Module, Row], through: Tensor) -> tuple[Tensor, Tensor]:
-    """What each head adds, (H,), and what it adds for each token that it looks at, (H,S)."""
+def _heads_of(
+    call: Call, projection: nn.Module, rows: dict[nn.Module, Row], through: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each head adds, (H,); what it adds for each token that it looks at, (H,S); how much it looks there, (H,S)."""
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
     back = (as_rows(projection).double().T @ through).reshape(H, -1)
@@ -166,4 +171,4 @@ def _heads_of(call: Call, projection: nn.Module, rows: dict[nn.Module, Row], thr
     mixed = torch.einsum("hs,hse->he", weights, values)
     # A gate, or a norm of the head, that lies between the two is held as it was.
     between = torch.where(mixed == 0, 0, entered / torch.where(mixed == 0, 1, mixed))
-    return (entered * back).sum(1), weights * torch.einsum("hse,he->hs", values, between * back)
+    return (entered * back).sum(1), weights * torch.einsum("hse,he->hs", values, between * back), weights

@@ -1,0 +1,199 @@
+"""Why a model predicts what it predicts: the heads that wrote it, where they looked, and the paths between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.attribution import Attribution, attribute
+from headwise.heads.effect import ablate
+from headwise.heads.study import Study
+from headwise.models.ask import evaluating, logits
+from headwise.models.open import Folder, TextTokens
+from headwise.models.stacks import layers_of
+
+CLEAR = 0.1  # share of the difference that a head must bring back to have a place in the story
+MOST = 8  # heads that are told of
+
+
+@dataclass(frozen=True)
+class Part:
+    """A head in the story."""
+
+    head: str
+    adds: float  # to the logit of the answer, minus that of the other, in nats
+    looks: tuple[tuple[int, float], ...]  # positions and weights, the three strongest
+    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
+    brings: float | None  # share of the difference to the corrupted text that the head carries; None without one
+
+
+@dataclass(frozen=True)
+class Path:
+    """What one head brings through what another reads."""
+
+    sender: str
+    receiver: str  # a head, or for at k and v a key/value head
+    at: str  # q, k or v
+    effect: float  # share of the difference
+
+
+@dataclass(frozen=True)
+class Story:
+    """What `headwise why` tells; also its JSON."""
+
+    model: str
+    tokens: tuple[str, ...]
+    corrupted: tuple[str, ...] | None
+    answer: str
+    other: str  # what the answer is compared with
+    predicted: str
+    predicted_probability: float
+    probability: float  # of the answer
+    logit: float  # of the answer minus that of the other, nats: the sum of all parts
+    embedding: float
+    bias: float
+    feed_forwards: dict[str, float]
+    heads: tuple[Part, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
+    paths: tuple[Path, ...]
+
+
+@torch.no_grad()
+def why(
+    folder: Folder,
+    prompt: str,
+    answer: str | None = None,
+    corrupt: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Story:
+    """The story of one prediction.
+
+    answer   a text whose first token is explained; default what the model predicts
+    corrupt  a text of as many tokens whose answer is another: heads are then ranked by what they carry of the difference,
+             and the paths between them are followed
+    progress is called with the name of a stage, the steps done and of all
+
+    Without `corrupt` the answer is compared with the likeliest other token.
+    """
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no prompt")
+    model, tokens = folder.model, folder.tokens
+    ids = _ids(folder, prompt)
+    with evaluating(model):
+        row = logits(model, torch.tensor([ids]), last=True)[0, -1].double()
+        chances = row.softmax(-1)
+        token = int(row.argmax()) if answer is None else _answer(tokens, prompt, ids, answer, row)
+        study = None if corrupt is None else _study(folder, ids, _ids(folder, corrupt), token)
+        rest = row.index_fill(0, torch.tensor([token]), -torch.inf)
+        other = study.target[1] if study is not None else int(rest.argmax())
+        parts = attribute(model, torch.tensor(ids), (token, other))
+        effects = {} if study is None else study.effects("out", list(study.names("out")), None)
+        heads = _parts(parts, effects)
+        measured = _silenced(model, torch.tensor([ids]), [part.head for part in heads[:MOST]], token, progress)
+        heads = [replace(part, without=measured.get(part.head)) for part in heads]
+        paths = [] if study is None else _paths(study, effects, progress)
+    shown = tokens.shown
+    return Story(
+        model=folder.name,
+        tokens=tuple(shown(ids)),
+        corrupted=None if corrupt is None else tuple(shown(_ids(folder, corrupt))),
+        answer=shown([token])[0],
+        other=shown([other])[0],
+        predicted=shown([int(row.argmax())])[0],
+        predicted_probability=float(chances.max()),
+        probability=float(chances[token]),
+        logit=parts.logit,
+        embedding=parts.embedding,
+        bias=parts.bias,
+        feed_forwards=parts.feed_forwards,
+        heads=tuple(heads),
+        paths=tuple(paths),
+    )
+
+
+def _ids(folder: Folder, text: str) -> list[int]:
+    assert folder.tokens is not None
+    if not text.strip():
+        raise HeadwiseError("the prompt is empty; pass a text")
+    ids = list(folder.tokens.prompt(text))
+    if len(ids) < 2:
+        raise HeadwiseError(f"the prompt {text!r} is {len(ids)} token; pass one of two or more")
+    return ids
+
+
+def _answer(tokens: TextTokens, prompt: str, ids: Sequence[int], answer: str, row: Tensor) -> int:
+    """The first token of the answer, as it stands behind the prompt: with a space before it, or without."""
+    choices = []
+    for text in (f"{prompt.rstrip()} {answer.strip()}", prompt + answer):
+        longer = list(tokens.prompt(text))
+        if longer[: len(ids)] == list(ids) and len(longer) > len(ids):
+            choices.append(longer[len(ids)])
+    if not choices:
+        raise HeadwiseError(f"the answer {answer!r} is no token of its own behind the prompt; end the prompt before it")
+    return max(choices, key=lambda token: float(row[token]))
+
+
+def _study(folder: Folder, clean: list[int], corrupted: list[int], token: int) -> Study:
+    if len(clean) != len(corrupted):
+        shown = [" ".join(folder.tokens.shown(ids)) for ids in (clean, corrupted)]  # type: ignore[union-attr]
+        raise HeadwiseError(
+            f"the prompt is {len(clean)} tokens ({shown[0]}) and the corrupted one {len(corrupted)} ({shown[1]}); both "
+            f"need as many, each in its place"
+        )
+    row = logits(folder.model, torch.tensor([corrupted]), last=True)[0, -1]
+    other = int(row.argmax())
+    if other == token:
+        raise HeadwiseError(
+            f"the corrupted text has the same answer, {folder.tokens.shown([token])[0]!r}; "  # type: ignore[union-attr]
+            f"pass one that the model answers differently"
+        )
+    return Study(folder.model, layers_of(folder.model), torch.tensor(clean), torch.tensor(corrupted), (token, other))
+
+
+def _parts(parts: Attribution, effects: dict[str, float]) -> list[Part]:
+    heads = []
+    for name, adds in parts.heads.items():
+        weights = parts.weights[name]
+        looks = tuple((int(t), float(weights[t])) for t in weights.argsort()[::-1][:3])
+        heads.append(Part(name, adds, looks, None, effects.get(name)))
+    return sorted(heads, key=lambda part: -abs(part.adds if part.brings is None else part.brings))
+
+
+def _silenced(
+    model: nn.Module,
+    ids: Tensor,
+    names: Sequence[str],
+    token: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[str, float]:
+    """Change of the answer's log-probability without each of these heads, in nats."""
+    plain = float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token])
+    changes = {}
+    for number, name in enumerate(names):
+        with ablate(model, [name]):
+            changes[name] = float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token]) - plain
+        if progress is not None:
+            progress("silencing heads", number + 1, len(names))
+    return changes
+
+
+def _paths(study: Study, effects: dict[str, float], progress: Callable[[str, int, int], None] | None) -> list[Path]:
+    """The clear paths between heads that carry something, the strongest first."""
+    carriers = sorted((name for name in effects if abs(effects[name]) >= CLEAR), key=lambda name: -abs(effects[name]))
+    jobs = [(receiver, at) for receiver in carriers[:MOST] for at in "qkv"]
+    paths: dict[tuple[str, str, str], Path] = {}
+    for number, (head, at) in enumerate(jobs):
+        place = study.names("out")[head]
+        receiver = next(
+            name for name, (site, members) in study.names(at).items() if site == place[0] and place[1][0] in members
+        )
+        if not any(key[1:] == (receiver, at) for key in paths):
+            for sender, effect in study.paths(receiver, at, None).items():
+                if abs(effect) >= CLEAR:
+                    paths[sender, receiver, at] = Path(sender, receiver, at, effect)
+        if progress is not None:
+            progress("following paths", number + 1, len(jobs))
+    return sorted(paths.values(), key=lambda path: -abs(path.effect))
