@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped, picture, table
@@ -129,6 +129,50 @@ class HeadMaps:
     model: str  # how the reader knows the model: the name of its run folder
     tokens: tuple[str, ...]  # one string a position, as the tokenizer shows it
     maps: tuple[HeadMap, ...]  # sorted by layer, then head
+
+
+@dataclass(frozen=True)
+class StoryHead:
+    """A head in the story of a prediction."""
+
+    head: str
+    adds: float  # to the logit of the answer, minus that of the other, in nats
+    looks: tuple[tuple[int, float], ...]  # positions and weights, the three strongest
+    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
+    brings: float | None  # share of the difference to the corrupted text that the head carries; None without one
+
+
+@dataclass(frozen=True)
+class StoryPath:
+    """What one head brings through what another reads."""
+
+    sender: str
+    receiver: str  # a head, or for at k and v a key/value head
+    reader: str  # the head itself, or of those that read the key/value head the one that carries most
+    at: str  # q, k or v
+    effect: float  # share of the difference
+
+
+@dataclass(frozen=True)
+class Story:
+    """What `headwise why` tells; also its JSON."""
+
+    CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
+
+    model: str
+    tokens: tuple[str, ...]
+    corrupted: tuple[str, ...] | None
+    answer: str
+    other: str  # what the answer is compared with
+    predicted: str
+    predicted_probability: float
+    probability: float  # of the answer
+    logit: float  # of the answer minus that of the other, nats: the sum of all parts
+    embedding: float
+    bias: float
+    feed_forwards: dict[str, float]
+    heads: tuple[StoryHead, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
+    paths: tuple[StoryPath, ...]
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _parts(
 def _heads_of(
     call: Call, projection: nn.Module, rows: dict[nn.Module, Row], through: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each head adds, (H,); what it adds for each token that it looks at, (H,S); how much it looks there, (H,S)."""
+    """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
     back = (as_rows(projection).double().T @ through).reshape(H, -1)

@@ -140,9 +140,9 @@ def path_effects(
     receiver  the head that reads, L3.H5, for at="q"; for "k" and "v" a key/value head, L3.KV1
     senders   heads of earlier layers, default all of them
 
-    The sender's clean output is added to the residual stream where the receiver's layer reads it; all between them is
-    frozen as it was in the corrupted text. The query, key or value that the receiver makes of this takes the place of
-    its own, and everything after runs freely (Wang et al. 2022, section 3.1; Goldowsky-Dill et al. 2023,
+    The sender gives its clean output; other heads between the two are frozen as they were in the corrupted text,
+    feed-forwards run. The query, key or value that the receiver makes of this takes the place of its own, and
+    everything after runs freely (Wang et al. 2022, section 3.1 and appendix B; Goldowsky-Dill et al. 2023,
     arXiv 2304.05969).
     """
     require_next(model)

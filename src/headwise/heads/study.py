@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.residual import Writer, read_run, writer_of
 from headwise.heads.statistics import unknown_head
 from headwise.models.ask import hooked, logits
 from headwise.models.sites import Site, attach, attend_by_rows
@@ -66,16 +65,13 @@ class Study:
         self.outputs[block] = gave
 
     @contextmanager
-    def _from(self, layer: Layer, n: int, added: Tensor | None = None) -> Iterator[None]:
-        """Below this layer the corrupted run is replayed, and the layer reads its one text n times, as a batch.
-
-        added  (n,T,C), what comes on top of the residual stream there
-        """
+    def _from(self, layer: Layer, n: int) -> Iterator[None]:
+        """Below this layer the corrupted run is replayed, and the layer reads its one text n times, as a batch."""
         below = [earlier.block for earlier in self.layers[: self.layers.index(layer)]]
 
         def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             x = args[0] if args else keywords["hidden_states"]
-            wide = x.expand(n, *x.shape[1:]) if added is None else x + added.to(x)
+            wide = x.expand(n, *x.shape[1:])
             return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
 
         with ExitStack() as stack:
@@ -152,11 +148,7 @@ class Study:
         n = len(heads)
 
         def change(call: Call) -> Tensor:
-            out = call.out.clone()
-            for i, members in enumerate(heads):
-                for h in members:
-                    out[i, h, rows] = source[i % len(source), h, rows].to(out)
-            return out
+            return self._replaced(call.out, heads, source, rows)
 
         with self._from(layer, n), attach({layer.site: change}, self.model):
             return self._difference(logits(self.model, self.ids, last=True)[:, -1])
@@ -205,13 +197,12 @@ class Study:
         layer = next(layer for layer in self.layers if layer.site.name == site)
         earlier = self.layers[: self.layers.index(layer)]
         every = {name: place for name, place in self.names("out").items() if place[0] in {x.site.name for x in earlier}}
-        chosen = chosen_heads(every, senders, "out") if every else []
+        names = set(chosen_heads(every, senders, "out")) if every else set()
+        chosen = [name for name in every if name in names]
         if not chosen:
             return {}
-        rows = read_run(self.model, self.ids).rows
-        added = self._added([(layer, writer_of(self.model, layer, rows)) for layer in earlier])
-        call = self._read_with(layer, torch.stack([added[name] for name in chosen]))
-        sources = [self._with_part(site, at, part[None]) for part in getattr(call, at)]
+        parts = torch.cat([self._read_by(layer, at, sender, every, chosen) for sender in earlier])
+        sources = [self._with_part(site, at, part[None]) for part in parts]
         effects: list[float] = []
         every_row = list(range(self.ids.shape[1]))
         for start in range(0, len(chosen), self._at_once):
@@ -225,51 +216,42 @@ class Study:
         parts = {"q": call.q, "k": call.k, "v": call.v} | {at: part}
         return attend_by_rows(parts["q"], parts["k"], parts["v"], call.options)
 
-    def _added(self, layers: Sequence[tuple[Layer, Writer]]) -> dict[str, Tensor]:
-        """What each head's clean output changes in the residual stream after its layer, (T,C), all else frozen.
+    def _read_by(
+        self, receiver: Layer, at: str, layer: Layer, places: Mapping[str, Place], senders: Sequence[str]
+    ) -> Tensor:
+        """Queries, keys or values (n,H,T,D) of the receiver's layer, where one head of an earlier layer after another
 
-        Read off the model itself: the head's output is replaced, and the block's attention alone takes it in.
+        gives its clean output. Other heads between the two are frozen, feed-forwards run.
         """
-        changes: dict[str, Tensor] = {}
-        for layer, writer in layers:
-            H = self.calls[layer.site.name].q.shape[1]
-            before = self._written(layer, writer, [()])
-            after = self._written(layer, writer, [(h,) for h in range(H)])
-            changes |= {layer.site.head(h): after[h] - before[0] for h in range(H)}
-        return changes
-
-    def _written(self, layer: Layer, writer: Writer, heads: Sequence[Sequence[int]]) -> Tensor:
-        """What enters the residual stream from a layer's attention, (n,T,C), where heads[i] give their clean output."""
-        clean = self.clean_calls[layer.site.name].out
+        heads = [places[name][1] for name in senders if places[name][0] == layer.site.name]
+        first, last = self.layers.index(layer), self.layers.index(receiver)
         kept: list[Tensor] = []
 
         def change(call: Call) -> Tensor:
-            out = call.out.clone()
-            for i, members in enumerate(heads):
-                for h in members:
-                    out[i, h] = clean[0, h].to(out)
-            return out
-
-        def keep(module: nn.Module, args: Any, gave: Tensor) -> None:
-            kept.append(gave)
-            raise _StopError
-
-        hooks = hooked([writer.module.register_forward_hook(keep)])
-        with self._from(layer, len(heads)), attach({layer.site: change}, self.model), hooks, suppress(_StopError):
-            logits(self.model, self.ids, last=True)
-        return kept[0].reshape(len(heads), self.ids.shape[1], -1) * writer.factor
-
-    def _read_with(self, layer: Layer, added: Tensor) -> Call:
-        """The call of a layer's attention where its residual stream has `added`, (n,T,C), on top."""
-        kept: list[Call] = []
+            return self._replaced(call.out, heads, self.clean_calls[layer.site.name].out, range(call.out.shape[2]))
 
         def keep(call: Call) -> None:
-            kept.append(call)
+            kept.append(getattr(call, at))
             raise _StopError
 
-        with self._from(layer, len(added), added), attach({layer.site: keep}, self.model), suppress(_StopError):
-            logits(self.model, self.ids, last=True)
-        return kept[0]
+        def freeze(site: Site, call: Call) -> Tensor:
+            return self.calls[site.name].out.expand_as(call.out)
+
+        between = {x.site: partial(freeze, x.site) for x in self.layers[first + 1 : last]}
+        handlers: dict[Site, Callable[[Call], Tensor | None]] = {layer.site: change, **between, receiver.site: keep}
+        if heads:
+            with self._from(layer, len(heads)), attach(handlers, self.model), suppress(_StopError):
+                logits(self.model, self.ids, last=True)
+        return kept[0] if kept else getattr(self.calls[receiver.site.name], at)[:0]
+
+    @staticmethod
+    def _replaced(out: Tensor, heads: Sequence[Sequence[int]], source: Tensor, rows: Sequence[int]) -> Tensor:
+        """Outputs (n,H,T,E) in which heads[i] of variant i give source[0], or source[i], in these rows."""
+        out, places = out.clone(), list(rows)
+        for i, members in enumerate(heads):
+            for h in members:
+                out[i, h, places] = source[i % len(source), h, places].to(out)
+        return out
 
 
 class _StopError(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,50 +15,11 @@ from headwise.heads.study import Study
 from headwise.models.ask import evaluating, logits
 from headwise.models.open import Folder, TextTokens
 from headwise.models.stacks import layers_of
+from headwise.records import Story, StoryHead, StoryPath
 
-CLEAR = 0.1  # share of the difference that a head must bring back to have a place in the story
 MOST = 8  # heads that are told of
 
-
-@dataclass(frozen=True)
-class Part:
-    """A head in the story."""
-
-    head: str
-    adds: float  # to the logit of the answer, minus that of the other, in nats
-    looks: tuple[tuple[int, float], ...]  # positions and weights, the three strongest
-    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
-    brings: float | None  # share of the difference to the corrupted text that the head carries; None without one
-
-
-@dataclass(frozen=True)
-class Path:
-    """What one head brings through what another reads."""
-
-    sender: str
-    receiver: str  # a head, or for at k and v a key/value head
-    at: str  # q, k or v
-    effect: float  # share of the difference
-
-
-@dataclass(frozen=True)
-class Story:
-    """What `headwise why` tells; also its JSON."""
-
-    model: str
-    tokens: tuple[str, ...]
-    corrupted: tuple[str, ...] | None
-    answer: str
-    other: str  # what the answer is compared with
-    predicted: str
-    predicted_probability: float
-    probability: float  # of the answer
-    logit: float  # of the answer minus that of the other, nats: the sum of all parts
-    embedding: float
-    bias: float
-    feed_forwards: dict[str, float]
-    heads: tuple[Part, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
-    paths: tuple[Path, ...]
+Progress = Callable[[str, int, int], None]
 
 
 @torch.no_grad()
@@ -67,13 +28,13 @@ def why(
     prompt: str,
     answer: str | None = None,
     corrupt: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Story:
     """The story of one prediction.
 
     answer   a text whose first token is explained; default what the model predicts
-    corrupt  a text of as many tokens whose answer is another: heads are then ranked by what they carry of the difference,
-             and the paths between them are followed
+    corrupt  a text of as many tokens whose answer is another: heads are then ranked by what they carry of the
+             difference, and the paths between them are followed
     progress is called with the name of a stage, the steps done and of all
 
     Without `corrupt` the answer is compared with the likeliest other token.
@@ -153,12 +114,12 @@ def _study(folder: Folder, clean: list[int], corrupted: list[int], token: int) -
     return Study(folder.model, layers_of(folder.model), torch.tensor(clean), torch.tensor(corrupted), (token, other))
 
 
-def _parts(parts: Attribution, effects: dict[str, float]) -> list[Part]:
+def _parts(parts: Attribution, effects: dict[str, float]) -> list[StoryHead]:
     heads = []
     for name, adds in parts.heads.items():
         weights = parts.weights[name]
         looks = tuple((int(t), float(weights[t])) for t in weights.argsort()[::-1][:3])
-        heads.append(Part(name, adds, looks, None, effects.get(name)))
+        heads.append(StoryHead(name, adds, looks, None, effects.get(name)))
     return sorted(heads, key=lambda part: -abs(part.adds if part.brings is None else part.brings))
 
 
@@ -167,7 +128,7 @@ def _silenced(
     ids: Tensor,
     names: Sequence[str],
     token: int,
-    progress: Callable[[str, int, int], None] | None,
+    progress: Progress | None,
 ) -> dict[str, float]:
     """Change of the answer's log-probability without each of these heads, in nats."""
     plain = float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token])
@@ -180,11 +141,13 @@ def _silenced(
     return changes
 
 
-def _paths(study: Study, effects: dict[str, float], progress: Callable[[str, int, int], None] | None) -> list[Path]:
+def _paths(study: Study, effects: dict[str, float], progress: Progress | None) -> list[StoryPath]:
     """The clear paths between heads that carry something, the strongest first."""
-    carriers = sorted((name for name in effects if abs(effects[name]) >= CLEAR), key=lambda name: -abs(effects[name]))
+    carriers = sorted(
+        (name for name in effects if abs(effects[name]) >= Story.CLEAR), key=lambda name: -abs(effects[name])
+    )
     jobs = [(receiver, at) for receiver in carriers[:MOST] for at in "qkv"]
-    paths: dict[tuple[str, str, str], Path] = {}
+    paths: dict[tuple[str, str, str], StoryPath] = {}
     for number, (head, at) in enumerate(jobs):
         place = study.names("out")[head]
         receiver = next(
@@ -192,8 +155,8 @@ def _paths(study: Study, effects: dict[str, float], progress: Callable[[str, int
         )
         if not any(key[1:] == (receiver, at) for key in paths):
             for sender, effect in study.paths(receiver, at, None).items():
-                if abs(effect) >= CLEAR:
-                    paths[sender, receiver, at] = Path(sender, receiver, at, effect)
+                if abs(effect) >= Story.CLEAR:
+                    paths[sender, receiver, at] = StoryPath(sender, receiver, head, at, effect)
         if progress is not None:
             progress("following paths", number + 1, len(jobs))
     return sorted(paths.values(), key=lambda path: -abs(path.effect))
