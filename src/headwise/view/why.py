@@ -145,12 +145,13 @@ def _drawing(story: Story) -> str:
         for y in [height - MARGIN - HIGH * (layer + 0.5)]
     ]
     for name in sorted(names):
-        strength = parts[name].adds if parts[name].brings is None else parts[name].brings
         shapes.append(_line(place(name), top, "direct", min(1.0, abs(parts[name].adds) / max(1.0, abs(story.logit)))))
-        shapes.append(_node(name, place(name), abs(strength or 0.0)))
     for path in story.paths:
         kind = f"path {path.at}"
         shapes.append(_line(place(path.sender), place(path.reader), kind, min(1.0, abs(path.effect))))
+    for name in sorted(names):
+        strength = parts[name].adds if parts[name].brings is None else parts[name].brings
+        shapes.append(_node(name, place(name), abs(strength or 0.0)))
     shapes.append(f'<text class="goal" x="{top[0]}" y="{top[1] - 4}">{escaped(story.answer)}</text>')
     return (
         f'<svg viewBox="0 0 {WIDE} {height}" role="img" data-word-aria-label="why.map" class="drawing">'

@@ -1,0 +1,87 @@
+"""`headwise why`: the heads of the verb model, bad requests, and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Opener, faults
+from invoking import Invoke
+
+TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
+VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The verb model after a quarter of its training, when its heads have parted."""
+    import headwise as hw
+
+    folder = tmp_path_factory.mktemp("why") / "verbs"
+    hw.train(preset="verbs", steps=250, out=folder)
+    return folder
+
+
+def told(invoke: Invoke, run: Path, *words: str) -> dict[str, Any]:
+    outcome = invoke("why", str(run), *words, "--json")
+    assert outcome.code == 0, outcome.err
+    story: dict[str, Any] = json.loads(outcome.out)
+    return story
+
+
+@pytest.mark.slow
+def test_a_head_carries_the_tense_and_another_the_verb(run: Path, invoke: Invoke) -> None:
+    tense, verb = told(invoke, run, *TENSE), told(invoke, run, *VERB)
+    assert (tense["answer"], tense["other"], verb["other"]) == ("trabajará", "trabajaría", "escribirá")
+    leading = [story["heads"][0] for story in (tense, verb)]
+    assert all(part["brings"] > 0.5 for part in leading)
+    assert leading[0]["head"] != leading[1]["head"]
+    for part, word in zip(leading, ("will", "work"), strict=True):
+        assert tense["tokens"][part["looks"][0][0]] == word
+    parts = sum(part["adds"] for part in tense["heads"]) + sum(tense["feed_forwards"].values())
+    assert parts + tense["embedding"] + tense["bias"] == pytest.approx(tense["logit"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
+    english, spanish = (invoke("why", str(run), *TENSE, "--lang", lang).out for lang in ("en", "es"))
+    assert "of the difference. It looks at will" in english and "de la diferencia. Mira will" in spanish
+    alone = invoke("why", str(run), "--prompt", "he will work =").out
+    assert "the likeliest other token" in alone and "carries the difference" not in alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--prompt", " "), "the prompt is empty"),
+        (("--prompt", "he will work = él", "--corrupt", "he = él"), "6 tokens"),
+        (("--prompt", "he will work =", "--corrupt", "he will write ="), "has the same answer"),
+        (("--prompt", "he will work =", "--answer", "nada"), "has not seen the words 'nada'"),
+        (("--prompt", "he will work =", "--lang", "fr"), "lang='fr'"),
+        (("--prompt", "he will work =", "--html", "nowhere/why.html"), "does not exist"),
+    ],
+)
+def test_bad_requests(run: Path, invoke: Invoke, words: tuple[str, ...], message: str) -> None:
+    outcome = invoke("why", str(run), *words)
+    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) -> None:
+    path = tmp_path / "why.html"
+    story = told(invoke, run, *TENSE, "--html", str(path))
+    page = open_page(path, 390, 800)
+    assert page.locator("h1").inner_text() == "Why trabajará?"
+    buttons = page.locator("#heads button")
+    assert buttons.count() >= 1 and story["heads"][0]["head"] in buttons.first.inner_text()
+    tinted = page.locator(".token", has_text="will")
+    assert tinted.evaluate("token => parseInt(token.style.getPropertyValue('--look'))") > 50
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Español").click()
+    assert page.locator("h1").inner_text() == "¿Por qué trabajará?"
+    assert "Mira" in buttons.first.inner_text()
+    assert faults(page) == []
