@@ -144,8 +144,8 @@ def _drawing(story: Story) -> str:
         for layer in range(layers)
         for y in [height - MARGIN - HIGH * (layer + 0.5)]
     ]
-    for name in sorted(names):
-        shapes.append(_line(place(name), top, "direct", min(1.0, abs(parts[name].adds) / max(1.0, abs(story.logit)))))
+    whole = max(1.0, abs(story.logit))
+    shapes += [_line(place(name), top, "direct", min(1.0, abs(parts[name].adds) / whole)) for name in sorted(names)]
     for path in story.paths:
         kind = f"path {path.at}"
         shapes.append(_line(place(path.sender), place(path.reader), kind, min(1.0, abs(path.effect))))
