@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
+from headwise.cli.live import filmed, live_page, show_report, told
 from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
 from headwise.files import text_path
@@ -19,6 +20,7 @@ from headwise.files import text_path
 if TYPE_CHECKING:
     from headwise.gpt.run import Result, Settings
     from headwise.gpt.train import Progress as TrainingProgress
+    from headwise.view.live import Live
 
 
 Text = Annotated[
@@ -60,6 +62,10 @@ OutFolder = Annotated[
         help="The run folder, in Hugging Face layout where the preset has such a form. Default: a new one in runs/.",
     ),
 ]
+Watched = Annotated[
+    bool, Option("--live", help="Show the training in a browser, at an address of this machine that is printed.")
+]
+Port = Annotated[int | None, Option(min=0, max=65535, help="The port of that address. Default: any free one.")]
 Resume = Annotated[bool, Option("--resume", help="Continue the run in --out.")]
 AsList = Annotated[bool, Option("--list", help="List the presets and train nothing.")]
 
@@ -84,6 +90,8 @@ def train(
     samples: Samples = None,
     out_folder: OutFolder = None,
     resume: Resume = False,
+    live: Watched = False,
+    port: Port = None,
     as_list: AsList = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -95,6 +103,10 @@ def train(
     if as_list:
         _list_presets(as_json)
         return
+    if port is not None and not live:
+        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
+    if live and rung is not None:
+        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
     shape = {
         "n_heads": heads,
         "n_kv_heads": kv_heads,
@@ -116,10 +128,14 @@ def train(
         folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
     else:
-        _train(*_run_settings(options, out_folder, resume), resume, samples, as_json)
+        folder, settings = _run_settings(options, out_folder, resume)
+        with live_page(folder, (port or 0) if live else None) as page:
+            _train(folder, settings, resume, samples, as_json, page)
 
 
-def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool) -> None:
+def _train(
+    folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool, page: Live | None
+) -> None:
     """Train, report, and print what came out."""
     with needs_torch(), training_progress() as report:
         from headwise.gpt.run import SAMPLES, run_training
@@ -127,13 +143,17 @@ def _train(folder: Path, settings: Settings, resume: bool, samples: int | None, 
 
         say = partial(err.print, soft_wrap=True)
         n_samples = SAMPLES if samples is None else samples
-        result = run_training(folder, settings, report, resume, say, n_samples, Film)
+        film = Film if page is None else partial(filmed, page)
+        report = report if page is None else told(page, report)
+        result = run_training(folder, settings, report, resume, say, n_samples, film)
         report_path = write_report_of(folder, result.example)
     if as_json:
         print_json(result_json(result, report_path))
-        return
-    _print_result(result)
-    out.print(f"\nreport: {report_path}")
+    else:
+        _print_result(result)
+        out.print(f"\nreport: {report_path}")
+    if page is not None:
+        show_report(page, report_path)
 
 
 def _list_presets(as_json: bool) -> None:

@@ -43,6 +43,7 @@ def page(
     data: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
     lang: str = "en",
+    news: bool = False,
 ) -> str:
     """A whole HTML document.
 
@@ -53,6 +54,7 @@ def page(
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
     words    sections of words.toml that the page uses, besides `page`
     lang     the language that the page opens in
+    news     the page is served, and may ask its own origin for news
 
     Raises HeadwiseError for a language that is not in the table.
     """
@@ -63,7 +65,7 @@ def page(
     template = Template(package_text("page/base.html"))
     return template.substitute(
         lang=lang,
-        policy=policy(style, script),
+        policy=policy(style, script) + ("; connect-src 'self'" if news else ""),
         title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
         style=style,
         name=name,
@@ -71,7 +73,7 @@ def page(
         data="\n".join(f'<script type="application/json" id="{key}">{block}</script>' for key, block in blocks.items()),
         script=script,
         switch=filled('<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang),
-        made_by=filled('<p data-word="page.made_by"></p>', lang),
+        made_by=filled(f'<p data-word="page.made_by{"_live" if news else ""}"></p>', lang),
     )
 
 

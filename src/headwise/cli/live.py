@@ -1,0 +1,94 @@
+"""What `headwise train --live` shows while it trains: the film, the loss and samples, on a page of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.cli.app import err, out
+
+if TYPE_CHECKING:
+    from headwise.gpt.data import Corpus
+    from headwise.gpt.gpt import GPT, GPTConfig
+    from headwise.gpt.presets import Recipe
+    from headwise.gpt.train import Film, Progress
+    from headwise.view.live import Live
+
+SAMPLES, SAMPLE_TOKENS = 10, 30  # texts that are written while training, about, and their length at most
+FOREVER = 10.0**9
+LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all, after which the page goes where there is no terminal
+LAST_WORD = 3.0  # seconds in which a page that is open asks again
+
+
+@contextmanager
+def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
+    """The page of a training from here on; none without a port."""
+    if port is None:
+        yield None
+        return
+    from headwise.view.live import Live, live_html
+
+    live = Live(port, live_html(folder.name))
+    err.print(f"watch it train: {live.address}", soft_wrap=True)
+    try:
+        yield live
+    except BaseException:
+        live.tell("state", "stopped")
+        live.linger(LAST_WORD, LAST_WORD)
+        raise
+    finally:
+        live.close()
+
+
+def told(live: Live, report: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    """A report that the page hears of, too."""
+
+    def tell(progress: Progress) -> None:
+        live.tell("loss", progress.row())
+        report(progress)
+
+    return tell
+
+
+def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+    """A film that the page hears of, with a sample now and then."""
+    from headwise.gpt.generate import generate
+    from headwise.gpt.train import METRICS
+    from headwise.heads.film import Film
+    from headwise.models.ask import evaluating
+
+    tokens, written = corpus.tokens, -recipe.steps
+
+    def tell(row: dict[str, Any]) -> None:
+        live.tell("frame" if "step" in row else "header", row)
+        if "step" not in row:  # what came before, where training goes on
+            for line in (folder / METRICS).read_text(encoding="utf-8").splitlines():
+                live.tell("loss", json.loads(line))
+
+    film = Film(folder, corpus, config, recipe, tell)
+
+    def look(model: GPT, step: int) -> None:
+        nonlocal written
+        film(model, step)
+        if step in film.due and step - written >= recipe.steps / SAMPLES:
+            with evaluating(model):
+                ids = list(generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, None, 0, tokens.boundary))
+            live.tell("sample", {"step": step, "text": tokens.decode(ids).strip()})
+            written = step
+
+    return look
+
+
+def show_report(live: Live, report: Path) -> None:
+    """The page is the report now: until Ctrl-C; where there is no terminal, until nobody asks any more."""
+    live.document = report.read_text(encoding="utf-8")
+    live.tell("state", "finished")
+    live.asked = max(live.asked, time.monotonic())
+    if out.is_terminal:
+        err.print(f"the report stays at {live.address} until Ctrl-C", soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        live.linger(*((FOREVER, FOREVER) if out.is_terminal else (LINGER, MOST)))

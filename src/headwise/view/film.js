@@ -1,0 +1,342 @@
+// --- The film: what the heads did while the model trained. A block of its own: other scripts share the page ---
+{
+  const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
+  const BEAT = 250; // milliseconds a frame
+  const PATIENCE = 3; // times that a live page asks in vain
+  const HEAD = byId('film-heads');
+  const film = { header: null, frames: [], losses: [], known: null, ...readData('film-data') };
+  const view = { at: 0, line: 0, timer: 0, follow: true, ramp: [], tiles: [] };
+
+  // --- What a frame says ---
+
+  function stepOf(index) { return film.frames[index].step.toLocaleString('en-US'); }
+
+  // The maps of a frame are bytes: head by head, line by line, each row up to the token itself.
+  function mapOf(index, head, line) {
+    const frame = film.frames[index], sizes = film.header.lines.map((tokens) => tokens.length * (tokens.length + 1) / 2);
+    frame.bytes ??= bytesOf(frame.maps);
+    const every = sizes.reduce((sum, size) => sum + size, 0);
+    const start = head * every + sizes.slice(0, line).reduce((sum, size) => sum + size, 0);
+    return frame.bytes.subarray(start, start + sizes[line]);
+  }
+
+  function weightAt(map, row, column) { return column > row ? 0 : map[row * (row + 1) / 2 + column] / 255; }
+
+  function hasRole(index, head, role) {
+    const known = film.known && film.known[film.header.heads[head]];
+    return film.frames[index].roles[head].includes(role) && (!known || known.includes(role));
+  }
+
+  // For each head and role that it has in the last frame, the first frame from which on it always had it.
+  function earnedRoles() {
+    const found = [], last = film.frames.length - 1;
+    film.header.heads.forEach((name, head) => film.frames[last].roles[head].forEach((role) => {
+      if (!hasRole(last, head, role)) return;
+      let first = last;
+      while (first > 0 && hasRole(first - 1, head, role)) first -= 1;
+      found.push({ name, head, role, first });
+    }));
+    return found.sort((one, other) => one.first - other.first);
+  }
+
+  function roleWords(role) {
+    const key = 'role.' + role.replaceAll(' ', '_');
+    return key in PHRASES[language()] ? say(key) : role;
+  }
+
+  function lossAt(step) {
+    const known = film.losses.filter((row) => row.step <= step);
+    return known.length ? known[known.length - 1].loss : null;
+  }
+
+  function meanAlike(index) {
+    const shares = film.frames[index].alike.filter((share) => share !== null);
+    return shares.length ? shares.reduce((sum, share) => sum + share, 0) / shares.length : null;
+  }
+
+  // --- The curves: a place for each frame, so that the first steps, where most happens, have room ---
+
+  function width() { return byId('film-curves').clientWidth || 600; }
+
+  function xOf(place) {
+    return PLOT.left + (width() - PLOT.left - PLOT.right) * place / Math.max(1, film.frames.length - 1);
+  }
+
+  // Where a step between two frames lies, counted in frames.
+  function placeOf(step) {
+    const next = film.frames.findIndex((frame) => frame.step >= step);
+    if (next < 0) return film.frames.length - 1;
+    if (next === 0) return 0;
+    const [from, to] = [film.frames[next - 1].step, film.frames[next].step];
+    return next - 1 + (step - from) / (to - from);
+  }
+
+  function drawn(tag, attributes, text) {
+    const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    if (text !== undefined) made.textContent = text;
+    byId('film-curves').append(made);
+    return made;
+  }
+
+  function drawPath(points, className) {
+    if (points.length) drawn('path', { class: className, d: 'M' + points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join('L') });
+  }
+
+  function panel(top, height, low, high) {
+    const y = (value) => top + height * (1 - (value - low) / (high - low || 1));
+    for (const value of [low, high]) {
+      drawn('line', { class: 'grid-line', x1: PLOT.left, x2: width() - PLOT.right, y1: y(value), y2: y(value) });
+      drawn('text', { x: PLOT.left - 8, y: y(value) + 4, 'text-anchor': 'end' }, Number(value.toFixed(2)).toString());
+    }
+    return y;
+  }
+
+  function drawCurves() {
+    byId('film-curves').replaceChildren();
+    const last = film.frames[film.frames.length - 1].step, shown = film.losses.filter((row) => row.step <= last);
+    const values = shown.flatMap((row) => [row.loss, row.held_out_loss ?? row.loss]);
+    if (values.length) {
+      const y = panel(PLOT.top, PLOT.loss, 0, Math.ceil(Math.max(...values) * 10) / 10);
+      const x = (row) => xOf(placeOf(row.step)), held = shown.filter((row) => row.held_out_loss !== undefined);
+      drawPath(shown.map((row) => [x(row), y(row.loss)]), 'train');
+      drawPath(held.map((row) => [x(row), y(row.held_out_loss)]), 'held-out');
+    }
+    const top = PLOT.top + PLOT.loss + PLOT.gap, y = panel(top, PLOT.alike, 0, 1);
+    const shares = film.frames.map((_, index) => [xOf(index), meanAlike(index)]);
+    drawPath(shares.filter(([, share]) => share !== null).map(([x, share]) => [x, y(share)]), 'alike');
+    for (const { first } of earnedRoles()) {
+      const x = xOf(first), foot = PLOT.top + PLOT.loss + 14;
+      drawn('path', { class: 'earned', d: `M${x} ${foot - 10}l5 10h-10z` });
+    }
+    const bottom = top + PLOT.alike, every = Math.max(1, Math.ceil(film.frames.length * 48 / width()));
+    film.frames.forEach((_, index) => {
+      if (index % every === 0) drawn('text', { x: xOf(index), y: bottom + 18, 'text-anchor': 'middle' }, stepOf(index));
+    });
+    const x = xOf(view.at);
+    drawn('line', { class: 'now', x1: x, x2: x, y1: PLOT.top - 6, y2: bottom + 4 });
+  }
+
+  // --- The pictures ---
+
+  function readRamp() {
+    const style = getComputedStyle(document.documentElement);
+    const stops = [0, 1, 2, 3].map((stop) => style.getPropertyValue(`--ramp-${stop}`).trim())
+      .map((text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16)));
+    view.ramp = Array.from({ length: 256 }, (_, level) => {
+      const place = 3 * level / 255, low = Math.min(2, Math.floor(place));
+      return stops[low].map((from, i) => Math.round(from + (stops[low + 1][i] - from) * (place - low)));
+    });
+  }
+
+  function paint(canvas, map, size) {
+    canvas.width = canvas.height = size;
+    const image = new ImageData(size, size);
+    for (let row = 0; row < size; row++) {
+      for (let column = 0; column < size; column++) {
+        const level = column > row ? 0 : map[row * (row + 1) / 2 + column];
+        image.data.set([...view.ramp[level], column > row ? 0 : 255], 4 * (row * size + column));
+      }
+    }
+    canvas.getContext('2d').putImageData(image, 0, 0);
+  }
+
+  // Where the head looks hardest, in words: the weight that is furthest above even attention.
+  function hardest(map, tokens) {
+    let best = [0, 0], most = -1;
+    for (let row = 0; row < tokens.length; row++) {
+      for (let column = 0; column <= row; column++) {
+        const more = weightAt(map, row, column) - 1 / (row + 1);
+        if (more > most) [best, most] = [[row, column], more];
+      }
+    }
+    return cellWords(tokens, ...best, weightAt(map, ...best));
+  }
+
+  function cellWords(tokens, row, column, weight) {
+    return say('film.cell', { looks: `\u2068${shown(tokens[row])}\u2069`, at: `\u2068${shown(tokens[column])}\u2069`,
+      weight: weight.toFixed(2) });
+  }
+
+  function shown(token) { return token.replaceAll(' ', '␣').replaceAll('\n', '⏎').replaceAll('\t', '⇥'); }
+
+  function makeTiles() {
+    const layers = new Set(film.header.heads.map((name) => name.split('.H')[0])).size;
+    HEAD.style.setProperty('--across', Math.min(8, Math.max(2, film.header.heads.length / layers)));
+    view.tiles = film.header.heads.map((name, head) => {
+      const figure = element('figure'), canvas = element('canvas'), words = element('figcaption');
+      figure.setAttribute('role', 'listitem');
+      canvas.setAttribute('role', 'img');
+      canvas.addEventListener('pointermove', (event) => sayCell(event, head));
+      canvas.addEventListener('pointerleave', () => { byId('film-said').textContent = ''; });
+      figure.append(canvas, words);
+      return { figure, canvas, words, name };
+    });
+    HEAD.replaceChildren(...view.tiles.map((tile) => tile.figure));
+  }
+
+  function sayCell(event, head) {
+    const tokens = film.header.lines[view.line], box = event.target.getBoundingClientRect();
+    const inside = (part) => Math.min(tokens.length - 1, Math.max(0, Math.floor(part * tokens.length)));
+    const row = inside((event.clientY - box.top) / box.height), column = inside((event.clientX - box.left) / box.width);
+    const weight = weightAt(mapOf(view.at, head, view.line), row, column);
+    byId('film-said').textContent = `${film.header.heads[head]}: ${cellWords(tokens, row, column, weight)}`;
+  }
+
+  function drawTiles() {
+    const tokens = film.header.lines[view.line];
+    view.tiles.forEach(({ canvas, words, name }, head) => {
+      const map = mapOf(view.at, head, view.line), said = hardest(map, tokens);
+      paint(canvas, map, tokens.length);
+      canvas.setAttribute('aria-label', `${name}: ${said}`);
+      const roles = film.frames[view.at].roles[head].filter((role) => hasRole(view.at, head, role));
+      words.replaceChildren(element('b', '', name), said, element('br'),
+        ...roles.flatMap((role) => [element('span', 'role', roleWords(role)), ' ']));
+    });
+  }
+
+  // --- Words around them ---
+
+  function makeKey() {
+    const parts = [['train', 'film.train'], ['held-out', 'film.held_out'], ['earned', 'film.earns'], ['alike', 'film.alike']];
+    byId('film-key').replaceChildren(...parts.map(([className, key]) => {
+      const item = element('span');
+      item.append(element('i', className), worded('span', '', key));
+      return item;
+    }));
+  }
+
+  function makeLines() {
+    const labels = film.header.lines.map((tokens, line) => {
+      const label = element('label', 'switch'), radio = element('input');
+      Object.assign(radio, { type: 'radio', name: 'film-line', autocomplete: 'off', checked: line === view.line });
+      radio.addEventListener('change', () => { view.line = line; drawTiles(); });
+      label.append(radio, element('bdi', '', tokens.map(shown).join(tokens.every((token) => token.length < 2) ? '' : ' ')));
+      return label;
+    });
+    byId('film-lines').replaceChildren(byId('film-lines').firstElementChild, ...labels);
+  }
+
+  function drawEarned() {
+    const items = earnedRoles().map(({ name, role, first }) => {
+      const item = element('li'), text = say('film.earned', { step: stepOf(first), head: name, role: roleWords(role) });
+      const button = element('button', '', text);
+      button.type = 'button';
+      button.setAttribute('aria-pressed', String(first === view.at));
+      button.addEventListener('click', () => { stop(); go(first); });
+      item.append(button);
+      return item;
+    });
+    const list = element('ol'), had = document.activeElement && byId('film-earned').contains(document.activeElement);
+    const place = had ? [...byId('film-earned').querySelectorAll('button')].indexOf(document.activeElement) : -1;
+    list.append(...items);
+    const title = worded('p', 'caption', items.length ? 'film.earned_title' : 'film.earned_none');
+    byId('film-earned').replaceChildren(title, ...(items.length ? [list] : []));
+    if (place >= 0) byId('film-earned').querySelectorAll('button')[place]?.focus();
+  }
+
+  function drawWords() {
+    const step = film.frames[view.at].step, loss = lossAt(step), alike = meanAlike(view.at);
+    const parts = [say('film.now', { step: stepOf(view.at), steps: film.header.steps.toLocaleString('en-US') })];
+    if (loss !== null) parts.push(say('film.now_loss', { loss: loss.toFixed(3) }));
+    if (alike !== null) parts.push(say('film.now_alike', { share: Math.round(100 * alike) }));
+    byId('film-now').textContent = parts.join(' · ');
+    byId('film-at').setAttribute('aria-valuetext', parts.join(', '));
+    setWord(byId('film-play'), view.timer ? 'film.pause' : 'film.play');
+  }
+
+  // --- Moving ---
+
+  function draw() {
+    drawCurves();
+    drawTiles();
+    drawEarned();
+    drawWords();
+  }
+
+  function go(index) {
+    view.at = Math.min(film.frames.length - 1, Math.max(0, index));
+    view.follow = view.at === film.frames.length - 1;
+    byId('film-at').value = String(view.at);
+    draw();
+  }
+
+  function stop() {
+    clearInterval(view.timer);
+    view.timer = 0;
+    drawWords();
+  }
+
+  function play() {
+    if (view.timer) { stop(); return; }
+    if (view.at === film.frames.length - 1) go(0);
+    view.timer = setInterval(() => {
+      go(view.at + 1);
+      if (view.at === film.frames.length - 1) stop();
+    }, BEAT);
+    drawWords();
+  }
+
+  function begin() {
+    readRamp();
+    makeKey();
+    makeLines();
+    makeTiles();
+    byId('film').hidden = false;
+  }
+
+  // All that came since the last time: the film goes along, unless the reader has gone back in it.
+  function update() {
+    if (!film.header || !film.frames.length) return;
+    if (byId('film').hidden) begin();
+    byId('film-at').max = String(film.frames.length - 1);
+    go(view.follow ? film.frames.length - 1 : view.at);
+  }
+
+  // --- The live form asks the server of its own page for what is new ---
+
+  const take = {
+    header: (header) => { Object.assign(film, { header, frames: [], losses: [] }); byId('film').hidden = true; },
+    frame: (frame) => film.frames.push(frame),
+    loss: (loss) => film.losses.push(loss),
+    sample: ({ step, text }) => {
+      const item = element('li');
+      item.append(worded('span', 'caption', 'film.sample', { step: step.toLocaleString('en-US') }), element('pre', '', text));
+      item.lastChild.dir = 'auto';
+      byId('live-samples').hidden = false;
+      byId('live-samples').querySelector('ol').prepend(item);
+    },
+    state: (state) => {
+      if (state === 'finished') location.reload();
+      else setWord(byId('live-state'), 'film.stopped');
+      view.over = true;
+    },
+  };
+
+  async function ask(address, seen = 0, failures = 0) {
+    let news = [];
+    try {
+      news = await (await fetch(`${address}?after=${seen}`)).json();
+      failures = 0;
+    } catch {
+      failures += 1;
+    }
+    for (const item of news) for (const [kind, content] of Object.entries(item)) take[kind](content);
+    if (news.length) update();
+    const row = film.losses[film.losses.length - 1];
+    if (row && !view.over) {
+      setWord(byId('live-state'), 'film.live', { step: row.step.toLocaleString('en-US'),
+        steps: film.header.steps.toLocaleString('en-US'), loss: row.loss.toFixed(3) });
+    }
+    if (failures >= PATIENCE) setWord(byId('live-state'), 'film.lost');
+    else if (!view.over) setTimeout(ask, 700, address, seen + news.length, failures);
+  }
+
+  byId('film-play').addEventListener('click', play);
+  byId('film-at').addEventListener('input', (event) => { stop(); go(Number(event.target.value)); });
+  document.addEventListener('language', () => { if (film.frames.length) draw(); });
+  window.addEventListener('resize', () => { if (film.frames.length) drawCurves(); });
+  window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readRamp(); if (film.frames.length) draw(); });
+  if (byId('main').dataset.live) ask(byId('main').dataset.live);
+  update();
+}

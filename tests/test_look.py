@@ -1,0 +1,69 @@
+"""`headwise look`: the page of a run in the browser, or where to find it."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+
+import pytest
+from invoking import Invoke
+
+import headwise as hw
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was trained in Python, which has no report yet."""
+    folder = tmp_path_factory.mktemp("look") / "a run"
+    hw.train(out=folder, steps=3, n_layers=1, n_heads=2, d_model=8, context=16)
+    return folder
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was asked to open; there is a display."""
+    addresses: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: addresses.append(address) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
+    return addresses
+
+
+@pytest.mark.slow
+def test_the_page_is_written_where_it_is_missing_and_opened(invoke: Invoke, run: Path, opened: list[str]) -> None:
+    outcome, report = invoke("look", run), run / "report.html"
+    assert outcome.code == 0 and outcome.out == f"report: {report}\n{report.as_uri()}\n"
+    assert opened == [report.as_uri()] and "%20" in opened[0]
+    assert 'id="film-data"' in report.read_text()
+    report.write_text("as it was")
+    outcome = invoke("look", run, "--json")
+    assert json.loads(outcome.out) == {
+        "run": str(run), "report": str(report), "address": report.as_uri(), "opened": True
+    }  # fmt: skip
+    assert report.read_text() == "as it was" and len(opened) == 2
+
+
+@pytest.mark.slow
+def test_without_a_display_it_says_where(
+    invoke: Invoke, run: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("sys.platform", "linux")
+    (run / "report.html").touch()
+    outcome = invoke("look", run)
+    assert outcome.code == 0 and (run / "report.html").as_uri() in outcome.out and opened == []
+    assert "there is no display here to open it on; open the file in a browser" in outcome.err
+    assert json.loads(invoke("look", run, "--json").out)["opened"] is False
+
+
+def test_what_is_no_finished_run_is_said(invoke: Invoke, tmp_path: Path) -> None:
+    outcome = invoke("look", tmp_path / "none")
+    assert outcome.code == 2 and "is no folder; pass the run folder that `headwise train` printed" in outcome.err
+    outcome = invoke("look", tmp_path)
+    assert outcome.code == 2 and "holds no run of `headwise train`" in outcome.err
+    (tmp_path / "run.json").write_text(
+        '{"settings": {}, "digest": "", "status": "training", "summary": null, "example": null}'
+    )
+    outcome = invoke("look", tmp_path)
+    assert outcome.code == 2 and f"has not finished; go on with `headwise train --resume --out {tmp_path}`" in outcome.err

@@ -1,0 +1,194 @@
+"""The live page: what it answers, whom it refuses, and that nobody who asks can hold up the training."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cases import every
+from invoking import Invoke
+
+from headwise import HeadwiseError
+from headwise.view import live as room
+from headwise.view.live import Live
+
+SMALL = ("--layers", 1, "--heads", 2, "--width", 8, "--context", 16, "--steps", 31, "--samples", 0)
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    served = Live(0, "<!doctype html><title>x</title>")
+    yield served
+    served.close()
+
+
+def ask(live: Live, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    connection.close()
+    return answer.status, content, answer
+
+
+def raw(live: Live, data: bytes) -> bytes:
+    """What comes back for these bytes."""
+    with socket.create_connection(("127.0.0.1", live.server_port), timeout=10) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    return answer
+
+
+def test_the_page_and_the_news(live: Live) -> None:
+    assert live.server_address[0] == "127.0.0.1" and live.address == f"http://127.0.0.1:{live.server_port}/"
+    live.tell("loss", {"step": 10, "loss": 1.5})
+    live.tell("sample", {"step": 10, "text": "</script>\u2028\ud800"})
+    status, content, answer = ask(live)
+    assert status == 200 and content == live.document
+    assert answer.headers["Cache-Control"] == "no-store" and answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert answer.headers["Access-Control-Allow-Origin"] is None
+    status, content, answer = ask(live, "/news?after=1")
+    assert status == 200 and answer.headers["Content-Type"].startswith("application/json")
+    assert json.loads(content) == [{"sample": {"step": 10, "text": "</script>\u2028\ud800"}}]
+    assert json.loads(ask(live, "/news?after=99")[1]) == []
+    assert ask(live, f"http://127.0.0.1:{live.server_port}/")[0] == 200  # as a proxy would ask
+
+
+def test_other_hosts_are_refused(live: Live) -> None:
+    """Else the name of another site, made to lead here, could read the page."""
+    for host in ("evil.example", f"evil.example:{live.server_port}", "127.0.0.1", "127.0.0.1:1", "", "[::1]:80"):
+        status, content, _ = ask(live, Host=host)
+        assert status == 403 and "<title>" not in content, host
+    assert ask(live, "/news", Host=f"localhost:{live.server_port}")[0] == 200
+    assert b"403" in raw(live, b"GET / HTTP/1.0\r\n\r\n").splitlines()[0]
+
+
+def test_nothing_can_be_changed(live: Live) -> None:
+    before = live.document, live.news(0)
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT"):
+        assert ask(live, "/news", method)[0] == 501, method
+    for path in ("/run.json", "/../../etc/passwd", "/news/", "/%2e%2e/x", "/index.html"):
+        assert ask(live, path)[0] == 404, path
+    for path in ("/news?after=x", "/news?after=-1", f"/news?after={'9' * 9999}", "/news?after=1.5"):
+        assert ask(live, path)[0] == 400, path
+    assert (live.document, live.news(0)) == before
+
+
+def test_clients_that_rubbish_come_to_nothing(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
+    for data in (b"", b"\0" * 999, b"GET\r\n\r\n", b"x" * 70000, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 99):
+        assert b"<title>x" not in raw(live, data)
+    assert ask(live)[0] == 200
+    time.sleep(0.1)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that never read, never ask to the end, or go away: others are answered, and telling takes no time."""
+    monkeypatch.setattr(room._Handler, "timeout", 0.3)
+    monkeypatch.setattr(room, "MOST", 3)
+    live = Live(0, "x" * 20_000_000)
+    request = f"GET / HTTP/1.0\r\nHost: 127.0.0.1:{live.server_port}\r\n\r\n".encode()
+    clients = [socket.create_connection(("127.0.0.1", live.server_port)) for _ in range(9)]
+    for number, client in enumerate(clients):
+        client.sendall(request if number % 3 else request[:9])
+        if number % 3 == 2:
+            client.close()
+    began = time.monotonic()
+    for number in range(1000):
+        live.tell("loss", number)
+    assert time.monotonic() - began < 1.0
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            status = ask(live, "/news?after=999")[0]
+        except (OSError, http.client.HTTPException):  # no room until the slow ones are dropped
+            continue
+        break
+    assert status == 200
+    began = time.monotonic()
+    live.close()
+    assert time.monotonic() - began < 5.0
+    for client in clients:
+        client.close()
+
+
+def test_a_port_that_is_taken_is_said(live: Live) -> None:
+    with pytest.raises(HeadwiseError, match=rf"^--port {live.server_port} of 127.0.0.1 cannot be had \(.*\); pass"):
+        Live(live.server_port, "")
+
+
+def test_it_stays_while_somebody_asks(live: Live) -> None:
+    began = time.monotonic()
+    live.linger(60.0)  # nobody ever asked
+    assert time.monotonic() - began < 1.0
+    ask(live)
+    began = time.monotonic()
+    live.linger(0.3)
+    assert 0.2 < time.monotonic() - began < 5.0
+    live.linger(60.0, at_most=0.1)
+
+
+@every("options, message", [
+    (("--port", 8080), "--port 8080 is where --live shows the training; pass --live too, or leave it out"),
+    (("--live", "--rung", "plain"), "--live --rung plain: microgpt is replayed without a page"),
+])  # fmt: skip
+def test_options_that_do_not_fit(invoke: Invoke, options: tuple[Any, ...], message: str) -> None:
+    outcome = invoke("train", *options)
+    assert outcome.code == 2 and message in outcome.err
+
+
+@pytest.mark.slow
+def test_training_is_the_same_with_watchers(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One watches as a page does, one never reads; the run has the same bytes as one that nobody watches."""
+    from headwise.cli import live as command
+
+    monkeypatch.setattr(command, "LINGER", 0.1)
+    pages: list[Live] = []
+    news: list[dict[str, Any]] = []
+    clients: list[socket.socket] = []
+
+    def watch(served: Live) -> None:
+        pages.append(served)
+        clients.append(socket.create_connection(("127.0.0.1", served.server_port)))
+        clients[0].sendall(f"GET /news HTTP/1.0\r\nHost: 127.0.0.1:{served.server_port}\r\n\r\n".encode())
+
+        def poll() -> None:
+            while not any("state" in item for item in news):
+                news.extend(json.loads(ask(served, f"/news?after={len(news)}")[1]))
+                time.sleep(0.05)
+            reports.append(ask(served)[1])
+
+        threading.Thread(target=poll, daemon=True).start()
+
+    reports: list[str] = []
+    make = Live.__init__
+
+    def made(served: Live, *settings: Any) -> None:
+        make(served, *settings)
+        watch(served)
+
+    monkeypatch.setattr(Live, "__init__", made)
+    watched = invoke("train", *SMALL, "--out", tmp_path / "watched", "--live")
+    alone = invoke("train", *SMALL, "--out", tmp_path / "alone")
+    assert watched.code == alone.code == 0, watched.err + alone.err
+    assert f"watch it train: {pages[0].address}" in watched.err and watched.out.count("\n") == alone.out.count("\n")
+    for name in ("model.safetensors", "film.jsonl", "config.json"):
+        assert (tmp_path / "watched" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    kinds = [kind for item in news for kind in item]
+    assert kinds[0] == "header" and kinds[-1] == "state" and {"frame", "loss", "sample"} <= set(kinds)
+    assert [item["frame"]["step"] for item in news if "frame" in item] == [0, 1, 2, 4, 8, 16, 31]
+    assert reports == [(tmp_path / "watched" / "report.html").read_text()]
+    with pytest.raises(OSError):
+        ask(pages[0])  # it is gone with the command
+    clients[0].close()
