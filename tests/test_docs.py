@@ -36,6 +36,7 @@ SHORT = {
 }
 ONLY_PARSED = (
     "learn --train",
+    "train --live",
     "compare sharing",
     "compare two-lookups",
     "compare claims",

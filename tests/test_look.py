@@ -34,7 +34,6 @@ def test_the_page_is_written_where_it_is_missing_and_opened(invoke: Invoke, run:
     outcome, report = invoke("look", run), run / "report.html"
     assert outcome.code == 0 and outcome.out == f"report: {report}\n{report.as_uri()}\n"
     assert opened == [report.as_uri()] and "%20" in opened[0]
-    assert 'id="film-data"' in report.read_text()
     report.write_text("as it was")
     outcome = invoke("look", run, "--json")
     assert json.loads(outcome.out) == {
@@ -62,8 +61,8 @@ def test_what_is_no_finished_run_is_said(invoke: Invoke, tmp_path: Path) -> None
     assert outcome.code == 2 and "is no folder; pass the run folder that `headwise train` printed" in outcome.err
     outcome = invoke("look", tmp_path)
     assert outcome.code == 2 and "holds no run of `headwise train`" in outcome.err
-    (tmp_path / "run.json").write_text(
-        '{"settings": {}, "digest": "", "status": "training", "summary": null, "example": null}'
-    )
+    settings = '{"settings": {}, "digest": "", "status": "training", "summary": null, "example": null}'
+    (tmp_path / "run.json").write_text(settings)
     outcome = invoke("look", tmp_path)
-    assert outcome.code == 2 and f"has not finished; go on with `headwise train --resume --out {tmp_path}`" in outcome.err
+    remedy = f"has not finished; go on with `headwise train --resume --out {tmp_path}`"
+    assert outcome.code == 2 and remedy in outcome.err
