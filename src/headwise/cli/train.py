@@ -107,14 +107,8 @@ def train(
         raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
     if live and rung is not None:
         raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
-    shape = {
-        "n_heads": heads,
-        "n_kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "n_layers": layers,
-        "d_model": width,
-        "context": context,
-    }
+    sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
+    sizes |= {"d_model": width, "context": context}
     options = {
         "preset": preset,
         "text": None if text is None else str(text_path(text).resolve()),
@@ -122,7 +116,7 @@ def train(
         "lines": lines,
         "seed": seed,
         "steps": steps,
-        "shape": {name: value for name, value in shape.items() if value is not None} or None,
+        "shape": {name: value for name, value in sizes.items() if value is not None} or None,
     }
     if rung is not None:
         folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))

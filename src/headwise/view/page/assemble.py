@@ -73,7 +73,7 @@ def page(
         data="\n".join(f'<script type="application/json" id="{key}">{block}</script>' for key, block in blocks.items()),
         script=script,
         switch=filled('<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang),
-        made_by=filled(f'<p data-word="page.made_by{"_live" if news else ""}"></p>', lang),
+        made_by=filled(word("page.made_by_live" if news else "page.made_by", "p"), lang),
     )
 
 
