@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headwise.gpt.data import Corpus
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.gpt.presets import Recipe
+    from headwise.gpt.run import Settings
     from headwise.gpt.train import Film, Progress
     from headwise.view.live import Live
 
@@ -25,17 +26,17 @@ LAST_WORD = 3.0  # seconds in which a page that is open asks again
 
 
 @contextmanager
-def live_page(folder: Path, port: int | None) -> Iterator[Live | None]:
-    """The page of a training from here on; none without a port."""
+def live_page(folder: Path, settings: Settings, port: int | None) -> Iterator[tuple[Path, Settings, Live | None]]:
+    """A training with its page from here on; without a port it has none."""
     if port is None:
-        yield None
+        yield folder, settings, None
         return
     from headwise.view.live import Live, live_html
 
     live = Live(port, live_html(folder.name))
     err.print(f"watch it train: {live.address}", soft_wrap=True)
     try:
-        yield live
+        yield folder, settings, live
     except BaseException:
         live.tell("state", "stopped")
         live.linger(LAST_WORD, LAST_WORD)

@@ -103,10 +103,7 @@ def train(
     if as_list:
         _list_presets(as_json)
         return
-    if port is not None and not live:
-        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
-    if live and rung is not None:
-        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
+    port = _port(live, port, rung)
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context}
     options = {
@@ -122,13 +119,21 @@ def train(
         folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
     else:
-        folder, settings = _run_settings(options, out_folder, resume)
-        with live_page(folder, (port or 0) if live else None) as page:
-            _train(folder, settings, resume, samples, as_json, page)
+        with live_page(*_run_settings(options, out_folder, resume), port) as run:
+            _train(*run, resume, samples, as_json)
+
+
+def _port(live: bool, port: int | None, rung: str | None) -> int | None:
+    """Where the training is shown; 0 is any free port, None nowhere."""
+    if port is not None and not live:
+        raise HeadwiseError(f"--port {port} is where --live shows the training; pass --live too, or leave it out")
+    if live and rung is not None:
+        raise HeadwiseError(f"--live --rung {rung}: microgpt is replayed without a page; leave one of them out")
+    return (port or 0) if live else None
 
 
 def _train(
-    folder: Path, settings: Settings, resume: bool, samples: int | None, as_json: bool, page: Live | None
+    folder: Path, settings: Settings, page: Live | None, resume: bool, samples: int | None, as_json: bool
 ) -> None:
     """Train, report, and print what came out."""
     with needs_torch(), training_progress() as report:
