@@ -84,7 +84,9 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
         assert list(found) == header["heads"]
         probes = {"duplicate", "prefix"}  # of other random tokens: a survey takes more of them
         for n, profile in enumerate(found.profiles):
-            known = {role.score for role in ROLES if role.score in profile.scores} - probes - {"next"}
+            relations = set() if settings is STREAM else {"person", "translation", "tense", "earlier verb"}
+            assert set(profile.relations) == relations
+            known = {role.score for role in ROLES if role.score in profile.scores} - probes - {"next"} | relations
             assert known == set(frame["scores"]) - probes
             for name in known:
                 assert frame["scores"][name][n] == pytest.approx(profile.means[name], abs=6e-5), (profile.name, name)
@@ -94,6 +96,7 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
                 if score in frame["scores"]:
                     value = frame["scores"][score][n]
                     high = value >= threshold and value > header["even"].get(score, -math.inf)
+                    high = high and (score not in relations or value > profile.relations[score].elsewhere)
                     assert (name in frame["roles"][n]) == (high and frame["step"] > 0 and value > max(first[score]))
         for place, line in enumerate(film.lines):
             exact = head_maps(model, line, header["lines"][place], "model")

@@ -9,7 +9,8 @@ It is `film.jsonl` in the run folder, a JSON object a line. The first tells what
     steps   of the whole run                                  alike   for each layer how alike its heads look
 
 A score is a mean over `documents` held-out texts, the one that a survey of these gives. A head has a role in a frame
-when its score reaches the threshold, is above that of even attention, and above what any head had in the first frame.
+when its score reaches the threshold, is above that of even attention, and above what any head had in the first frame;
+of a relation, also above the head's own weight at the same distances from other tokens.
 Alike is the share of their attention that two heads of a layer give to the same tokens, sum_j min(p_j, p'_j), the mean
 over pairs of heads and over the rows of the lines that see more than one token; null where a layer has one head.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf, isqrt
 from pathlib import Path
@@ -35,7 +37,9 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM
 from headwise.gpt.train import require_finite
 from headwise.heads.glance import Glance
-from headwise.heads.profiles import ROLES
+from headwise.heads.labels import Relations, verb_relations
+from headwise.heads.profiles import ROLES, relation_role
+from headwise.heads.relation import described
 from headwise.heads.texts import Text
 from headwise.models.sites import sites_of
 from headwise.records import head_name
@@ -46,6 +50,7 @@ TINY = 1000  # width of the model x texts of a batch: below, a frame takes longe
 SIZE = 900_000  # bytes of the file, about
 LINES, LONGEST = 3, 32  # that are filmed, and the most tokens of one
 TOKENS, PROBES = 192, 2  # tokens of the documents that are scored, about; texts of repeated tokens
+CONJUGATIONS = 15  # one in so many of those in which relations are known
 DIGITS = 4  # of a number
 
 
@@ -64,11 +69,14 @@ class Film:
         self.log: StepLog | None = None
         tokens, layers, heads = corpus.tokens, range(config.n_layers), range(config.attention.n_heads)
         names = [head_name(layer, head) for layer in layers for head in heads]
-        numbers = len(names) * (DIGITS + 4) * len(ROLES)  # bytes of a frame besides its maps
+        self.text = Text(corpus.data.held_out_documents(TOKENS), tokens.shown, tokens.specials, tokens.frame)
+        self.text.relations = _relations(corpus, len(self.text.documents))
+        followed = () if self.text.relations is None else described(self.text.relations)
+        self.roles = (*map(relation_role, followed), *ROLES)
+        numbers = len(names) * (DIGITS + 4) * len(self.roles)  # bytes of a frame besides its maps
         gap = GAPS[config.d_model * recipe.batch < TINY]
         self.due = frame_steps(recipe.steps, min(FRAMES, SIZE // (2 * numbers)), gap)
         cells = int((SIZE / len(self.due) - numbers) * 3 / 4 / len(names))  # base64 takes four bytes for three
-        self.text = Text(corpus.data.held_out_documents(TOKENS), tokens.shown, tokens.specials, tokens.frame)
         example = tokens.prompt(corpus.example)
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
         self.lines = fitting([example, *others], cells)
@@ -76,7 +84,7 @@ class Film:
         self.header: dict[str, Any] = {
             "heads": names,
             "lines": [list(tokens.shown(line)) for line in self.lines],
-            "roles": [[role.name, role.score, role.threshold] for role in ROLES],
+            "roles": [[role.name, role.score, role.threshold] for role in self.roles],
             "even": {name: round(score, DIGITS) for name, score in self.glance.even().items()},
             "steps": recipe.steps,
             "documents": len(self.text.documents),
@@ -93,15 +101,17 @@ class Film:
             self.tell(rows[-1])
 
     def _frame(self, model: GPT, step: int, untrained: dict[str, list[float]]) -> dict[str, Any]:
-        maps, tensors = self.glance.look(model, sites_of(model))
+        maps, tensors, elsewhere = self.glance.look(model, sites_of(model))
         require_finite(step, weights=float(maps.sum()))
         layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         limits = {
             role: max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
-            for role in ROLES
+            for role in self.roles
             if role.score in scores
         }
+        at_distance = {name: tensor.tolist() for name, tensor in elsewhere.items()}
+        no_control = [-inf] * len(maps)
         lengths = list(map(len, self.lines))
         cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {
@@ -109,11 +119,25 @@ class Film:
             "alike": [None if share is None else round(share, DIGITS) for share in layers],
             "scores": scores,
             "roles": [
-                [role.name for role, limit in limits.items() if role.threshold <= scores[role.score][n] > limit]
+                [
+                    role.name
+                    for role, limit in limits.items()
+                    if role.threshold <= scores[role.score][n] > max(limit, at_distance.get(role.score, no_control)[n])
+                ]
                 for n in range(len(maps))
             ],
             "maps": packed(cut),
         }
+
+
+def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
+    """What the verb corpus knows of the first held-out cells and of some conjugations; of another text nothing."""
+    if not corpus.cells:
+        return None
+    known = verb_relations(corpus.tokens, (cell.line for cell in corpus.cells[:n_cells]))
+    chosen = [*known.documents[:n_cells], *known.documents[n_cells::CONJUGATIONS]]
+    fitting_ones = [document for document in chosen if len(document.ids) <= corpus.data.context]
+    return replace(known, documents=fitting_ones) if any(document.pairs for document in fitting_ones) else None
 
 
 def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:

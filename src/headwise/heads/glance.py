@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.heads.relation import Plan
 from headwise.heads.survey import repeated_tokens
 from headwise.heads.tally import REACH, copying
 from headwise.heads.texts import Text
@@ -28,11 +29,18 @@ class Glance:
     """Lines to look at, and documents to score, beside `probes` texts of random tokens that are repeated."""
 
     def __init__(self, lines: Sequence[Sequence[int]], text: Text, context: int, probes: int) -> None:
-        documents = text.documents
+        labelled = [] if text.relations is None else text.relations.documents
+        more = [document.ids for document in labelled if document.ids not in text.documents]
+        documents = [*text.documents, *more]
         self.n_lines, self.longest = len(lines), max(map(len, lines))
         self.ids = _padded([*lines, *documents])
         T = self.ids.shape[1]
-        self.line_rows, self.rows = _rows(lines, self.longest, 1), _rows(documents, T)
+        self.line_rows = _rows(lines, self.longest, 1)
+        self.rows = F.pad(_rows(text.documents, T), (0, 0, 0, len(more)))
+        able = (self.rows > 0).sum(1, keepdim=True) - torch.arange(REACH + 2)  # rows that have a key at each offset
+        share = (1 / able.clamp(min=1) / len(text.documents)).where(2 * able >= (self.rows > 0).sum(1, keepdim=True), 0)
+        share[:, [0, 1, -1]] = 0  # the token itself and its neighbour have roles of their own; what is beyond reach
+        self.offsets = share.where(able > 0, 0)
         marks = [text.marks(torch.tensor(ids)) for ids in documents]
         self.rare = _padded([mark["rare"].tolist() for mark in marks], T).float()
         cells = {
@@ -43,6 +51,9 @@ class Glance:
             "rare": self.rare[:, None],
         }
         self.tables = {name: (counts * self.rows[..., None]).flatten() for name, counts in cells.items()}
+        related = [(documents.index(document.ids), Plan(document)) for document in labelled]
+        self.elsewhere = _related(related, (len(documents), T, T), "elsewhere")
+        self.tables |= _related(related, (len(documents), T, T), "right")
         repeated, known = repeated_tokens(text, context, seed=0)
         self.probes = _padded(repeated[:probes])
         same = (self.probes[:, :, None] == self.probes[:, None]).float().tril(-1)  # earlier copies of the token
@@ -51,8 +62,11 @@ class Glance:
         self.probe_tables = {name: (counts * rows).flatten() for name, counts in cells.items()}
 
     @torch.no_grad()
-    def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores]:
-        """The maps of the lines, (N,lines,T,T) for N heads in the order of the sites, and each score of each head."""
+    def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores, Scores]:
+        """The maps of the lines, (N,lines,T,T) for N heads in the order of the sites, and each score of each head.
+
+        Third, of each relation the weight of each head at the same distances from other tokens, as `follow` has it.
+        """
         with evaluating(model):
             maps, probes = (_maps(model, sites, ids) for ids in (self.ids, self.probes))
         scores = self._scores(maps[:, self.n_lines :], probes)
@@ -60,7 +74,8 @@ class Glance:
         copied = [copying(site, model) for site in sites]
         if None not in copied:
             scores["copying"] = torch.tensor(copied).flatten()
-        return maps[:, : self.n_lines, : self.longest, : self.longest], scores
+        elsewhere = {name: maps[:, self.n_lines :].flatten(1) @ table for name, table in self.elsewhere.items()}
+        return maps[:, : self.n_lines, : self.longest, : self.longest], scores, elsewhere
 
     def even(self) -> dict[str, float]:
         """The control: the scores of attention that is spread evenly."""
@@ -77,9 +92,9 @@ class Glance:
         scores |= {name: probes.flatten(1) @ table for name, table in self.probe_tables.items()}
         N, B, T, _ = maps.shape
         hardest = maps.argmax(-1)
-        behind = (torch.arange(T) - hardest).clamp(max=REACH + 1).flatten(1)
-        at_offset = torch.zeros(N, REACH + 2).scatter_add_(1, behind, self.rows.expand(N, B, T).flatten(1))
-        scores["positional"] = at_offset[:, 2:-1].amax(1)  # the token itself and its neighbour have roles of their own
+        behind = (torch.arange(T) - hardest).clamp(max=REACH + 1)
+        counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, (self.rows > 0).float().expand(N, B, T))
+        scores["positional"] = (counts * self.offsets).sum(1).amax(1)
         scores["rare_top"] = (self.rare.expand(N, B, T).gather(2, hardest) * self.rows).sum((1, 2))
         return scores
 
@@ -107,6 +122,21 @@ def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
     with attach(dict.fromkeys(sites, keep), model):
         run_body(model, ids)
     return torch.cat(kept, 1).transpose(0, 1).contiguous()
+
+
+def _related(plans: Sequence[tuple[int, Plan]], shape: tuple[int, int, int], kind: str) -> dict[str, Tensor]:
+    """For each relation what each cell (B,T,T) counts for, flat: the mean over pairs, then over documents."""
+    tables: dict[str, Tensor] = {}
+    for n, plan in plans:
+        sums = getattr(plan, kind)
+        for name in dict.fromkeys(name for name, _, _ in plan.pairs):
+            of_name = torch.tensor([pair[0] == name for pair in plan.pairs]) & ~sums.empty
+            if of_name.any():
+                cells, chosen = torch.zeros(shape[1:], dtype=torch.float64), of_name[sums.number]
+                share = sums.share[chosen] / of_name.sum()
+                cells.index_put_((sums.row[chosen], sums.key[chosen]), share, accumulate=True)
+                tables.setdefault(name, torch.zeros(shape))[n] += cells.float()
+    return {name: (table / table.any(2).any(1).sum()).flatten() for name, table in tables.items()}
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:

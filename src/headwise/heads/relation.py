@@ -45,7 +45,7 @@ def follow(
     weight at the same distances from other tokens of the document stands beside.
     """
     documents = sorted(relations.documents, key=lambda document: len(document.ids))
-    plans = [_Plan(document) for document in documents]
+    plans = [Plan(document) for document in documents]
     taken: dict[str, list[Tensor]] = defaultdict(list)  # name of a site -> of each document (H+1, 3, pairs)
     sites: dict[str, Site] = {}
     done = 0
@@ -85,7 +85,7 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     return tuple(result)
 
 
-class _Plan:
+class Plan:
     """Which weights of a document count for which pair."""
 
     def __init__(self, document: Labelled) -> None:
@@ -152,7 +152,7 @@ class _Sum:
 
 
 def _followed(
-    name: str, plans: Sequence[_Plan], numbers: Sequence[Tensor], shown: Callable[[Sequence[int]], Sequence[str]]
+    name: str, plans: Sequence[Plan], numbers: Sequence[Tensor], shown: Callable[[Sequence[int]], Sequence[str]]
 ) -> list[Followed]:
     """For each head of a site how it follows a relation, from the (H+1, 3, pairs) of each document."""
     chosen = [[i for i, (relation, _, _) in enumerate(plan.pairs) if relation == name] for plan in plans]
