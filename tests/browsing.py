@@ -98,14 +98,18 @@ def unreadable(page: Page) -> list[str]:
 
 
 CONTRAST = """() => {
-  const lum = (text) => { const [r, g, b] = text.match(/[\\d.]+/g).map(Number).map((c) => c / 255)
+  const dot = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const rgb = (text) => { dot.fillStyle = text; dot.fillRect(0, 0, 1, 1);
+    return [...dot.getImageData(0, 0, 1, 1).data]; };
+  const lum = (text) => { const [r, g, b] = rgb(text).map((c) => c / 255)
     .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126*r + 0.7152*g + 0.0722*b; };
   const behind = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
     if (!/^rgba.*, 0\\)$/.test(c)) return c; } return 'rgb(255, 255, 255)'; };
   const poor = [];
   const texts = 'h1, h2, h3, p, a, li, th, td, bdi, dt, dd, span, label, summary, output, pre, b, kbd, button';
   for (const e of document.querySelectorAll(texts)) {
-    if (!e.textContent.trim() || !e.checkVisibility()) continue;
+    if (!e.textContent.trim() || !e.checkVisibility() || e.closest('.unseen') || e.querySelector('.unseen')) continue;
+    if (e.disabled) continue;
     const [a, b] = [lum(getComputedStyle(e).color), lum(behind(e))].sort((x, y) => y - x);
     if ((a + 0.05) / (b + 0.05) < 4.5) poor.push(e.outerHTML.slice(0, 90));
   }

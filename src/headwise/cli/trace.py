@@ -22,20 +22,23 @@ def trace(
     head: Annotated[int, Option(help="The head, counted from 0.")] = 0,
     at: Annotated[int | None, Option(help="The position of the query, counted from 0. Default: the last.")] = None,
     lang: Annotated[str, Option(help="Language of the explanations: en or es.")] = "en",
-    html: Annotated[Path | None, Option(help="Also write the steps as one HTML page.")] = None,
+    html: Annotated[Path | None, Option(help="Also write a page that walks through the steps.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show the arithmetic of one head at one position.
 
     Every number can be recomputed from the lines above it: the query, the keys, their products, the softmax, the
-    values, what each head adds through the output projection, and the residual.
+    values, what each head adds through the output projection, and the residual. The page of --html holds the model:
+    text, token and head can be changed in it, and its last step runs the model without the head.
     """
     check_outputs(html=html)
     with needs_torch():
         from headwise.gpt.run import load_run
         from headwise.heads.steps import example_model, head_steps
-        from headwise.view.steps import print_steps, write_steps
+        from headwise.models.pack import pack_model
+        from headwise.view.page.walk import write_walk
+        from headwise.view.steps import print_steps
     if not text:
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
@@ -47,7 +50,7 @@ def trace(
     ids = tokens.prompt(text)
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, len(ids) - 1 if at is None else at, name)
     if html is not None:
-        write_steps(html, steps, lang)
+        write_walk(html, pack_model(model, tokens), text, layer, head, steps.at, name=name, lang=lang)
     if as_json:
         print_json({**asdict(steps), "html": None if html is None else str(html)})
         return

@@ -45,7 +45,7 @@ def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
         f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
         for title, body in sections.items()
     ]
-    body = string.Template(package_text("steps.html")).substitute(
+    body = string.Template(package_text("compare.html")).substitute(
         heading=escaped(heading),
         kicker="headwise compare",
         lede=escaped(lede),
@@ -53,7 +53,7 @@ def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
         links="".join(f'<li><a href="#{name}">{escaped(title)}</a></li>' for title, name in names.items()),
         sections="".join(bodies),
     )
-    return page("compare", body, title=heading, styles=("steps.css", "compare.css"))
+    return page("compare", body, title=heading, styles=("compare.css",))
 
 
 def _list(lines: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The steps of a head as sections of paragraphs and tables of text: what the page and the terminal draw."""
+"""The steps of a head as sections of paragraphs and tables of text: what the terminal shows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from headwise.errors import HeadwiseError
 from headwise.records import HeadSteps, KeySteps
-from headwise.view.phrases import WORDS
+from headwise.view.page.words import check_lang, say
 from headwise.view.terminal import visible
 
 ALL_SHOWN = 16  # features, and heads; of more, some are shown and the rest is summed up
@@ -35,7 +34,6 @@ class Table:
     name: str
     columns: list[str]
     rows: list[Row]
-    bars: bool = False  # the page draws the last column as bars, too
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,8 @@ class Content:
     """The sections of a trace, in one language."""
 
     def __init__(self, steps: HeadSteps, lang: str) -> None:
-        if lang not in WORDS:
-            raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(WORDS)}")
-        self.steps, self.words, self.decimals = steps, WORDS[lang], decimals_for(steps)
+        check_lang(lang)
+        self.steps, self.lang, self.decimals = steps, lang, decimals_for(steps)
         self.features = shown_features(len(steps.query[0].values), steps.pairs)
         self.values = shown_features(len(steps.out))
         self.width = shown_features(len(steps.x))
@@ -103,7 +100,7 @@ class Content:
         """A phrase of the table with its facts; those that many phrases share are at hand."""
         steps = self.steps
         shared = {"at": steps.at, "model": steps.model, "layer": steps.layer, "number": steps.head}
-        return self.words[phrase].format(**shared | {"kv": steps.kv_head, "decimals": self.decimals} | facts)
+        return say(self.lang, f"trace.{phrase}", **shared | {"kv": steps.kv_head, "decimals": self.decimals} | facts)
 
     def sections(self) -> list[Section]:
         parts: dict[str, list[Part]] = {
@@ -240,7 +237,7 @@ class Content:
             weights += steps.sink_weight
         rows.append(Row(self.say("total"), [NONE, NONE, self.number(steps.total), self.number(weights)], strong=True))
         columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
-        return [*sentences, Table("softmax", columns, rows, bars=True)]
+        return [*sentences, Table("softmax", columns, rows)]
 
     def _values(self) -> list[Part]:
         steps, shown = self.steps, self.values
@@ -290,7 +287,7 @@ class Content:
             rows.append(row("b_O", steps.out_bias))
         rows.append(row(self.say("layer_out"), steps.layer_out, strong=True))
         rest = [self.say("rest_squares")] * (len(self.width) < len(steps.x))
-        return Table("added", [*map(str, self.width), *rest, "|·|"], rows, bars=True)
+        return Table("added", [*map(str, self.width), *rest, "|·|"], rows)
 
     def _residual(self) -> list[Part]:
         steps = self.steps

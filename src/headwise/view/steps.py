@@ -1,8 +1,7 @@
-"""One head at one position, number by number: in the terminal, and as one HTML file.
+"""One head at one position, number by number, in the terminal; the page of it is `page/walk.py`.
 
-Both are drawn from the same sections, made of paragraphs and tables whose cells are text already, so that they show
-the same digits. A reader who recomputes a line from the shown numbers above it gets the shown result, within what
-rounding to the stated number of decimals explains.
+A reader who recomputes a line from the shown numbers above it gets the shown result, within what rounding to the stated
+number of decimals explains.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from headwise.records import HeadSteps
-from headwise.view.step_page import steps_html, write_steps
 from headwise.view.step_tables import GAP, Content, Table, Token
 from headwise.view.terminal import visible
-
-__all__ = ["print_steps", "steps_html", "write_steps"]
 
 WIDEST = 100  # columns in the terminal
 LABEL_WIDTH = 18
@@ -36,7 +32,6 @@ def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
     content = Content(steps, lang)
     _say(console, content.heading, "bold")
     _say(console, content.say("lede"))
-    _say(console, content.say("rounding"), "dim")
     for number, section in enumerate(content.sections(), 1):
         _say(console, "")
         _say(console, f"{number}. {section.title}", "bold")
@@ -47,6 +42,8 @@ def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
                 _say(console, part)
             else:
                 _print_tokens(console, part)
+    _say(console, "")
+    _say(console, content.say("rounding"), "dim")
 
 
 def _width(console: Console) -> int:

@@ -1,4 +1,4 @@
-"""The steps of one head on the screen: what is printed adds up, in the terminal and on the page, in both languages.
+"""The steps of one head on the screen: what is printed adds up, in both languages.
 
 Every shown number stands for an interval, half a unit of its last decimal wide on either side. A line is right when
 the interval recomputed from the shown numbers above it meets the interval of the shown result.
@@ -10,15 +10,11 @@ import io
 import itertools
 import math
 import re
-import string
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from browsing import Opener, unreadable, width_beyond
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -28,9 +24,9 @@ from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import example_model, head_steps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import HeadSteps
-from headwise.view.phrases import WORDS
-from headwise.view.step_tables import MOST_KEYS, decimals_for
-from headwise.view.steps import print_steps, steps_html, write_steps
+from headwise.view.page.words import table as phrases
+from headwise.view.step_tables import MOST_KEYS, Content, Table, decimals_for
+from headwise.view.steps import print_steps
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a b", "\n", "עברית", "日本", "{0} $title")
 
@@ -150,8 +146,14 @@ def steps_of(name: str) -> HeadSteps:
     return _made[name]
 
 
-def page_of(name: str, lang: str = "en") -> _Page:
-    return read_page(steps_html(steps_of(name), lang))
+def tables_of(steps: HeadSteps, lang: str = "en") -> dict[str, Shown]:
+    """The tables that are drawn, by their names."""
+    parts = [part for section in Content(steps, lang).sections() for part in section.parts]
+    return {
+        part.name: Shown(part.columns, [(f"{row.label} {row.token}".rstrip(), [*row.cells]) for row in part.rows])
+        for part in parts
+        if isinstance(part, Table)
+    }
 
 
 every_case = pytest.mark.parametrize("name", CASES)
@@ -189,46 +191,6 @@ def read_text(text: str) -> list[Shown]:
     return tables
 
 
-class _Page(HTMLParser):
-    """The tables of a page, by their names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tables: dict[str, Shown] = {}
-        self.cell: str | None = None
-        self.tags: list[str] = []
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        given = dict(attributes)
-        self.tags.append(tag)
-        if tag == "table":
-            self.tables[str(given["data-name"])] = Shown([], [])
-        elif tag in ("td", "th"):
-            self.cell, self.kind = "", given.get("scope") or given.get("class") or ""
-
-    def handle_data(self, data: str) -> None:
-        if self.cell is not None:
-            self.cell += data
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("td", "th") or self.cell is None:
-            return
-        table = list(self.tables.values())[-1]
-        if self.kind == "col":
-            table.columns.append(self.cell)
-        elif self.kind == "row":
-            table.rows.append((self.cell, []))
-        elif self.kind != "bar" and table.rows:
-            table.rows[-1][1].append(self.cell)
-        self.cell = None
-
-
-def read_page(page: str) -> _Page:
-    reader = _Page()
-    reader.feed(page)
-    return reader
-
-
 # The reader with a calculator.
 
 
@@ -236,7 +198,8 @@ class Calculator:
     """Recomputes every derived number of the shown tables; `wrong` lists those that do not follow."""
 
     def __init__(self, tables: dict[str, Shown], steps: HeadSteps, lang: str = "en") -> None:
-        self.tables, self.steps, self.words = tables, steps, WORDS[lang]
+        self.tables, self.steps = tables, steps
+        self.words = {key.removeprefix("trace."): phrase[lang] for key, phrase in phrases().items()}
         self.decimals = decimals_for(steps)
         self.unit = 10.0**-self.decimals
         self.wrong: list[str] = []
@@ -379,14 +342,14 @@ class Calculator:
 @pytest.mark.slow
 @every_case
 def test_what_the_page_shows_adds_up(name: str) -> None:
-    calculator = Calculator(page_of(name).tables, steps_of(name))
+    calculator = Calculator(tables_of(steps_of(name)), steps_of(name))
     assert calculator.wrong == []
     assert calculator.checked > 60
 
 
 @every_case
 def test_spanish_shows_the_same_numbers(name: str) -> None:
-    english, spanish = page_of(name).tables, page_of(name, "es").tables
+    english, spanish = tables_of(steps_of(name)), tables_of(steps_of(name), "es")
     assert english.keys() == spanish.keys()
     for table, shown in english.items():
         assert [cells for _, cells in shown.rows] == [cells for _, cells in spanish[table].rows], table
@@ -397,7 +360,7 @@ def test_spanish_shows_the_same_numbers(name: str) -> None:
 @every_case
 @pytest.mark.parametrize(("lang", "width"), [("en", 80), ("es", 100)])
 def test_the_terminal_shows_what_the_page_shows_digit_for_digit(name: str, lang: str, width: int) -> None:
-    page = page_of(name, lang).tables
+    page = tables_of(steps_of(name), lang)
     tables = read_text(printed(steps_of(name), lang, width))
     assert dict(zip(page, tables, strict=True)) == page
 
@@ -419,7 +382,7 @@ def derived(table: str, shown: Shown) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("name", ["example", "verbs", "sink"])
 def test_the_calculator_sees_a_wrong_number(name: str) -> None:
     """The check itself: with one shown number off by 0.02, wherever it is derived, some line does not follow."""
-    steps, page = steps_of(name), page_of(name).tables
+    steps, page = steps_of(name), tables_of(steps_of(name))
     places = [(table, *place) for table, shown in page.items() for place in derived(table, shown)]
     for table, row, column in places[:: 1 + len(places) // 60]:
         cells = page[table].rows[row][1]
@@ -434,7 +397,7 @@ def test_the_calculator_sees_a_wrong_number(name: str) -> None:
 def test_sums_and_products_keep_the_stated_rule(name: str) -> None:
     """The rule in the words of the page: (n + 1)/2 units for a sum, about (|a| + |b| + 1)/2 for a product."""
     steps = steps_of(name)
-    tables = page_of(name).tables
+    tables = tables_of(steps_of(name))
     unit = 10.0 ** -decimals_for(steps)
     for _, cells in tables["products"].rows:
         *terms, shown = map(float, cells)
@@ -451,7 +414,7 @@ def test_sums_and_products_keep_the_stated_rule(name: str) -> None:
 def test_small_numbers_get_more_decimals() -> None:
     assert decimals_for(steps_of("example")) == 4
     assert 4 < decimals_for(steps_of("tiny weights")) <= 8
-    wo = page_of("tiny weights").tables["added"]
+    wo = tables_of(steps_of("tiny weights"))["added"]
     assert all(max(abs(float(cell)) for cell in cells) >= 100 * 10.0 ** -decimals_for(steps_of("tiny weights"))
                for _, cells in wo.rows)  # fmt: skip
     assert not re.search(r"-0\.0+\b", printed(steps_of("llama")))
@@ -463,7 +426,7 @@ def test_the_steps_come_in_order_and_say_what_was_done() -> None:
               "Through W_O", "The residual stream"]  # fmt: skip
     places = [text.index(f"{number}. {title}") for number, title in enumerate(titles, 1)]
     assert places == sorted(places)
-    assert list(page_of("verbs").tables) == [
+    assert list(tables_of(steps_of("verbs"))) == [
         "projected", "gains", "normed", "angles", "turned", "products", "scores", "softmax", "values", "weighted",
         "wo", "added", "residual",
     ]  # fmt: skip
@@ -479,20 +442,20 @@ def test_shared_keys_wide_heads_many_heads_and_many_keys_are_said() -> None:
     assert "Of 20 heads 16 are shown" in flat and "Of 40 features 8 are shown" in flat
     flat = " ".join(printed(steps_of("many keys")).split())
     assert f"Of 44 keys the {MOST_KEYS} with the largest weights are shown" in flat
-    labels = [label.split()[0] for label, _ in page_of("many keys").tables["softmax"].rows]
+    labels = [label.split()[0] for label, _ in tables_of(steps_of("many keys"))["softmax"].rows]
     keys = sorted(steps_of("many keys").keys, key=lambda key: -key.weight)
     assert labels == [f"k{j}" for j in sorted(key.position for key in keys[:MOST_KEYS])] + ["others", "total"]
     norms = steps_of("many heads").norms
     weakest = norms.index(min(norms))  # is shown, too, when it is the one asked about
     steps = preset_steps("llama", n_heads=20, n_kv_heads=4, d_model=40, d_ff=8, head=weakest)
-    added = read_page(steps_html(steps)).tables["added"]
+    added = tables_of(steps)["added"]
     assert f"→head {weakest}" in [label for label, _ in added.rows] and len(added.rows) == 18
     assert "Of " not in printed(steps_of("example"))
 
 
 def test_a_position_that_sees_nothing_says_so() -> None:
     steps = option_steps(mask=hw.Causal(offset=-9))
-    assert "look at nothing" in printed(steps) and "look at nothing" in steps_html(steps)
+    assert "look at nothing" in printed(steps)
     assert "nada" in printed(steps, "es")
 
 
@@ -500,44 +463,16 @@ def test_the_sink_and_the_gate_are_said() -> None:
     assert "a learned logit" in printed(steps_of("sink")) and "its gate, -0.6000" in printed(steps_of("gate"))
 
 
-def placeholders(phrase: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(phrase) if name}
-
-
-def test_both_languages_have_every_phrase_with_the_same_facts() -> None:
-    english, spanish = WORDS["en"], WORDS["es"]
-    assert english.keys() == spanish.keys()
-    for key, phrase in english.items():
-        assert placeholders(phrase) == placeholders(spanish[key]), key
-        assert phrase and spanish[key]
-        assert " " not in phrase or phrase != spanish[key] or key in ("scaled", "scaled_by"), f"{key} is not translated"
-    columns = ("rest", "rest_squares", "score", "capped", "bias", "logit", "shifted", "weight", "added")
-    assert all(" " not in words[key] for words in WORDS.values() for key in columns)
-
-
-def test_every_phrase_is_used() -> None:
-    view = Path(hw.__file__).with_name("view")
-    code = "".join(view.joinpath(name).read_text("utf-8") for name in ("steps.py", "step_tables.py", "step_page.py"))
-    optional = {"projected", "normed", "turned"}
-    assert [key for key in WORDS["en"] if f'"{key}"' not in code and key not in optional] == []
-
-
 @pytest.mark.slow
 def test_spanish_has_no_english_left() -> None:
     for name in CASES:
-        page = steps_html(steps_of(name), "es")
-        text = printed(steps_of(name), "es") + re.sub(r"<(style|script).*?</\1>", "", page, flags=re.DOTALL)
-        visible_text = re.sub(r"<[^>]*>", " ", text)
-        assert not re.findall(r"\b(the|of|head|keys?|weight|layer|sum|are|at|is|and)\b", visible_text, re.IGNORECASE)
-    assert '<html lang="es">' in steps_html(steps_of("example"), "es")
+        text = printed(steps_of(name), "es")
+        assert not re.findall(r"\b(the|of|head|keys?|weight|layer|sum|are|at|is|and)\b", text, re.IGNORECASE)
 
 
-@pytest.mark.parametrize(
-    "draw", [steps_html, lambda steps, lang: print_steps(Console(file=io.StringIO()), steps, lang)]
-)
-def test_an_unknown_language_is_refused(draw: Callable[[HeadSteps, str], Any]) -> None:
+def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
-        draw(steps_of("example"), "fr")
+        printed(steps_of("example"), "fr")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -558,11 +493,10 @@ def test_tokens_are_text_and_nothing_else() -> None:
     steps = hostile_steps()
     text = printed(steps, force_terminal=False)
     assert "{0}␣$title" in text and "[bold] {x} $y" in text and "a␣b" in text and "⏎" in text
-    page = read_page(steps_html(steps))
-    assert page.tags.count("script") == 2 and "img" not in page.tags
-    labels = [label for label, _ in page.tables["softmax"].rows]
+    tables = tables_of(steps)
+    labels = [label for label, _ in tables["softmax"].rows]
     assert labels[0] == "k0 <script>alert(1)</script>" and labels[4] == "k4 עברית"
-    assert Calculator(page.tables, steps).wrong == []
+    assert Calculator(tables, steps).wrong == []
 
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
@@ -577,99 +511,3 @@ def test_a_terminal_marks_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     text = printed(steps_of("example"), force_terminal=True, no_color=False)
     assert re.search(r"\x1b\[1m  total", text)
-
-
-def test_the_page_is_complete_and_locked(tmp_path: Path) -> None:
-    write_steps(tmp_path / "steps.html", steps_of("example"))
-    page = (tmp_path / "steps.html").read_text("utf-8")
-    assert page == steps_html(steps_of("example"))
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None and policy[1].startswith("default-src 'none'; style-src 'sha256-")
-    assert not re.search(r"https?:|@import|style=", page)
-    assert [p.name for p in tmp_path.iterdir()] == ["steps.html"]
-
-
-# In a real browser.
-
-
-@pytest.fixture
-def opened(open_page: Opener, tmp_path: Path) -> Callable[..., Any]:
-    """Opens the page of some steps."""
-
-    def open_steps(steps: HeadSteps, lang: str = "en", width: int = 1280, height: int = 900, **options: Any) -> Any:
-        write_steps(tmp_path / "steps.html", steps, lang)
-        return open_page(tmp_path / "steps.html", width, height, **options)
-
-    return open_steps
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_readable_in_light_and_dark(opened: Callable[..., Any], scheme: str) -> None:
-    page = opened(steps_of("example"), color_scheme=scheme)
-    assert page.inner_text("h1") == "L0.H2 at position 3: m"
-    assert unreadable(page) == []
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", background))) < 120) == (scheme == "dark")
-    bars = page.locator("table[data-name=softmax] rect").evaluate_all(
-        "all => all.map(e => e.getBoundingClientRect().width)"
-    )
-    weights = [key.weight for key in steps_of("example").keys]
-    assert bars == pytest.approx([96 * weight for weight in weights], abs=1)
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("lang", ["en", "es"])
-def test_on_a_phone_wide_tables_scroll_and_the_page_does_not(opened: Callable[..., Any], lang: str) -> None:
-    for name in ("example", "many heads"):
-        page = opened(steps_of(name), lang, 360, 740, has_touch=True, is_mobile=True)
-        assert width_beyond(page) == 0
-        assert page.evaluate("window.innerWidth") == 360
-        frame = page.locator(".scroll:has(table[data-name=added])")
-        label = frame.locator("tbody th").first
-        before = label.bounding_box()["x"]
-        assert frame.evaluate("e => { e.scrollLeft = 9999; return e.scrollLeft; }") > 100
-        assert label.bounding_box()["x"] == before  # the labels stand still
-        for box in (link.bounding_box() for link in page.locator("nav a").all()):
-            assert box["height"] >= 24
-
-
-@pytest.mark.browser
-def test_hostile_tokens_are_shown_as_text(opened: Callable[..., Any]) -> None:
-    page = opened(hostile_steps(), width=360)
-    assert width_beyond(page) == 0
-    assert page.locator("script:not([type]), img").count() == 1
-    assert page.locator(".tokens bdi").first.inner_text() == HOSTILE[0]
-
-
-@pytest.mark.browser
-def test_keys_reach_every_link_and_every_wide_table(opened: Callable[..., Any]) -> None:
-    page = opened(steps_of("example"), width=500)
-    reached = []
-    for _ in range(60):
-        page.keyboard.press("Tab")
-        kind, outline = page.evaluate(
-            "(() => { const e = document.activeElement;"
-            " return [e.className || e.tagName, getComputedStyle(e).outlineStyle]; })()"
-        )
-        if kind == "steps":  # the body, after the last
-            break
-        assert outline == "solid", kind
-        reached.append(kind)
-    assert reached.count("A") == 8 and reached.count("scroll") == page.locator("table").count()
-    page.locator(".scroll:has(table[data-name=added])").focus()
-    page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(300)  # the policy forbids scripts that would wait in the page
-    assert page.evaluate("document.activeElement.scrollLeft") > 0
-    page.click("nav a[href='#softmax']")
-    assert 0 <= page.locator("#softmax").bounding_box()["y"] < 100
-
-
-@pytest.mark.browser
-def test_paper_shows_whole_tables(opened: Callable[..., Any]) -> None:
-    page = opened(steps_of("example"), width=1010, color_scheme="dark")  # A4, turned, less its margins
-    page.emulate_media(media="print")
-    assert page.evaluate("[...document.querySelectorAll('table')].every(t => t.getBoundingClientRect().right <= 1010)")
-    assert not page.locator("nav a").first.is_visible()
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert sum(map(int, re.findall(r"\d+", background))) > 600

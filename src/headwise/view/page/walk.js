@@ -1,0 +1,143 @@
+// --- The walk: what is chosen, the bar of tokens, going forth and back ---
+
+const PAUSE = 6000; // milliseconds that a step stands while the walk plays
+const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
+const begin = readData('start');
+const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
+  numbers: false, timer: 0, ids: [], pieces: [], run: null };
+
+function visible(piece) {
+  const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
+  return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
+}
+
+// Reads the text, as much of it as the model can, and runs the model on it.
+function readText() {
+  const { ids, pieces } = inputOf(walk.model, byId('text').value), { context } = walk.model.config;
+  walk.cut = Math.max(0, ids.length - context);
+  walk.ids = ids.slice(0, context);
+  walk.pieces = pieces.slice(0, context);
+  if (!walk.ids.length) [walk.ids, walk.pieces] = [[0], [{ id: 0, text: walk.model.tokens.strings[0], known: true }]];
+  walk.run = forward(walk.model, walk.ids);
+  walk.at = Math.min(walk.at, walk.ids.length - 1);
+}
+
+function draw() {
+  drawTokens();
+  drawSteps();
+  drawStage();
+}
+
+function drawTokens() {
+  const weights = walk.run.layers[walk.layer].heads[walk.head].weights[walk.at];
+  const focused = document.activeElement?.dataset?.at;
+  byId('tokens').replaceChildren(...walk.pieces.map((piece, at) => {
+    const chip = element('button', 'token');
+    chip.type = 'button';
+    chip.dataset.at = at;
+    chip.append(element('sup', '', String(at)), element('bdi', '', visible(piece)));
+    chip.setAttribute('aria-pressed', String(at === walk.at));
+    chip.classList.toggle('later', at > walk.at);
+    chip.classList.toggle('unknown', !piece.known);
+    if (!piece.known) chip.title = say('walk.unknown', { seen: walk.model.tokens.shown[piece.id] });
+    if (STEPS.indexOf('softmax') <= walk.step) chip.style.setProperty('--share', String(weights[at]));
+    chip.addEventListener('click', () => { walk.at = at; draw(); });
+    return chip;
+  }));
+  if (focused !== undefined) byId('tokens').querySelector(`[data-at="${focused}"]`)?.focus();
+  const unknown = walk.pieces.find((piece) => !piece.known);
+  const note = byId('tokens-note');
+  if (walk.cut) setWord(note, 'walk.cut', { count: walk.ids.length, left: walk.cut });
+  else if (unknown) setWord(note, 'walk.unknown_note', { word: unknown.text, seen: walk.model.tokens.shown[unknown.id] });
+  else setWord(note, 'walk.choose_token');
+}
+
+function drawSteps() {
+  const focused = document.activeElement?.dataset?.step;
+  byId('steps').replaceChildren(...STEPS.map((name, step) => {
+    const item = element('li'), button = worded('button', '', `walk.${name}`);
+    button.type = 'button';
+    button.dataset.step = step;
+    if (step === walk.step) button.setAttribute('aria-current', 'step');
+    button.addEventListener('click', () => goTo(step));
+    item.append(button);
+    return item;
+  }));
+  if (focused !== undefined) byId('steps').querySelector(`[data-step="${focused}"]`)?.focus();
+}
+
+function drawStage() {
+  origins.clear();
+  putWords(byId('stage-title'), `walk.${STEPS[walk.step]}`);
+  byId('stage-title').prepend(`${walk.step + 1}. `);
+  byId('content').classList.toggle('with-numbers', walk.numbers);
+  byId('content').replaceChildren(...DRAW[STEPS[walk.step]]());
+  byId('back').disabled = walk.step === 0;
+  byId('next').disabled = walk.step === STEPS.length - 1;
+  byId('play').textContent = say(walk.timer ? 'walk.pause' : 'walk.play');
+  tellOf(null);
+}
+
+function goTo(step) {
+  walk.step = Math.min(STEPS.length - 1, Math.max(0, step));
+  if (walk.step === STEPS.length - 1) stop();
+  draw();
+}
+
+function chooseHead(layer, head) {
+  Object.assign(walk, { layer, head });
+  byId('head').value = headName(layer, head);
+  draw();
+}
+
+function stop() {
+  clearInterval(walk.timer);
+  walk.timer = 0;
+}
+
+function play() {
+  if (walk.timer) stop();
+  else {
+    if (walk.step === STEPS.length - 1) walk.step = 0;
+    walk.timer = setInterval(() => goTo(walk.step + 1), PAUSE);
+  }
+  draw();
+}
+
+// The arrows go on and back but in the text, among heads and among numbers, where they have a meaning of their own.
+function keys(event) {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest('[type=text], select, table')) return;
+  if (event.key === 'ArrowRight') go(event, 1);
+  else if (event.key === 'ArrowLeft') go(event, -1);
+  else if (event.key === 'p') play();
+}
+
+function go(event, by) {
+  event.preventDefault();
+  goTo(walk.step + by);
+}
+
+function listenToWalk() {
+  byId('head').append(...headNames(walk.model).map((name) => new Option(name, name)));
+  byId('head').value = headName(walk.layer, walk.head);
+  byId('head').addEventListener('change', (event) => chooseHead(...event.target.value.slice(1).split('.H').map(Number)));
+  byId('text').value = begin.text;
+  byId('text').addEventListener('input', () => {
+    walk.at = Infinity; // the last
+    readText();
+    draw();
+  });
+  byId('choices').addEventListener('submit', (event) => event.preventDefault());
+  byId('numbers').addEventListener('change', (event) => { walk.numbers = event.target.checked; drawStage(); });
+  byId('back').addEventListener('click', () => goTo(walk.step - 1));
+  byId('next').addEventListener('click', () => goTo(walk.step + 1));
+  byId('play').addEventListener('click', play);
+  document.addEventListener('keydown', keys);
+  document.addEventListener('language', draw);
+}
+
+listenToWalk();
+readText();
+draw();
+offer(walk.model);
+byId('walk').hidden = false;
