@@ -145,7 +145,7 @@ def _train(
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film)
-        report_path = write_report_of(folder, result.example)
+        report_path = write_report_of(folder)
     if as_json:
         print_json(result_json(result, report_path))
     else:
