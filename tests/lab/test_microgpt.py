@@ -157,9 +157,9 @@ def slopes_of_plain(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.nda
 
 
 def slopes_of_array(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
-    model = array.Model(draw)
-    model.gradient([0] * 17)  # what a longer document left behind must be gone
-    return model.gradient(ids), model.slopes.named
+    model = array.Model(draw.weights, draw.n_heads)
+    model.gradient([0] * 16, [0] * 16)  # what a longer document left behind must be gone
+    return model.gradient(ids[:-1], ids[1:]), model.slopes.named
 
 
 def slopes_of_tensor(draw: Draw, ids: list[int]) -> tuple[float, dict[str, np.ndarray]]:
@@ -200,7 +200,7 @@ def test_other_numbers_of_heads_and_layers_are_one_function_on_all_rungs() -> No
 
 def test_array_sees_only_what_came_before() -> None:
     """All positions are computed at once there; in plain, later keys do not exist."""
-    model = array.Model(Draw(NAMES, seed=42))
+    model = array.Model(Draw(NAMES, seed=42).weights, 4)
     ids = [26, 0, 13, 13, 0, 7, 4]
     logits, _ = model.forward(ids)
     for place in range(len(ids)):

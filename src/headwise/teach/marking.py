@@ -173,7 +173,9 @@ def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, 
     """Mark what a notebook has defined, in its own process; see `mark`."""
     if guess is None:
         return Mark("open", evidence=WORDS[language]["unanswered"])
-    variants = {"": exercise.code(), **exercise.variants()}
-    known = {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants.items()}
-    known[exercise.file] = outcome(names, exercise.file, exercise.setup, exercise.calls)
+    known = {exercise.file: outcome(names, exercise.file, exercise.setup, exercise.calls)}
+    known[""] = outcome(exercise.code(), "", exercise.setup, exercise.calls)
+    if not close(known[exercise.file].get("values"), known[""]["values"]):
+        variants = exercise.variants().items()
+        known |= {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants}
     return judge(exercise, "", known, guess, language)

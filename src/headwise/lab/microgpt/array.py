@@ -7,34 +7,44 @@ head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. float
 
 All weights lie in one flat vector and all slopes in another, and the matrices are windows on them: Adam is then a dozen
 operations for the whole model.
+
+The width and the layers follow from the weights. Several texts of one length may lie side by side, text after text, as
+more columns: `lab.courses.mini_gpt` trains a wider and deeper model on batches this way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headwise.lab.microgpt import draw as recipe
-from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, WIDTH, Draw, Replay, Report, shapes, trained
+from headwise.lab.microgpt.draw import BETA1, BETA2, CONTEXT, Draw, Matrix, Replay, Report, trained
 
 Array = NDArray[np.float64]
 Back = Callable[[Array], Array]  # from the slope of what an operation gave to the slope of what it was given
 
-MEAN = np.full((1, WIDTH), 1 / WIDTH)  # MEAN.dot(x_ct) is the mean over c, in half the time of a reduction
 LATER = np.tril(np.full((CONTEXT, CONTEXT), -np.inf), -1)  # (s,t): added to a score; -inf where key s is after query t
+
+
+@cache
+def averaging(width: int) -> Array:
+    """A row (1,c) whose product with x_ct is the mean over c, in half the time of a reduction."""
+    return np.full((1, width), 1 / width)
 
 
 def rms_norm(x_ct: Array) -> tuple[Array, Back]:
     """n = x r with r = 1 / sqrt(mean x^2 + eps), one r for each position; and the way back."""
-    r = 1 / np.sqrt(MEAN.dot(x_ct * x_ct) + recipe.NORM_EPS)
+    mean = averaging(len(x_ct))
+    r = 1 / np.sqrt(mean.dot(x_ct * x_ct) + recipe.NORM_EPS)
     n = x_ct * r
 
     def back(dn: Array) -> Array:
         """The part of dn that points along x changes nothing but the length, which is fixed."""
-        dx: Array = r * (dn - n * MEAN.dot(n * dn))
+        dx: Array = r * (dn - n * mean.dot(n * dn))
         return dx
 
     return n, back
@@ -49,28 +59,29 @@ def softmax(x: Array, axis: int) -> Array:
 
 
 def attention(qkv: Array) -> tuple[Array, Back]:
-    """Every head at once: q, k, v (3,h,d,t) -> out (h,d,t); and the way back, to the slopes of q, k and v (3,h,d,t)."""
+    """Every head at once: q, k, v (3,...,d,t) -> out (...,d,t); and the way back, to the slopes of q, k and v."""
     q, k, v = qkv
-    scores_hst = k.transpose(0, 2, 1) @ q
-    scores_hst *= q.shape[1] ** -0.5
-    scores_hst += LATER[: q.shape[2], : q.shape[2]]
-    p = softmax(scores_hst, axis=1)  # weights (h,s,t), which add up to 1 over s; where they are 0, so is every slope
+    d, t = q.shape[-2:]
+    scores_st = k.swapaxes(-1, -2) @ q
+    scores_st *= d**-0.5
+    scores_st += LATER[:t, :t]
+    p = softmax(scores_st, axis=-2)  # weights (...,s,t), which add up to 1 over s; where they are 0, so is every slope
 
     def back(dout: Array) -> Array:
-        dp = v.transpose(0, 2, 1) @ dout  # out = v p
-        dscores = p * (dp - np.add.reduce(p * dp, axis=1, keepdims=True))  # softmax: dx = p (dp - sum p dp)
-        dscores *= q.shape[1] ** -0.5
+        dp = v.swapaxes(-1, -2) @ dout  # out = v p
+        dscores = p * (dp - np.add.reduce(p * dp, axis=-2, keepdims=True))  # softmax: dx = p (dp - sum p dp)
+        dscores *= d**-0.5
         d_qkv = np.empty_like(qkv)
         np.matmul(k, dscores, out=d_qkv[0])  # scores = k' q
-        np.matmul(q, dscores.transpose(0, 2, 1), out=d_qkv[1])
-        np.matmul(dout, p.transpose(0, 2, 1), out=d_qkv[2])
+        np.matmul(q, dscores.swapaxes(-1, -2), out=d_qkv[1])
+        np.matmul(dout, p.swapaxes(-1, -2), out=d_qkv[2])
         return d_qkv
 
     return v @ p, back
 
 
 class Layer(NamedTuple):
-    """The matrices of a layer; q, k and v are one, (48,16)."""
+    """The matrices of a layer; q, k and v are one, (3c,c)."""
 
     qkv: Array
     wo: Array
@@ -81,12 +92,12 @@ class Layer(NamedTuple):
 class Windows:
     """The matrices of the model, as windows on one flat vector."""
 
-    def __init__(self, flat: Array, vocabulary: int, n_layers: int) -> None:
+    def __init__(self, flat: Array, weights: Mapping[str, Matrix]) -> None:
         self.flat = flat
         self.named: dict[str, Array] = {}
         self.layers: list[Layer] = []
         start = 0
-        for key, (rows, columns) in shapes(vocabulary, n_layers).items():
+        for key, (rows, columns) in ((key, np.shape(matrix)) for key, matrix in weights.items()):
             self.named[key] = flat[start : start + rows * columns].reshape(rows, columns)
             if key.endswith("attn_wq"):  # those of k and v come next
                 qkv = flat[start : start + 3 * rows * columns].reshape(3 * rows, columns)
@@ -98,28 +109,31 @@ class Windows:
 
 
 class Model:
-    """Weights, their slopes, and Adam's running means."""
+    """Weights, their slopes, and Adam's running means; `weights` as in `Draw`, of any width."""
 
-    def __init__(self, draw: Draw) -> None:
-        flat = np.concatenate([np.ravel(matrix) for matrix in draw.weights.values()])
-        self.n_heads = draw.n_heads
-        self.weights = Windows(flat, draw.tokens.size, draw.n_layers)
-        self.slopes = Windows(np.zeros_like(flat), draw.tokens.size, draw.n_layers)
-        self.one_hot = np.eye(draw.tokens.size)
+    def __init__(self, weights: Mapping[str, Matrix], n_heads: int) -> None:
+        flat = np.concatenate([np.ravel(matrix) for matrix in weights.values()])
+        self.n_heads = n_heads
+        self.weights, self.slopes = Windows(flat, weights), Windows(np.zeros_like(flat), weights)
+        self.one_hot = np.eye(len(weights["wte"]))
         self.means, self.squares, self.scratch = np.zeros((3, flat.size))
         self.updates = 0
 
-    def forward(self, ids: list[int]) -> tuple[Array, Callable[[Array], None]]:
+    def forward(self, ids: Sequence[int], n_texts: int = 1) -> tuple[Array, Callable[[Array], None]]:
         """Logits (v,t) of what follows each of the ids (t,); and the way back, from their slope to all of `slopes`.
+
+        Where there are several texts, of one length, they follow one another along t.
 
         For every y = W x: dW = dy x' and dx = W' dy; a sum hands its slope to both of its parts.
         """
         w, d = self.weights, self.slopes
         tokens_vt = self.one_hot.take(ids, axis=1)  # one column for each token, with a single 1
-        x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + w.wpe[: len(ids)].T)
+        length = len(ids) // n_texts
+        positions_ct = np.tile(w.wpe[:length].T, n_texts)
+        x, embedding_back = rms_norm(w.wte.T.dot(tokens_vt) + positions_ct)
         layers_back = []
         for weights, slopes in zip(w.layers, d.layers, strict=True):
-            x, layer_back = self._layer(weights, slopes, x)
+            x, layer_back = self._layer(weights, slopes, x, n_texts)
             layers_back.append(layer_back)
 
         def back(dlogits: Array) -> None:
@@ -129,15 +143,18 @@ class Model:
                 dx = layer_back(dx)
             dx = embedding_back(dx)
             np.dot(tokens_vt, dx.T, out=d.wte)  # the one-hot matrix adds up the positions of each token
-            d.wpe[: len(ids)] = dx.T
-            d.wpe[len(ids) :] = 0.0
+            d.wpe[:length] = dx.T.reshape(n_texts, length, -1).sum(0)  # and here each position, over the texts
+            d.wpe[length:] = 0.0
 
         return w.lm_head.dot(x), back
 
-    def _layer(self, w: Layer, d: Layer, x: Array) -> tuple[Array, Back]:
+    def _layer(self, w: Layer, d: Layer, x: Array, n_texts: int) -> tuple[Array, Back]:
+        width, columns = x.shape
+        split = (self.n_heads, width // self.n_heads, n_texts, columns // n_texts)  # h, d, text, t
         n1, norm1_back = rms_norm(x)
-        out_hdt, attention_back = attention(w.qkv.dot(n1).reshape(3, self.n_heads, WIDTH // self.n_heads, -1))
-        joined_ct = out_hdt.reshape(WIDTH, -1)
+        qkv = w.qkv.dot(n1).reshape(3, *split)  # heads are slices of the width; each text has its own attention
+        out, attention_back = attention(qkv.swapaxes(2, 3))
+        joined_ct = out.swapaxes(1, 2).reshape(width, columns)
         x = x + w.wo.dot(joined_ct)
         n2, norm2_back = rms_norm(x)
         hidden_ft = np.maximum(w.fc1.dot(n2), 0)
@@ -149,25 +166,33 @@ class Model:
             np.dot(dhidden, n2.T, out=d.fc1)
             dx = dx + norm2_back(w.fc1.T.dot(dhidden))
             np.dot(dx, joined_ct.T, out=d.wo)
-            dqkv = attention_back(w.wo.T.dot(dx).reshape(out_hdt.shape)).reshape(3 * WIDTH, -1)
+            dqkv = attention_back(w.wo.T.dot(dx).reshape(split).swapaxes(1, 2))
+            dqkv = dqkv.swapaxes(2, 3).reshape(3 * width, columns)
             np.dot(dqkv, n1.T, out=d.qkv)
             return dx + norm1_back(w.qkv.T.dot(dqkv))
 
         return x + w.fc2.dot(hidden_ft), back
 
-    def gradient(self, ids: list[int]) -> float:
-        """The loss of one document, in nats per token, and its slopes along every weight, in `slopes`."""
-        logits_vt, back = self.forward(ids[:-1])
-        following_vt = self.one_hot.take(ids[1:], axis=1)
+    def gradient(self, ids: Sequence[int], following: Sequence[int], n_texts: int = 1) -> float:
+        """The loss of what follows the ids (t,), in nats per token, and its slopes along every weight, in `slopes`.
+
+        A following token below 0 does not count: it fills up a text.
+        """
+        counted = np.greater_equal(following, 0)
+        share = counted / np.add.reduce(counted)
+        logits_vt, back = self.forward(ids, n_texts)
+        following_vt = self.one_hot.take(following, axis=1, mode="clip")
         p = softmax(logits_vt, axis=0)
-        loss = -np.log(np.add.reduce(p * following_vt, axis=0)).mean()
-        p -= following_vt  # loss = -mean log softmax(logits)[following], so dlogits = (p - following) / t
-        p /= p.shape[1]
+        loss = -np.log(np.add.reduce(p * following_vt, axis=0)).dot(share)
+        p -= following_vt  # loss = -sum share log softmax(logits)[following], so dlogits = (p - following) share
+        p *= share
         back(p)
         return float(loss)
 
-    def update(self, rate: float) -> None:
+    def update(self, rate: float, decay: float = 0.0) -> None:
         """Adam: w -= rate * m / (sqrt v + eps), m and v the bias-corrected running means of the slope and its square.
+
+        With `decay` the weights shrink by rate * decay first (AdamW, Loshchilov & Hutter 2017, arXiv 1711.05101).
 
         `means` and `squares` are kept without their factors 1 - beta, which are constant and join the correction: with
         m = a * means and v = b^2 * squares the step is rate a/b * means / (sqrt squares + eps/b).
@@ -185,11 +210,12 @@ class Model:
         step += recipe.ADAM_EPS / b
         np.divide(means, step, out=step)
         step *= rate * a / b
+        self.weights.flat *= 1 - rate * decay
         self.weights.flat -= step
 
     def learn(self, ids: list[int], rate: float) -> float:
         """One step on a document; its loss before the step."""
-        loss = self.gradient(ids)
+        loss = self.gradient(ids[:-1], ids[1:])
         self.update(rate)
         return loss
 
@@ -201,7 +227,7 @@ class Model:
 
 def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay:
     """Learn from one document a step, then write some of our own."""
-    model = Model(draw)
+    model = Model(draw.weights, draw.n_heads)
     losses = trained(draw, steps, report, model.learn)
     samples = [draw.write(model.following) for _ in range(n_samples)]
     return Replay(losses, samples, {key: matrix.tolist() for key, matrix in model.weights.named.items()})

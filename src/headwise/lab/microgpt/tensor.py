@@ -51,7 +51,9 @@ def name_of(key: str) -> str:
 def build(weights: Mapping[str, Matrix], n_heads: int = N_HEADS) -> GPT:
     """The model of the preset, in float64, with the weights of a `Draw` or of a `Replay`."""
     n_layers = sum(key.endswith("attn_wq") for key in weights)
+    context, width = len(weights["wpe"]), len(weights["wpe"][0])
     shape = {**find_preset("microgpt").shape, "n_heads": n_heads, "n_layers": n_layers}
+    shape |= {"context": context, "d_model": width}
     with shapes_alone():  # weights of its own are neither stored nor drawn
         model = GPT(GPTConfig(vocab_size=len(weights["wte"]), **shape))
     state = {name_of(key): torch.tensor(matrix, dtype=torch.float64) for key, matrix in weights.items()}

@@ -1,0 +1,85 @@
+"""The Mini-GPT of a course on the verb corpus, trained in NumPy alone: forward and backward by hand, no torch.
+
+    python -m headwise.lab.courses.mini_gpt runs/mini-gpt       # a minute or two; then: headwise heads runs/mini-gpt
+
+2 layers of 4 heads, width 64, feed-forward 256. The model is that of `lab.microgpt.array`, four times as wide and with
+batches; each step of its gradient has its derivation beside it there. What is here is the data, the recipe and the
+loop. torch writes the run folder at the end, and computes the gradient a second time in the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headwise.gpt import verbs
+from headwise.gpt.presets import warm_cosine
+from headwise.lab.microgpt.array import Model
+from headwise.lab.microgpt.draw import CONTEXT, Matrix, Replay
+
+N_LAYERS, N_HEADS, WIDTH = 2, 4, 64
+STEPS, BATCH, RATE, WARMUP, DECAY = 1500, 32, 4e-3, 50, 3.0
+WEIGHT_STD = 0.08
+IGNORED = -1
+
+Report = Callable[[int, int, float], None]  # is told the step, from 1, of how many, and its loss
+
+
+def first_weights(vocabulary: int, seed: int, width: int = WIDTH, n_layers: int = N_LAYERS) -> dict[str, Matrix]:
+    """The matrices under the keys of `microgpt.draw.Draw`, normal with standard deviation 0.08."""
+    shapes = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
+    for n in range(n_layers):
+        shapes |= {f"layer{n}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
+        shapes |= {f"layer{n}.mlp_fc1": (4 * width, width), f"layer{n}.mlp_fc2": (width, 4 * width)}
+    rng = np.random.default_rng(seed)
+    return {key: rng.normal(0, WEIGHT_STD, shape).tolist() for key, shape in shapes.items()}
+
+
+def batch(lines: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Inputs and what follows them, text after text, each filled up to the longest; what fills up does not count."""
+    longest = max(map(len, lines)) - 1
+    inputs = [[*line[:-1], *[0] * (longest + 1 - len(line))] for line in lines]
+    following = [[*line[1:], *[IGNORED] * (longest + 1 - len(line))] for line in lines]
+    return np.concatenate(inputs), np.concatenate(following)
+
+
+def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps, loss: None) -> Replay:
+    """Learn the training lines of the verb corpus: losses in nats per token, and the weights."""
+    lines = verbs.corpus(seed).train_lines
+    words = sorted({word for line in lines for word in line.split()})
+    ids = {word: number for number, word in enumerate(words)}
+    end = len(words)  # stands before and after every line, as in the tokenizer of a run
+    texts = [[end, *(ids[word] for word in line.split()), end] for line in lines]
+    model = Model(first_weights(end + 1, seed), N_HEADS)
+    rng = np.random.default_rng(seed)
+    losses = []
+    for step in range(steps):
+        chosen = rng.choice(len(texts), BATCH, replace=False)
+        losses.append(model.gradient(*batch([texts[n] for n in chosen]), n_texts=BATCH))
+        model.update(RATE * warm_cosine(step, steps, WARMUP, 0.05), DECAY)
+        report(step + 1, steps, losses[-1])
+    return Replay(losses, [], {key: matrix.tolist() for key, matrix in model.weights.named.items()})
+
+
+def main(folder: Path, steps: int = STEPS, seed: int = 0) -> None:
+    """Train, and write a run folder for `headwise heads`, `trace` and `generate`."""
+
+    def report(step: int, steps: int, loss: float) -> None:
+        if step % max(1, steps // 15) == 0:
+            print(f"step {step}/{steps}  loss {loss:.3f}", flush=True)
+
+    result = train(steps, seed, report)
+    from headwise.gpt.run import Settings  # torch comes in only here
+    from headwise.lab.microgpt.tensor import write_folder
+
+    shape = {"n_layers": N_LAYERS, "n_heads": N_HEADS, "d_model": WIDTH, "context": CONTEXT}
+    write_folder(folder, result, Settings("microgpt", seed=seed, steps=steps, shape=shape))
+    print(f"run folder: {folder}; its heads: headwise heads {folder}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/mini-gpt"))
