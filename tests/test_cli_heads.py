@@ -88,10 +88,13 @@ def test_table_picture_and_order(models: Path, invoke: Invoke, tmp_path: Path) -
         tmp_path / "t.csv",
         "--png",
         tmp_path / "p.png",
+        "--parquet",
+        tmp_path / "t.parquet",
     )
     code, out, _ = invoke(*args, "--sort", "entropy", "--ablate", "mean")
     assert code == 0
-    assert out.splitlines()[-2:] == [f"picture: {tmp_path / 'p.png'}", f"table: {tmp_path / 't.csv'}"]
+    files = [f"picture: {tmp_path / 'p.png'}", *(f"table: {tmp_path / name}" for name in ("t.csv", "t.parquet"))]
+    assert out.splitlines()[-3:] == files
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
     entropies = {row["name"]: float(row["entropy"]) for row in rows}
     shown = [line.split()[0] for line in out.splitlines() if line.strip().startswith("L") and "." in line.split()[0]]

@@ -31,12 +31,15 @@ class Interval:
 def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
     """Mean and Student's t interval of independent values (Student 1908); NaNs are left out, none left gives NaN."""
     known = [value for value in values if not math.isnan(value)]
-    n = len(known)
-    mean = math.fsum(known) / n if known else math.nan
+    mean = math.fsum(known) / len(known) if known else math.nan
+    return interval_from(len(known), mean, math.fsum((value - mean) ** 2 for value in known), level)
+
+
+def interval_from(n: int, mean: float, squares: float, level: float = LEVEL) -> Interval:
+    """The interval of n values whose mean and whose sum of squares around it are known."""
     if n < 2:
-        return Interval(mean, -math.inf if n else mean, math.inf if n else mean, n)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1) / n)
-    reach = t_quantile(n - 1, level) * spread
+        return Interval(mean if n else math.nan, -math.inf if n else math.nan, math.inf if n else math.nan, n)
+    reach = t_quantile(n - 1, level) * math.sqrt(squares / (n - 1) / n)
     return Interval(mean, mean - reach, mean + reach, n)
 
 

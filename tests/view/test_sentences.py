@@ -6,14 +6,13 @@ import math
 from dataclasses import replace
 from io import StringIO
 
-import numpy as np
 import pytest
 from cases import every
 from rich.console import Console
 from surveys import broken_survey, survey_of
 
 import headwise as hw
-from headwise.heads.profiles import ROLES, Followed, HeadProfile, Relation, Survey, relation_role
+from headwise.heads.profiles import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
 from headwise.view.relation_table import best_heads, print_relations, print_sentences
 from headwise.view.report import report_html
@@ -84,16 +83,13 @@ def test_every_role_has_a_sentence_of_its_own_with_its_score(lang: str) -> None:
 
 
 def test_a_head_without_a_role_says_where_it_looks_hardest() -> None:
-    survey = survey_of(tokens=("<s>", " I", " see", "the", " sea"))
-    keys = np.array([[0, 0], [0, 1], [0, 1], [3, 2], [0, 3]])
-    weights = np.array([[1, 0], [0.9, 0.1], [0.8, 0.15], [0.7, 0.25], [0.6, 0.31]])
-    head = head_of(survey, top_keys=keys, top_weights=weights)
+    survey = survey_of()
+    examples = (Example(3, 4, 3, " sea", "the", 0.31), Example(0, 2, 1, "a", "b", 0.2))
+    head = head_of(survey, examples=examples)
     assert "none of the roles; in the text it looks hardest from *sea* at *the* (0.31)." in head_sentence(survey, head)
     assert "desde *sea* hacia *the* (0.31)." in head_sentence(survey, head, "es")
-    alone = head_of(survey, top_keys=keys[:2], top_weights=weights[:2], scores={"confidence": change(0.456)})
+    alone = head_of(survey, scores={"confidence": change(0.456)})
     assert head_sentence(survey, alone) == "It has none of the roles; its largest weight is 0.46 on average."
-    cross = head_of(survey, top_keys=keys, top_weights=weights, part="cross", scores={"confidence": change(0.456)})
-    assert "its largest weight is 0.46" in head_sentence(survey, cross)
     silent = head_of(survey, scores={"norm": Interval(0.0, 0.0, 0.0, 3)})
     assert head_sentence(survey, silent, "es") == "Está callada: lo que añade es cero."
     with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):

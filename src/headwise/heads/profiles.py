@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
+from headwise.heads.frame import frame, survey_rows
 from headwise.heads.notebook import head_card, heads_table
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
 from headwise.intervals import Interval
@@ -22,6 +23,7 @@ from headwise.markup import escaped, number, plural
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,22 @@ class Followed:
         return self.mass.mean - max(x for x in (self.even, self.elsewhere, self.untrained) if not isnan(x))
 
 
+# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...
+DISTANCES = (0, *(2**n for n in range(24)))
+
+
+@dataclass(frozen=True)
+class Example:
+    """Where in the text a head looked hard, at another token than the first and the one that looks."""
+
+    document: int
+    row: int  # the token that looks, counted from the first of the document
+    key: int
+    looks: str
+    at: str
+    weight: float
+
+
 MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
 
 
@@ -116,6 +134,10 @@ class HeadProfile(Statistics[Interval]):
     top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
+    distances: tuple[int, ...] = ()  # rows by how far away their largest weight is, in bins from `DISTANCES` on
+    attended: tuple[tuple[str, float], ...] = ()  # the tokens that receive most of its attention, and their shares
+    examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
+    by_document: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # where asked for: (documents,) means
 
     def __getitem__(self, name: str) -> Interval:
         """The mean of a statistic and its interval over documents."""
@@ -170,6 +192,14 @@ class Survey(Mapping[str, HeadProfile]):
 
     def __len__(self) -> int:
         return len(self.profiles)
+
+    def to_frame(self, by: str = "head") -> DataFrame:
+        """A pandas DataFrame with a row a head: names, roles, statistics with their intervals, effects.
+
+        by="document" has a row a head and document; the survey must have been taken with by_document=True. Raises
+        HeadwiseError where it was not, and where pandas is missing. Columns: `headwise.heads.frame.survey_rows`.
+        """
+        return frame(survey_rows(self, by))
 
     def renamed(self, pairs: Mapping[str, str]) -> Survey:
         """The survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.

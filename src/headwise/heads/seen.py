@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +12,14 @@ from torch import Tensor
 from headwise.errors import MissingError
 from headwise.heads.blocks import THUMBNAIL
 from headwise.heads.documents import Document
+from headwise.heads.frame import frame, seen_rows
 from headwise.heads.measure import Measured
 from headwise.heads.notebook import head_card, heads_table, token_map
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
 from headwise.models.sites import Site
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Array = NDArray[np.float32]
 Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
@@ -51,6 +56,8 @@ class _SeenSite:
         self.growing: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.n_rows = 0
+        self.documents: list[int] = []  # rows of each
+        self.maps: Array | None = None  # (H,T,S) of the last document
         self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
@@ -61,6 +68,7 @@ class _SeenSite:
             rows.add(as_numpy(measured.rows[name]))
         self._means = {}
         self.n_rows += len(measured.places)
+        self.documents.append(len(measured.places))
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
         self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
         self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
@@ -115,6 +123,15 @@ class SeenHead(Statistics[float]):
         return {name: self[name] for name in self.rows}
 
     @property
+    def n_rows(self) -> int:
+        return self._site.n_rows
+
+    @property
+    def documents(self) -> Sequence[int]:
+        """Rows of each document, in the order in which they ran."""
+        return self._site.documents
+
+    @property
     def received(self) -> Array:
         """What each key received from all queries together, (S,); of the last call's last document."""
         return self._site.received[self._head]
@@ -123,6 +140,14 @@ class SeenHead(Statistics[float]):
     def thumbnail(self) -> Array:
         """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
         return self._site.thumbnail[self._head]
+
+    @property
+    def map(self) -> Array:
+        """The weights (T,S) of the last call's last document, where they were asked for with maps=True."""
+        if self._site.maps is None:
+            raise MissingError(f"the map of {self.name} was not kept; ask for it with watch(model, maps=True)")
+        weights: Array = self._site.maps[self._head]
+        return weights
 
     @property
     def mean_out(self) -> Array:
@@ -175,6 +200,10 @@ class Seen(Mapping[str, SeenHead]):
         if line and line not in self.notes:
             self.notes.append(line)
 
+    def add_maps(self, site: Site, weights: Tensor) -> None:
+        """The whole maps (H,T,S) of one document."""
+        self._sites[site.name].maps = as_numpy(weights)
+
     def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
         """The keys (H,n,k) with the largest weights of n rows."""
         for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
@@ -193,6 +222,10 @@ class Seen(Mapping[str, SeenHead]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def to_frame(self, by: str = "head") -> DataFrame:
+        """A pandas DataFrame with a row a head, or with by="document" a row a head and document: means of its rows."""
+        return frame(seen_rows(self, by))
 
     def __repr__(self) -> str:
         rows = max((site.n_rows for site in self._sites.values()), default=0)

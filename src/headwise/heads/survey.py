@@ -17,16 +17,19 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, importance
+from headwise.heads.gleaning import TOKENS as FREQUENT
 from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.seen import as_numpy
+from headwise.heads.spool import lengths
 from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
 from headwise.heads.texts import Text, Texts, read_texts
@@ -57,6 +60,7 @@ def survey(
     seed: int = 0,
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
+    by_document: bool = False,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -74,6 +78,7 @@ def survey(
     relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" for sentences
                that come with headwise, or `Relations`; default: those of the verb corpus, where the text is that.
                Without a text, their documents are the text
+    by_document  keep the mean of each document as well, for `to_frame(by="document")`; this takes memory
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
@@ -85,15 +90,12 @@ def survey(
             f"{type(folder.model).__name__} reads no tokens; watch it in Python on its own input, with "
             f"headwise.watch(model)"
         )
-    labelled = _relations(folder, relations)
-    if labelled is not None and texts is None:
-        texts = [document.ids for document in labelled.documents][:documents]
-    text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
-    text.relations = labelled or text.relations
+    text = _text(folder, texts, tokens, documents, relations)
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    return _Study(folder, text, seed, progress or (lambda stage, done, total: None)).survey(controls, ablate)
+    study = _Study(folder, text, seed, progress or (lambda stage, done, total: None))
+    return study.survey(controls, ablate, by_document)
 
 
 def _folder(model: nn.Module, tokenizer: Any) -> Folder:
@@ -110,10 +112,22 @@ def _folder(model: nn.Module, tokenizer: Any) -> Folder:
     return replace(folder, tokens=tokenizer)
 
 
-def _relations(folder: Folder, source: Relations | str | Path | None) -> Relations | None:
-    if source is None or isinstance(source, Relations):
-        return source
-    return read_relations(folder, source) if isinstance(source, Path) else bench(folder, source)
+def _text(
+    folder: Folder,
+    texts: Texts | Text | None,
+    tokens: int | None,
+    documents: int | None,
+    relations: Relations | str | Path | None,
+) -> Text:
+    """The text of a survey, with its relations."""
+    labelled = relations
+    if isinstance(labelled, str | Path):
+        labelled = read_relations(folder, labelled) if isinstance(labelled, Path) else bench(folder, labelled)
+    if labelled is not None and texts is None:
+        texts = [document.ids for document in labelled.documents][:documents]
+    text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
+    text.relations = labelled or text.relations
+    return text
 
 
 class _Study:
@@ -130,10 +144,10 @@ class _Study:
         self.relations = () if text.relations is None else described_relations(text.relations)
         self.roles = (*map(relation_role, self.relations), *ROLES)
 
-    def survey(self, controls: bool, how: str) -> Survey:
+    def survey(self, controls: bool, how: str, by_document: bool) -> Survey:
         documents = self.text.documents
         first = list(documents[0])
-        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, keep=True)
+        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, True, by_document)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         if not self.probes:
             self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
@@ -160,8 +174,8 @@ class _Study:
             family=self.folder.family,
             texts=self.text.sources,
             n_documents=len(documents),
-            n_tokens=sum(map(len, documents)),
-            longest=max(map(len, documents)),
+            n_tokens=sum(lengths(documents)),
+            longest=max(lengths(documents)),
             statistics={key: item.meaning for key, item in all_statistics().items() if key in present}
             | {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in self.relations},
             roles=tuple(role for role in self.roles if role.score in possible),
@@ -182,10 +196,12 @@ class _Study:
         stages: tuple[str, str],
         uniform_on: int,
         keep: bool = False,
+        by_document: bool = False,
     ) -> Tally:
         """What the heads do on the documents, on the repeated tokens, and by their weights."""
         probe = Tally(model, uniform_on, first_row=self.second_half)
-        tally = Tally(model, uniform_on, keep, probe=probe)
+        tokens = [token for token, _ in self.text.counts.most_common(FREQUENT)] if keep else None
+        tally = Tally(model, uniform_on, keep, probe=probe, tokens=tokens, by_document=by_document)
         tally.collect(documents, self.text.marks, partial(self.progress, stages[0]))
         probe.collect(self.probes, None, partial(self.progress, stages[1]))
         return tally
@@ -213,7 +229,7 @@ class _Study:
                               "out.")  # fmt: skip
             return
         documents = self.text.documents
-        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
+        count = bisect_right(list(accumulate(lengths(documents))), EFFECTS)
         groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
         self.progress("importance", 0, 1)
         after = self.text.scored_after
@@ -254,6 +270,8 @@ class _Study:
             top_keys=keys[h].cpu().numpy(),
             top_weights=as_numpy(weights[h]),
             relations=followed,
+            by_document={key: np.array(column) for key, column in tally.columns(site, h).items()},
+            **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )
 
 

@@ -1,4 +1,4 @@
-"""What every head does on many documents, gathered document by document: one mean a head and statistic of each."""
+"""What every head does on many documents, gathered document by document: a running mean for each head and statistic."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headwise.heads.documents import Document, Marker, listening
+from headwise.heads.gleaning import Gleaning, Running
 from headwise.heads.measure import Measured, measure, top_keys, uniform
+from headwise.heads.spool import lengths
 from headwise.heads.statistics import all_statistics
 from headwise.heads.watch import Factors
-from headwise.intervals import Interval, interval_of
+from headwise.intervals import Interval
 from headwise.models.ask import embeddings, evaluating, run_body
 from headwise.models.sites import Site
 from headwise.records import Call
@@ -25,7 +27,7 @@ CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 BATCH = 4096  # tokens of documents that run together
 
-Values = dict[str, dict[str, list[float]]]  # name of a head or site -> statistic -> one value a document
+Values = dict[str, Running]  # statistic -> its values, one a document, of all heads of a site
 
 
 class Tally:
@@ -35,16 +37,27 @@ class Tally:
     keep        keep what was measured of the first document, and its top keys
     first_row   rows before this one do not count
     probe       the tally of random tokens that are repeated
+    tokens      those whose share of the attention is wanted; None notes neither that nor examples
+    by_document  keep the value of each document, which takes memory
     """
 
     def __init__(
-        self, model: nn.Module, uniform_on: int, keep: bool = False, first_row: int = 0, probe: Tally | None = None
+        self,
+        model: nn.Module,
+        uniform_on: int,
+        keep: bool = False,
+        first_row: int = 0,
+        probe: Tally | None = None,
+        tokens: Sequence[int] | None = None,
+        by_document: bool = False,
     ) -> None:
+        self.tokens = tokens
         self.model, self.uniform_on, self.keep, self.first_row, self.probe = model, uniform_on, keep, first_row, probe
         self.sites: dict[str, Site] = {}
-        self.scores: Values = defaultdict(lambda: defaultdict(list))  # of each head
-        self.uniform: Values = defaultdict(lambda: defaultdict(list))  # of each site
-        self.offsets: dict[str, list[Tensor]] = defaultdict(list)  # site -> (H, 2 REACH + 1) a document, shares of rows
+        self.scores: dict[str, Values] = defaultdict(lambda: defaultdict(partial(Running, by_document)))  # (H,) each
+        self.uniform: dict[str, Values] = defaultdict(lambda: defaultdict(Running))  # (1,) each
+        self.offsets: dict[str, Running] = defaultdict(Running)  # (H, 2 REACH + 1), shares of rows
+        self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
         self.factors = Factors()
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
@@ -54,7 +67,7 @@ class Tally:
         self, documents: Sequence[Sequence[int]], marker: Marker | None, progress: Callable[[int, int], None]
     ) -> None:
         """Run the documents through the model, and tally what each head does."""
-        total = sum(map(len, documents))
+        total = sum(lengths(documents))
         done = number = 0
 
         def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
@@ -77,23 +90,25 @@ class Tally:
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
-        _add(self.scores, site.heads, measured)
+        _add(self.scores[site.name], measured)
         if document.start is not None:
-            self.offsets[site.name].append(_shares(measured, document.start, call.k.shape[2]))
+            self.offsets[site.name].add(_shares(measured, document.start, call.k.shape[2]).numpy())
+            if self.tokens is not None:
+                gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
+                gleaning.add(number, measured, document)
         if number < self.uniform_on:
-            _add(self.uniform, [site.name], measure(uniform(call), b, document))
+            _add(self.uniform[site.name], measure(uniform(call), b, document))
         if number == 0 and self.keep:
             self.first[site.name] = (measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
 
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        name = site.head(h)
-        values = self.scores[name] | ({} if self.probe is None else _repeated(self.probe.scores[name]))
+        values = self.scores[site.name] | ({} if self.probe is None else _repeated(self.probe.scores[site.name]))
+        scores = {key: value.interval(h) for key, value in values.items()}
         if site.name in self.offsets:
-            shares = torch.stack([counts[h] for counts in self.offsets[site.name]])
-            shares[:, REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
-            values["positional"] = shares[:, int(shares.mean(0).argmax())].tolist()
-        scores = {key: interval_of(value) for key, value in values.items()}
+            shares = self.offsets[site.name].mean[h].copy()
+            shares[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
+            scores["positional"] = self.offsets[site.name].interval(h, int(shares.argmax()))
         if site.name not in self._copied:
             self._copied[site.name] = copying(site, self.model)
         copied = self._copied[site.name]
@@ -101,18 +116,22 @@ class Tally:
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
         return {key: scores[key] for key in all_statistics() if key in scores}
 
+    def columns(self, site: Site, h: int) -> dict[str, list[float]]:
+        """Of each statistic the value of a head in each document, where they were kept."""
+        kept = {key: running.kept for key, running in self.scores[site.name].items()}
+        return {key: [float(values[h]) for values in arrays] for key, arrays in kept.items() if arrays}
+
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
         values = self.uniform[site.name]
         values = values | {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
         values |= {} if self.probe is None else _repeated(self.probe.uniform[site.name])
-        return {key: float(np.mean(value)) for key, value in values.items()}
+        return {key: float(value.mean[0]) for key, value in values.items()}
 
 
-def _add(lists: Values, names: Sequence[str], measured: Measured) -> None:
+def _add(values: Values, measured: Measured) -> None:
     for key, rows in measured.rows.items():
-        for name, mean in zip(names, rows.double().mean(1).tolist(), strict=True):
-            lists[name][key].append(mean)
+        values[key].add(rows.double().mean(1).cpu().numpy())
 
 
 def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
@@ -125,11 +144,12 @@ def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
     behind = at - measured.argmax.cpu()
     target = at[:, None] - offsets
     able = ((target >= 0) & (target < n_keys)).sum(0)
-    counts = (behind[..., None] == offsets).double().sum(1)
+    near = (behind + REACH + 1).clamp(0, 2 * REACH + 2)
+    counts = torch.stack([torch.bincount(row, minlength=2 * REACH + 3)[1:-1] for row in near]).double()
     return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
 
 
-def _repeated(values: Mapping[str, list[float]]) -> dict[str, list[float]]:
+def _repeated(values: Mapping[str, Running]) -> dict[str, Running]:
     """The statistics that are others, measured on random tokens that are repeated."""
     return {key: values[item.repeated] for key, item in all_statistics().items() if item.repeated in values}
 

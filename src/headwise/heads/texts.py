@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import STDIN, read_text, text_path
+from headwise.files import read_pieces, read_text, text_path
 from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.verbs import HALF_LINES
 from headwise.heads.labels import Relations, verb_relations
+from headwise.heads.spool import Spool
 from headwise.models.lineage import run_of
 from headwise.models.open import Folder
 
@@ -31,7 +33,7 @@ Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Sequence[int]]
+    documents: Sequence[Sequence[int]]  # at first any iterable; then they lie on the disk
     shown: Callable[[Sequence[int]], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
@@ -42,21 +44,24 @@ class Text:
     relations: Relations | None = None  # what is known to belong together, in documents of their own
 
     def __post_init__(self) -> None:
-        self.documents = [list(document) for document in self.documents if len(document) > 1]
-        if not self.documents:
+        self.documents = Spool(document for document in self.documents if len(document) > 1)
+        if not len(self.documents):
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
+        self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
+        self._often = torch.zeros(max(self.counts) + 1, dtype=torch.long)
+        self._often[ids] = torch.tensor([self.counts[i] for i in ids])
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
         """The delimiters and the rare tokens among the keys (S,) of a document."""
         ids = ids.cpu()
         delimiter = torch.isin(ids, self.delimiters)
         delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
-        often = torch.tensor([self.counts[i] for i in ids.tolist()])
-        plain = torch.tensor([i not in self.specials for i in ids.tolist()])
+        often = self._often[ids]
+        plain = ~torch.isin(ids, self._specials)
         limit = often[plain].float().quantile(0.1) if plain.any() else torch.tensor(0.0)
         return {"delimiter": delimiter, "rare": plain & (often <= limit)}
 
@@ -133,19 +138,38 @@ def read_documents(
         raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {context}")
     if tokens is not None and tokens < around + 2:
         raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
-    documents: list[list[int]] = []
-    for name, text in _contents(sources):
-        ids = tokenizer.encode(tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text)
-        if tokens is None and context is not None and len(ids) + around > context:
-            raise HeadwiseError(
-                f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut it into "
-                f"documents with tokens={context} (--tokens {context})"
-            )
-        size = max(1, len(ids)) if tokens is None else tokens - around
-        documents += ([*before, *ids[start : start + size], *after] for start in range(0, len(ids), size))
-        if most is not None and len(documents) >= most:
-            break
-    return _text(folder, documents[:most], sources)
+    contents = _contents(sources)
+
+    def encoded(text: str) -> list[int]:
+        return tokenizer.encode(tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text)
+
+    def documents() -> Iterator[list[int]]:
+        for name, pieces in contents:
+            if tokens is not None:
+                yield from ([*before, *ids, *after] for ids in _cut(map(encoded, pieces), tokens - around))
+                continue
+            ids = encoded("".join(pieces))
+            if context is not None and len(ids) + around > context:
+                raise HeadwiseError(
+                    f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut it "
+                    f"into documents with tokens={context} (--tokens {context})"
+                )
+            if ids:
+                yield [*before, *ids, *after]
+
+    return _text(folder, itertools.islice(documents(), most), sources)
+
+
+def _cut(pieces: Iterable[list[int]], size: int) -> Iterator[list[int]]:
+    """Ids that come in pieces of any length, in pieces of one size; the last may be shorter."""
+    rest: list[int] = []
+    for piece in pieces:
+        rest += piece
+        whole = len(rest) // size * size
+        yield from (rest[start : start + size] for start in range(0, whole, size))
+        del rest[:whole]
+    if rest:
+        yield rest
 
 
 def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
@@ -177,26 +201,24 @@ def _checked(folder: Folder, documents: dict[str, list[int]], sources: Sequence[
     return _text(folder, list(documents.values()), sources)
 
 
-def _contents(sources: Sequence[str]) -> list[tuple[str, str]]:
-    """Name and content of every text."""
-    contents: list[tuple[str, str]] = []
+def _contents(sources: Sequence[str]) -> list[tuple[str, Iterable[str]]]:
+    """Name and content of every text, in pieces that are read when they are asked for."""
+    contents: list[tuple[str, Iterable[str]]] = []
     for source in sources:
         if not source.strip():
             raise HeadwiseError("the text is empty; pass a file, a folder or some words")
         path = text_path(source)
-        if source == STDIN:
-            contents.append(("standard input", read_text(source)))
-        elif _exists(path) and path.is_dir():
+        if _exists(path) and path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
             if not files:
                 raise HeadwiseError(f"{path} holds no text files ({', '.join(SUFFIXES)})")
-            contents += [(str(file), read_text(file)) for file in files]
+            contents += [(str(file), read_pieces(file)) for file in files]
         elif _exists(path):
-            contents.append((source, read_text(path)))
+            contents.append((source, read_pieces(path)))
         elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in SUFFIXES or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
         else:
-            contents.append(("the text", source))
+            contents.append(("the text", [source]))
     return contents
 
 
@@ -207,10 +229,13 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(folder: Folder, documents: list[list[int]], sources: Sequence[str]) -> Text:
-    if not any(documents):
+def _text(folder: Folder, documents: Iterable[list[int]], sources: Sequence[str]) -> Text:
+    documents = iter(documents)
+    first = next(documents, None)
+    if first is None:
         raise HeadwiseError(f"there are no tokens in {', '.join(sources) or 'the text'}")
+    every: Any = itertools.chain([first], documents)
     tokenizer = folder.tokens
     if tokenizer is None:
-        return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
-    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))
+        return Text(every, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
+    return Text(every, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))

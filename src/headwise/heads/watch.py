@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, listening
-from headwise.heads.measure import measure, output_factors, top_keys
+from headwise.heads.measure import measure, output_factors, row_weights, top_keys
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import all_statistics
 from headwise.models.open import described
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call
+
+MAP = 2**20  # weights of a head whose whole map is kept on request
 
 
 @contextmanager
@@ -26,6 +29,7 @@ def watch(
     marks: Mapping[str, Sequence[int]] | None = None,
     top_rows: Sequence[int] = (),
     top_k: int = 5,
+    maps: bool = False,
 ) -> Iterator[Seen]:
     """Note what every head does while `model` runs inside this block.
 
@@ -41,6 +45,8 @@ def watch(
     offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, which is always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
+    maps      also keep the whole map (T,S) of each head, seen["L3.H5"].map, of the last call's last document; refused
+              above 2^20 weights a head, which is 1,024 tokens
 
     Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
     known from `attention_mask` or from `Lengths`, is left out.
@@ -57,15 +63,29 @@ def watch(
         rows = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(documents):
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
+            if maps:
+                seen.add_maps(site, _maps(call, b))
             if rows:
                 seen.add_top(site, rows, *top_keys(call, b, [row % T for row in rows], top_k))
 
-    def mark(ids: Tensor) -> Mapping[str, Tensor]:
-        sets = {name: torch.tensor(list(tokens), device=ids.device) for name, tokens in (marks or {}).items()}
-        return {name: torch.isin(ids, tokens) for name, tokens in sets.items()}
-
-    with listening(model, note, mark if marks else None):
+    with listening(model, note, partial(_marked, marks) if marks else None):
         yield seen
+
+
+def _marked(marks: Mapping[str, Sequence[int]], ids: Tensor) -> Mapping[str, Tensor]:
+    """Where the marked tokens stand among the keys (S,)."""
+    sets = {name: torch.tensor(list(tokens), device=ids.device) for name, tokens in marks.items()}
+    return {name: torch.isin(ids, tokens) for name, tokens in sets.items()}
+
+
+def _maps(call: Call, b: int) -> Tensor:
+    T, S = call.q.shape[2], call.k.shape[2]
+    if T * S > MAP:
+        raise HeadwiseError(
+            f"maps=True keeps up to {MAP:,} weights a head, and here {T:,} tokens look at {S:,}, {T * S:,} weights; "
+            f"watch a shorter text, or leave maps out: the statistics are exact at any length"
+        )
+    return row_weights(call, b, range(T))
 
 
 def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:

@@ -57,23 +57,11 @@ def _look(survey: Survey, profile: HeadProfile) -> Part:
     for role in TELLING:
         if role in profile.roles:
             return f"sentence.{role.replace(' ', '_')}", {"mean": number(profile.means[scores[role]], 2)}
-    strongest = _strongest(survey, profile)
-    if strongest is None:
+    if not profile.examples:
         return "sentence.nothing", {"mean": number(profile.means.get("confidence"), 2)}
-    looks, at, weight = strongest
-    return "sentence.strongest", {"looks": looks, "at": at, "weight": number(weight, 2)}
-
-
-def _strongest(survey: Survey, profile: HeadProfile) -> tuple[str, str, float] | None:
-    """In the passage the largest weight on another token than the first and the one that looks."""
-    if profile.part == "cross":
-        return None  # what is looked at is another text
-    best: tuple[float, int, int] | None = None
-    for row, (keys, weights) in enumerate(zip(profile.top_keys.tolist(), profile.top_weights.tolist(), strict=True)):
-        for key, weight in zip(keys, weights, strict=True):
-            if 0 < key != row and key < len(survey.tokens) and weight > (best[0] if best else 0):
-                best = weight, row, key
-    return None if best is None else (survey.tokens[best[1]].strip(), survey.tokens[best[2]].strip(), best[0])
+    hardest = profile.examples[0]
+    pair = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
+    return "sentence.strongest", pair | {"weight": number(hardest.weight, 2)}
 
 
 def _effect(change: Interval | None) -> list[Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headwise.heads.frame import survey_rows
 from headwise.heads.profiles import Role, Survey
-from headwise.intervals import Interval
 from headwise.view.figure import figure_class, write_figure
 from headwise.view.survey_data import check_survey, shares_of
 from headwise.view.survey_words import badges_of, earners
@@ -30,32 +29,14 @@ COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as i
 
 
 def survey_csv(survey: Survey) -> str:
-    """One line a head; empty for what was not measured or is not finite.
-
-    Columns: name, part, layer, head, roles (joined by `;`); of each statistic its mean, low, high and uniform, the last
-    being that of even attention; importance; ablation, low and high.
-    """
-    columns = ["name", "part", "layer", "head", "roles"]
-    for key in survey.statistics:
-        columns += [key, f"{key}_low", f"{key}_high", f"{key}_uniform"]
-    columns += ["importance", "ablation", "ablation_low", "ablation_high"]
+    """One line a head; empty for what was not measured or is not finite; columns as in `survey_rows`."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(columns)
-    for profile in survey.profiles:
-        row: list[object] = [profile.name, profile.part, profile.layer, profile.head, "; ".join(profile.roles)]
-        for key in survey.statistics:
-            row += [*_three(profile.scores.get(key)), _digits(profile.uniform.get(key))]
-        writer.writerow([*row, _digits(profile.importance), *_three(profile.ablation)])
+    rows = survey_rows(survey)
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.7g}" if isinstance(value, float) else value for key, value in row.items()})
     return file.getvalue()
-
-
-def _three(value: Interval | None) -> list[str]:
-    return ["", "", ""] if value is None else [_digits(value.mean), _digits(value.low), _digits(value.high)]
-
-
-def _digits(value: float | None) -> str:
-    return f"{value:.7g}" if value is not None and math.isfinite(value) else ""
 
 
 def survey_png(path: str | Path, survey: Survey) -> None:

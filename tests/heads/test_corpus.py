@@ -1,0 +1,174 @@
+"""A corpus passes in constant memory: documents lie on the disk, and what is kept of them are sums and the best."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import headwise as hw
+from headwise.files import PIECE, read_pieces, read_text
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.heads import gleaning, texts
+from headwise.heads.frame import parquet, survey_rows
+from headwise.heads.gleaning import Running
+from headwise.heads.profiles import DISTANCES, Survey
+from headwise.heads.spool import Spool
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
+from headwise.intervals import interval_of
+from headwise.view.survey_files import survey_csv
+
+V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17)
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return GPT(GPTConfig(vocab_size=V, context=23, n_layers=2, n_heads=3, d_model=30, init_std=0.2))
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    generator = torch.Generator().manual_seed(1)
+    documents = [torch.randint(V, (n,), generator=generator).tolist() for n in LENGTHS]
+    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
+
+
+@pytest.fixture(scope="module")
+def found(model: GPT, text: Text) -> Survey:
+    return survey(model, text, controls=False, ablate="none", by_document=True)
+
+
+def test_documents_on_the_disk_are_a_sequence() -> None:
+    documents = [[3, 1, 2], [], [7] * 11, [2**31 - 1]]
+    spool = Spool(iter(documents))
+    assert (list(spool), len(spool), spool[2], spool[-1]) == (documents, 4, [7] * 11, [2**31 - 1])
+    assert spool[1:3] == documents[1:3] and spool.lengths() == [3, 0, 11, 1] and [3, 1, 2] in spool
+    with pytest.raises(IndexError):
+        spool[4]
+
+
+def test_running_means_are_those_of_all_values() -> None:
+    values = np.random.default_rng(0).normal(3, 1, (13, 2, 5))
+    values[4, 1, 2] = values[0, 0, 0] = math.nan
+    values[:, 1, 4] = math.nan
+    running = Running()
+    for each in values:
+        running.add(each)
+    for cell in np.ndindex(2, 5):
+        expected, got = interval_of(values[(slice(None), *cell)].tolist()), running.interval(*cell)
+        assert got.n == expected.n
+        assert [got.mean, got.low, got.high] == pytest.approx([expected.mean, expected.low, expected.high], nan_ok=True)
+
+
+def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Survey) -> None:
+    """Distances of the largest weights, attention received by token, and the best row of each document."""
+    for layer in range(2):
+        distances = np.zeros((3, len(DISTANCES)), int)
+        attended = np.zeros((3, V))
+        best: list[list[tuple[float, int, int, int]]] = [[], [], []]
+        for number, ids in enumerate(text.documents):
+            with hw.watch(model, maps=True) as seen, torch.no_grad():
+                model(torch.tensor([ids]))
+            for h in range(3):
+                p = seen[f"L{layer}.H{h}"].map
+                np.add.at(attended[h], ids, p.sum(0))
+                rows = []
+                for row, key in enumerate(p.argmax(1).tolist()):
+                    away = abs(row - key)
+                    distances[h, 0 if away == 0 else int(math.log2(away)) + 1] += 1
+                    if key not in (0, row):
+                        rows.append((float(p[row, key]), number, row, key))
+                best[h] += [max(rows)] if rows else []
+        for h in range(3):
+            head = found[f"L{layer}.H{h}"]
+            assert head.distances == tuple(distances[h])
+            shares = attended[h] / attended[h].sum()
+            order = np.argsort(-shares)[: gleaning.ATTENDED]
+            assert [token for token, _ in head.attended] == [f"t{i}" for i in order]
+            assert [share for _, share in head.attended] == pytest.approx(shares[order])
+            expected = sorted(best[h], reverse=True)[: gleaning.EXAMPLES]
+            got = [(example.weight, example.document, example.row, example.key) for example in head.examples]
+            assert [each[1:] for each in got] == [each[1:] for each in expected]
+            assert [each[0] for each in got] == pytest.approx([each[0] for each in expected], abs=1e-6)
+            first = head.examples[0]
+            assert first.looks == f"t{text.documents[first.document][first.row]}"
+
+
+def test_frames_of_a_survey(found: Survey) -> None:
+    heads, documents = found.to_frame(), found.to_frame(by="document")
+    assert list(heads.name) == list(found) and len(documents) == 6 * len(LENGTHS)
+    row = heads[heads.name == "L1.H2"].iloc[0]
+    score = found["L1.H2"].entropy
+    assert (row.entropy, row.entropy_low, row.entropy_high) == (score.mean, score.low, score.high)
+    assert heads.isna().ablation.all() and row.roles == "; ".join(found["L1.H2"].roles)
+    means = documents[documents.name == "L1.H2"].entropy
+    assert means.mean() == pytest.approx(score.mean) and interval_of(list(means)).low == pytest.approx(score.low)
+    table = survey_csv(found).splitlines()
+    assert table[0].split(",") == list(heads.columns) and len(table) == 7
+    import pandas
+
+    again = pandas.read_parquet(io.BytesIO(parquet(survey_rows(found))))
+    pandas.testing.assert_frame_equal(again, heads)
+
+
+def test_frames_of_what_was_seen(model: GPT, text: Text) -> None:
+    with hw.watch(model) as seen, torch.no_grad():
+        for ids in text.documents[:3]:
+            model(torch.tensor([ids]))
+    heads, documents = seen.to_frame(), seen.to_frame(by="document")
+    assert list(heads.name) == list(seen) and list(documents[documents.name == "L0.H1"].rows) == [23, 23, 11]
+    assert heads.set_index("name").entropy["L0.H1"] == pytest.approx(seen["L0.H1"].entropy)
+    second = documents[(documents.name == "L0.H1") & (documents.document == 1)].iloc[0]
+    assert second.entropy == pytest.approx(float(seen["L0.H1"].rows.entropy[23:46].mean()))
+
+
+def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(V, (2, 13), generator=torch.Generator().manual_seed(2))
+    with hw.watch(model, maps=True, top_rows=(7,), top_k=13) as seen, torch.no_grad():
+        model(ids)
+    head = seen["L1.H1"]
+    assert head.map.shape == (13, 13) and head.map.sum(1) == pytest.approx(np.ones(13), abs=1e-6)
+    for key, weight in seen.top["L1.H1"][7][:8]:
+        assert head.map[7, key] == pytest.approx(weight, abs=1e-7)
+    monkeypatch.setattr("headwise.heads.watch.MAP", 168)
+    said = "up to 168 weights a head, and here 13 tokens look at 13, 169 weights"
+    with pytest.raises(hw.HeadwiseError, match=said), hw.watch(model, maps=True), torch.no_grad():
+        model(ids)
+    with hw.watch(model) as seen, torch.no_grad():
+        model(ids)
+    with pytest.raises(hw.HeadwiseError, match=r"map of L1.H1 was not kept; ask for it with watch\(model, maps=True\)"):
+        _ = seen["L1.H1"].map
+
+
+def test_what_frames_refuse(model: GPT, text: Text, found: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = survey(model, text, controls=False, ablate="none")
+    with pytest.raises(hw.HeadwiseError, match="keeps no document by itself; take it with by_document=True"):
+        plain.to_frame(by="document")
+    with pytest.raises(hw.HeadwiseError, match="by='row' is not known; one of head, document"):
+        found.to_frame(by="row")
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(hw.HeadwiseError, match="needs pandas: pip install"):
+        found.to_frame()
+
+
+def test_a_large_file_comes_in_pieces_and_gives_the_same_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.files.PIECE", 53)
+    path = tmp_path / "book.txt"
+    path.write_bytes(b"".join(b"line %d of the book\r\n" % n for n in range(31)))
+    pieces = list(read_pieces(path))
+    assert len(pieces) > 5 and all(piece.endswith("\n") for piece in pieces) and PIECE > 53
+    assert "".join(pieces) == read_text(path)
+    cut = list(texts._cut(map(list, pieces), 17))
+    assert all(len(each) == 17 for each in cut[:-1]) and "".join(map("".join, cut)) == read_text(path)  # type: ignore[arg-type]
+    path.write_bytes(b"x\n" * 99 + b"\xff")
+    with pytest.raises(hw.HeadwiseError, match="is not UTF-8"):
+        list(read_pieces(path))
