@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import signal
@@ -13,9 +14,20 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import every
 
 from headwise import HeadwiseError
-from headwise.files import read_text, remove_unfinished, take_lock, text_path, write_whole
+from headwise.files import (
+    MOST_TEXT,
+    check_regular,
+    read_bytes,
+    read_json,
+    read_text,
+    remove_unfinished,
+    take_lock,
+    text_path,
+    write_whole,
+)
 
 WRITER = """
 import sys
@@ -226,3 +238,45 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", f"{code}; os._exit(1)", str(path)], check=False)
     assert path.exists()  # left by a process that died
     os.close(take_lock(path, "busy"))
+
+
+# What may be read
+
+
+def test_what_may_never_end_or_is_too_large_is_not_opened(tmp_path: Path) -> None:
+    pipe, loop, large = tmp_path / "pipe", tmp_path / "loop", tmp_path / "large"
+    os.mkfifo(pipe)  # whoever opens it waits for a writer
+    loop.symlink_to(loop)
+    large.touch()
+    os.truncate(large, MOST_TEXT + 1)  # a hole: it takes no room
+    for read in (read_text, read_json, read_bytes):
+        for path, words in ((pipe, "is a pipe or a device"), (loop, "cannot be read"), (tmp_path, "is a folder")):
+            with pytest.raises(HeadwiseError, match=words):
+                read(path)
+    with pytest.raises(HeadwiseError, match="has 134,217,729 bytes, and headwise reads 134,217,728 at most"):
+        read_text(large)
+    assert len(read_bytes(large)) == MOST_TEXT + 1  # weights have any size
+    with pytest.raises(HeadwiseError, match="pipe is a pipe or a device; a model folder has files"):
+        check_regular(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbf" + "niño\n".encode())
+    assert read_text(path) == "niño\n"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(path) == {"a": 1}
+
+
+@every("content", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])
+def test_what_is_no_json_is_said(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(HeadwiseError, match=r"file is no JSON: "):
+        read_json(tmp_path / "file")
+
+
+def test_standard_input_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo")))
+    assert read_text("-") == "one\ntwo"
+    with pytest.raises(HeadwiseError, match="standard input is empty"):
+        read_text("-")

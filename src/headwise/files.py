@@ -112,17 +112,23 @@ class StepLog:
 
     Work that goes on from step `start` finds the lines up to that step in `rows`; later ones, and half a line that a
     kill may have left, are dropped. A `header` is the first line; what stands under another one is dropped, too.
+    Raises HeadwiseError for any other line that is damaged.
     """
 
     def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            with contextlib.suppress(json.JSONDecodeError):
-                self.rows.append(json.loads(line))
+        lines = read_bytes(path).splitlines() if path.exists() else []
         if header is not None:
-            self.rows = self.rows[1:] if self.rows[:1] == [json.loads(json.dumps(header))] else []
-        self.rows = [row for row in self.rows if row["step"] <= start]
+            lines = lines[1:] if lines[:1] == [json.dumps(header).encode()] else []
+        for number, line in enumerate(lines, 1 if header is None else 2):
+            try:
+                row = json.loads(line.decode("utf-8"))
+                if row["step"] + 0 <= start:
+                    self.rows.append(row)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                if line is not lines[-1]:
+                    raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
         write_whole(path, "".join(json.dumps(row) + "\n" for row in ([header] if header else []) + self.rows))
 
     def add(self, row: dict[str, Any]) -> None:
@@ -146,6 +152,40 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
+MOST_TEXT = 1 << 27  # bytes: as token ids, a text takes some 16 times as much memory
+MOST_JSON = 1 << 26
+STDIN = "-"  # as the name of a text
+
+
+def read_bytes(path: str | Path, most: int | None = None) -> bytes:
+    """The bytes of a regular file. What may never end, a pipe or a device, or is larger than `most`, is not opened."""
+    path = Path(path)
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise HeadwiseError(f"{path} does not exist") from None
+    except OSError as error:
+        raise HeadwiseError(f"{path} cannot be read: {error.strerror}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise HeadwiseError(f"{path} is a folder; pass a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
+    if most is not None and status.st_size > most:
+        raise _too_large(path, f"{status.st_size:,}", most)
+    return path.read_bytes()
+
+
+def check_regular(folder: Path) -> None:
+    """Refuse a folder in which a pipe or a device stands among the files: a library that opens it may wait for ever."""
+    for path in folder.iterdir():
+        if is_stream(path):
+            raise HeadwiseError(f"{path} is a pipe or a device; a model folder has files")
+
+
+def _too_large(path: str | Path, size: str, most: int) -> HeadwiseError:
+    return HeadwiseError(f"{path} has {size} bytes, and headwise reads {most:,} at most; pass a part of it")
+
+
 PIECE = 2**20  # characters
 
 
@@ -155,7 +195,7 @@ def read_pieces(path: str | Path) -> Iterator[str]:
         yield read_text(path)
         return
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             while piece := file.read(PIECE) + file.readline():
                 yield piece
     except UnicodeDecodeError as error:
@@ -163,16 +203,31 @@ def read_pieces(path: str | Path) -> Iterator[str]:
 
 
 def read_text(path: str | Path) -> str:
-    """A UTF-8 text, whole, with line ends as \\n. Raises HeadwiseError for anything else."""
-    path = Path(path)
-    if path.is_dir():
+    """A UTF-8 text, whole, with line ends as \\n and no byte order mark; `-` is standard input.
+
+    Raises HeadwiseError for anything else.
+    """
+    if str(path) == STDIN:
+        path, data = "standard input", sys.stdin.buffer.read(MOST_TEXT + 1) if sys.stdin else b""
+        if len(data) > MOST_TEXT:
+            raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
+    elif Path(path).is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a text file")
+    else:
+        data = read_bytes(path, MOST_TEXT)
     try:
-        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except FileNotFoundError:
-        raise HeadwiseError(f"{path} does not exist") from None
+        text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}") from None
+        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
     if not text.strip():
         raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
+
+
+def read_json(path: str | Path) -> Any:
+    """A JSON document in UTF-8. Raises HeadwiseError for anything else, and for one nested too deep to be read."""
+    data = read_bytes(path, MOST_JSON)
+    try:
+        return json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
+        raise HeadwiseError(f"{path} is no JSON: {error}") from None

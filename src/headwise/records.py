@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped, picture, table
@@ -38,6 +51,34 @@ def parse_head(name: str) -> tuple[str, int, int]:
     if match is None:
         raise HeadwiseError(f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0")
     return match["part"] or "", int(match["layer"]), int(match["head"])
+
+
+def from_json(kind: Any, value: Any, name: str = "the document") -> Any:
+    """A record, or a field of one, of what `dataclasses.asdict` and JSON have made of it.
+
+    kind  a dataclass, or the type of a field. Raises HeadwiseError for what is missing, unknown or of another type.
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        if foreign := value.keys() - hints.keys():
+            raise HeadwiseError(f"{name} has a field {min(foreign)!r}, which is not known")
+        try:
+            return kind(**{key: from_json(hints[key], x, key) for key, x in value.items()})
+        except TypeError as error:
+            raise HeadwiseError(f"{name} is not whole: {error}") from None
+    if origin is UnionType:
+        for option in arguments:
+            with suppress(HeadwiseError):
+                return from_json(option, value, name)
+    elif origin is tuple and isinstance(value, list) and (... in arguments or len(value) == len(arguments)):
+        kinds = arguments[:1] * len(value) if ... in arguments else arguments
+        return tuple(from_json(option, x, name) for option, x in zip(kinds, value, strict=True))
+    elif origin is dict and isinstance(value, dict):
+        return {key: from_json(arguments[1], x, key) for key, x in value.items()}
+    elif kind is Any or type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise HeadwiseError(f"{name} is {value!r:.60}, where {getattr(kind, '__name__', kind)} belongs")
 
 
 @dataclass(frozen=True)

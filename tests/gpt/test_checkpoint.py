@@ -6,11 +6,13 @@ import json
 import pickle
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases import every
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
@@ -334,3 +336,58 @@ def test_a_left_over_temporary_file_is_no_obstacle(sound: Path, tiny: Any) -> No
     shutil.copy(sound / CONFIG, sound / f".{WEIGHTS}.1234.tmp")
     save_model(sound, tiny("llama", seed=3), TOKENS)
     load_model(sound)
+
+
+# Digests, and sizes that are believed only when the weights agree
+
+
+def test_any_flipped_bit_of_the_weights_is_named(sound: Path) -> None:
+    data, rng = (sound / WEIGHTS).read_bytes(), random.Random(2)
+    start = 8 + int.from_bytes(data[:8], "little")
+    for place in rng.sample(range(start, len(data)), 29):
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << rng.randrange(8)
+        (sound / WEIGHTS).write_bytes(damaged)
+        assert f"{WEIGHTS} is damaged: its contents are not those that were written to it (SHA-256)" in refusal(sound)
+
+
+def test_a_state_that_was_changed_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.randn(3, 5)}, {"step": "11"})
+    data = path.read_bytes()
+    for changed in (data.replace(b'"11"', b'"13"'), data[:-1] + bytes([data[-1] ^ 1])):
+        path.write_bytes(changed)
+        with pytest.raises(HeadwiseError, match=r"x\.safetensors is damaged"):
+            read_tensors(path)
+    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
+    once = path.read_bytes()
+    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
+    assert path.read_bytes() == once
+
+
+def test_a_config_or_a_vocabulary_of_another_model_is_named(sound: Path) -> None:
+    config, tokenizer = (sound / CONFIG).read_text(), (sound / TOKENIZER).read_text()
+    change_config(sound, rope_theta=10_001.0)
+    assert f"{CONFIG} is not the one that {WEIGHTS} was written with" in refusal(sound)
+    (sound / CONFIG).write_text(config)
+    (sound / TOKENIZER).write_text(tokenizer.replace('"a"', '"z"'))
+    assert f"{TOKENIZER} is not the one that {WEIGHTS} was written with" in refusal(sound)
+    (sound / TOKENIZER).write_text(json.dumps(json.loads(tokenizer)))  # written anew with the same contents
+    load_model(sound)
+
+
+@every(
+    "name, value",
+    [
+        *((name, 10**n) for name in ("n_layers", "vocab_size", "d_ff", "head_dim") for n in (9, 12, 18)),
+        ("d_model", 3 * 10**9),
+        ("d_model", 3 * 10**18),
+    ],
+)
+def test_a_size_that_the_weights_do_not_have_builds_nothing(name: str, value: int, tmp_path: Path, tiny: Any) -> None:
+    """In an instant: a config is a few bytes, and may not cost hours or gigabytes."""
+    save_model(tmp_path / "run", tiny("llama"), TOKENS)
+    change_config(tmp_path / "run", **{name: value})
+    began = time.process_time()
+    assert "holds weights that do not fit its config.json" in refusal(tmp_path / "run")
+    assert time.process_time() - began < 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from headwise import HeadwiseError
 from headwise.files import read_text
+from headwise.gpt import verbs
 from headwise.gpt.data import IGNORED, Documents, Stream, text_corpus, verb_corpus
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import evaluate
@@ -149,6 +151,23 @@ def test_padding_does_not_change_the_loss(tiny: Any) -> None:
     model = tiny("llama", len(tokens), context=31)
     data = Documents(tokens, LINES, LINES[:7], 31)
     assert evaluate(model, data, batch=7) == pytest.approx(evaluate(model, data, batch=1), abs=1e-6)
+
+
+def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
+    lines = ["aa , bb bb , cc", "dd = ee ff gg hh"]
+    tokens = Tokens.words(lines)
+    data = Documents(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
+    drawn = Counter[str]()
+    for seed in range(600):
+        inputs, targets = data.batch(generator(seed), 2)
+        assert inputs.shape == (2, 7) and torch.equal(
+            inputs[:, 1:][targets[:, 1:] >= 0], targets[:, :-1][targets[:, 1:] >= 0]
+        )
+        drawn.update(tokens.decode(row[row >= 0].tolist()) for row in targets)
+    assert drawn.pop("dd = ee ff gg hh") == 600
+    assert len(drawn) == 6 and min(drawn.values()) > 60  # of 100 expected; 60 lies 4 deviations below
+    assert drawn.keys() == set(verbs.clause_orders(lines[0]))
+    assert data.held_out_documents(99) == [tokens.document(lines[0])[:-1]]  # what is looked at stays as it is
 
 
 def test_only_what_follows_the_mark_is_scored() -> None:

@@ -237,7 +237,21 @@ def test_temporary_files_of_killed_writes_are_cleared_away(tmp_path: Path, setti
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", '{"settings": 3}', '{"settings": {"colour": 1}}', '{"settings": {}}', '{"status": "x"}'],
+    [
+        *("", "{", "[]", "5", "[" * 100_000, "{}", '{"status": "x"}', '{"settings": {}}', '{"settings": 3}'),
+        '{"settings": {"colour": 1}}',
+        *(
+            '{{"settings": {}, "status": {}, "digest": "x", "summary": {}, "cells": {}, "example": ""}}'.format(*parts)
+            for parts in (
+                ('{"shape": 5}', '"training"', "null", "null"),
+                ('{"preset": ["x"]}', '"training"', "null", "null"),
+                ('{"seed": "x"}', '"training"', "null", "null"),
+                ("{}", "5", "null", "null"),
+                ("{}", '"training"', '{"facts": 3}', "null"),
+                ("{}", '"training"', "null", "[1, 2]"),
+            )
+        ),
+    ],
 )
 def test_a_damaged_run_file_is_said(tmp_path: Path, settings: Any, content: str) -> None:
     folder = tmp_path / "run"
@@ -245,6 +259,26 @@ def test_a_damaged_run_file_is_said(tmp_path: Path, settings: Any, content: str)
     (folder / "run.json").write_text(content)
     with pytest.raises(HeadwiseError, match="remove it or take another --out"):
         run_training(folder, settings(), quiet, resume=True)
+
+
+def test_damaged_metrics_are_said_and_a_line_cut_short_is_not(tmp_path: Path, settings: Any) -> None:
+    folder, good = tmp_path / "run", b'{"step": 1, "loss": 2.0, "tokens_per_second": 3.0}\n'
+    begin(folder, settings())
+    for bad in (
+        b"5",
+        b"[]",
+        b'"x"',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"step": "a", "loss": 1.0}',
+        b'{"loss": 1}',
+        b'{"step"',
+    ):
+        (folder / "metrics.jsonl").write_bytes(good + bad + b"\n" + good)
+        with pytest.raises(HeadwiseError, match=r"metrics.jsonl is damaged in line 2; remove that line to resume"):
+            run_training(folder, settings(), quiet, resume=True)
+    (folder / "metrics.jsonl").write_bytes(good + b'{"step"')
+    run_training(folder, settings(), quiet, resume=True)
 
 
 def test_a_damaged_summary_is_said(tmp_path: Path, settings: Any) -> None:

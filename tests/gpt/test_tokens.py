@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -241,3 +242,32 @@ def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_
     """Not any token: the same text gives the same file in every process."""
     layout = json.loads(Tokens.characters("nopqrstuvwxyzabcdefghijklm", boundary=False).to_json())
     assert layout["model"]["unk_token"] == "a"
+
+
+def written(path: Path, **parts: Any) -> Path:
+    """A tokenizer file of two words, with other parts."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]"}
+    path.write_text(json.dumps({"version": "1.0", "model": model, **parts}))
+    return path
+
+
+def test_a_tokenizer_without_a_token_is_refused(tmp_path: Path) -> None:
+    empty = {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}
+    with pytest.raises(HeadwiseError, match="is a tokenizer without a token"):
+        Tokens.from_file(written(tmp_path / "x.json", model=empty))
+
+
+def test_replacements_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        path = written(tmp_path / "x.json", **{part: {"type": "Sequence", inner: [step] * 7}})
+        with pytest.raises(HeadwiseError, match=f"its {part} may make a text 100,000,000,000,000 times longer"):
+            Tokens.from_file(path)
+    assert Tokens.from_file(written(tmp_path / "x.json", normalizer=step)).encode("a") == [0]
+
+
+def test_an_expression_that_never_ends_is_one_error(tmp_path: Path) -> None:
+    pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    tokens = Tokens.from_file(written(tmp_path / "x.json", pre_tokenizer=pattern))
+    with pytest.raises(HeadwiseError, match=r"cannot tokenise: .*retry-limit"):
+        tokens.encode("a" * 40 + "!")

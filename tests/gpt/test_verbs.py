@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.verbs import PERSONS, TENSES, VERBS, Cell, cells, conjugation_lines, corpus
+from headwise.gpt.verbs import PERSONS, TENSES, VERBS, Cell, cells, clause_orders, conjugation_lines, corpus
 
 # Written by hand, pronoun by pronoun: what a reader would look up. `/` separates I, you, he.
 ENGLISH = """
@@ -170,6 +170,13 @@ def test_240_conjugation_lines_in_their_order() -> None:
         "I worked , you worked , he worked",
     )
     assert lines[-1] == "yo he escrito , tú has escrito , él ha escrito"
+
+
+def test_the_persons_of_a_line_stand_in_any_order() -> None:
+    assert clause_orders("he works = él trabaja") == ("he works = él trabaja",)
+    orders = clause_orders("I go , you go , he goes")
+    assert len(orders) == len(set(orders)) == 6
+    assert orders[0] == "I go , you go , he goes" and orders[-1] == "he goes , you go , I go"
 
 
 def test_text_is_clean() -> None:

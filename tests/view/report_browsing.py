@@ -35,7 +35,7 @@ def ramp(page: Page, stop: int) -> list[int]:
 
 
 def open_head(page: Page, name: str) -> None:
-    page.get_by_role("button", name=f"{name}, enlarge").click()
+    page.locator(f".name[aria-label='{name}, enlarge']").click()
     page.wait_for_selector("dialog[open]")
 
 
@@ -52,3 +52,8 @@ def readout(page: Page) -> str:
     """What the page says of the chosen cell, in plain quotes and without the marks that isolate a token's direction."""
     text = re.sub("[\u2068\u2069]", "", page.inner_text("#readout"))
     return text.replace("\u2018", "'").replace("\u2019", "'")
+
+
+def plain(text: str) -> str:
+    """A text in plain quotes and without the marks that isolate a token's direction."""
+    return re.sub("[\u2068\u2069]", "", text).replace("\u2018", "'").replace("\u2019", "'")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,15 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from surveys import HOSTILE as HOSTILE_TOKENS
-from surveys import ROLES, broken_survey, survey_of, survey_of_maps
+from surveys import broken_survey, survey_of, survey_of_maps
 
 from headwise.errors import HeadwiseError
-from headwise.heads.profiles import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
 from headwise.view.report import report_html, write_report
-from headwise.view.run_section import round_steps
 from headwise.view.survey_data import shares_of
-from headwise.view.survey_words import KINDS
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -123,10 +119,10 @@ def test_hostile_text_makes_no_element() -> None:
     tame = Page(page_of(maps_of(11), replace(SUMMARY, facts={"a": "b", "c": "d"}, samples=("x", "y"))))
     maps = replace(maps_of(11, tokens=HOSTILE), model="</title><script>alert(4)</script>")
     hostile = Page(page_of(maps, SUMMARY))
-    # The tokens bring one more paragraph, the legend of signs; the model's name and the samples bring nothing.
+    # Tokens, the model's name, the facts and the samples bring nothing: the script puts them in as text.
     tags = [tag for tag, _ in hostile.elements]
     assert tags.count("script") == [tag for tag, _ in tame.elements].count("script") == 4
-    assert sorted(tags) == sorted([*(tag for tag, _ in tame.elements), "p"])
+    assert sorted(tags) == sorted(tag for tag, _ in tame.elements)
     assert hostile.data["tokens"] == hostile.data["maps"]["tokens"]
     assert hostile.data["tokens"] == [
         *HOSTILE[:6],
@@ -154,6 +150,7 @@ def test_nothing_is_loaded_from_anywhere() -> None:
             assert value is None or value.startswith("data:"), (tag, name, value)
         assert not any(name.startswith("on") or name == "style" for name in attributes), (tag, attributes)
     for text in page.raw["style"] + page.raw["script"][1:]:
+        text = text.replace("'http://www.w3.org/2000/svg'", "")  # the name of a kind of element, which nothing loads
         assert not re.search(r"https?:|url\(|@import|import\s*\(|fetch\(|XMLHttp|WebSocket|sendBeacon", text)
 
 
@@ -163,53 +160,6 @@ def test_only_this_packages_own_script_and_style_may_run() -> None:
     assert policy is not None and policy.startswith("default-src 'none';") and "unsafe" not in policy
     for text in (page.raw["style"][0], page.raw["script"][3]):
         assert base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() in policy
-
-
-@pytest.mark.parametrize(
-    ("baseline", "words"),
-    [
-        (2.5, "0.200 nats per token better"),
-        (2.0, "0.300 nats per token worse"),
-        (2.3, "do not differ in the third decimal"),
-        (None, "No baseline was measured"),
-        (math.nan, "cannot be compared"),
-    ],
-)
-def test_the_comparison_is_said_as_it_is(baseline: float | None, words: str) -> None:
-    page = page_of(maps_of(7), replace(SUMMARY, baseline_loss=baseline))
-    assert words in page
-    assert ('class="baseline" x1="78"' in page) == (baseline in (2.5, 2.0, 2.3))
-
-
-def test_the_bars_start_at_zero_and_share_a_scale() -> None:
-    page = page_of(maps_of(7), SUMMARY)
-    assert '<rect class="ours" width="92.00%"' in page and '<rect class="theirs" width="100.00%"' in page
-
-
-def test_the_curve_has_words_for_those_who_do_not_see_it() -> None:
-    page = page_of(maps_of(7), SUMMARY)
-    assert "From step 0 to step 130 the training loss goes from 5.300 to 2.000" in page
-    assert "The baseline is at 2.500." in page and "<td>130</td><td>2.000</td><td>2.300</td>" in page
-
-
-@pytest.mark.parametrize("losses", [(), (math.nan,), (math.inf, 2.0), (3.0,), (2.0, 2.0)])
-def test_short_and_broken_curves_are_drawn_or_explained(losses: tuple[float, ...]) -> None:
-    curve = tuple(CurvePoint(index * 7, loss, loss) for index, loss in enumerate(losses))
-    page = page_of(maps_of(7), replace(SUMMARY, curve=curve, baseline_loss=None))
-    assert (' d="M' in page.split('id="roles-title"')[0]) == any(map(math.isfinite, losses))
-    drawing = page.split("</main>")[0].split('class="curve"')
-    assert len(drawing) == 1 or not re.search(r'[" ](nan|inf)', drawing[1].split("</title>")[1].split("</svg>")[0])
-
-
-def test_without_a_summary_there_is_no_run_section() -> None:
-    assert "The training run" not in page_of(maps_of(7))
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.7, 6.4), (2.0, 2.0), (0.001, 0.0011), (0.0, 0.0), (3, 9000)])
-def test_round_steps_hold_the_range_and_are_few(low: float, high: float) -> None:
-    steps = round_steps(low, high)
-    assert steps[0] <= low and steps[-1] >= high and 2 <= len(steps) <= 7
-    assert np.ptp(np.diff(steps)) < 1e-9
 
 
 def test_maps_that_do_not_fit_their_tokens_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -226,18 +176,6 @@ def test_the_file_is_the_page(tmp_path: Path) -> None:
 
 
 # The survey
-
-
-def cells_of(page: str) -> list[list[str]]:
-    """Every row of the table as the text of its cells, what is seen on demand included."""
-    body = page.split('<table id="table">')[1].split("<tbody>")[1].split("</tbody>")[0]
-    rows = re.findall(r"<tr.*?</tr>", body)
-    return [[re.sub("<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
-
-
-def headings_of(page: str) -> list[str]:
-    head = page.split('<table id="table">')[1].split("</thead>")[0]
-    return re.findall(r"<th [^>]*data-sort[^>]*>([^<]*)</th>", head)
 
 
 def test_the_numbers_of_the_survey_survive() -> None:
@@ -277,89 +215,6 @@ def test_a_survey_of_144_heads_stays_under_5_mb_whatever_the_length_of_the_text(
         assert len(report_html(survey, against=replace(survey, model="other")).encode()) < 5e6
     assert max(sizes) < 2e6
     assert sizes[1] - sizes[0] < 60_000  # the tokens that are shown, no more
-
-
-def test_the_table_says_each_number_with_interval_and_control() -> None:
-    survey = survey_of(2, 3)
-    rows, headings = cells_of(report_html(survey)), headings_of(report_html(survey))
-    assert len(rows) == 6 and headings[:4] == ["head", "roles", "entropy", "confidence"]
-    assert "previous" in headings and headings[-2:] == ["importance", "ablation"]
-    entropy = survey.profiles[1].scores["entropy"]
-    assert rows[1][0] == "L0.H1" and rows[0][1] == "P previous"
-    message = f"{entropy.mean:.3f}, {entropy.low:.3f} to {entropy.high:.3f}, even attention 0.021"
-    assert rows[1][2] == message.replace("-", "\u2212")
-    ablation = rows[1][headings.index("ablation")]
-    assert re.fullmatch(r"[+\u2212]0\.\d{4}, [+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", ablation)
-
-
-def test_what_is_missing_is_a_dash_and_said() -> None:
-    page = report_html(broken_survey())
-    rows, headings = cells_of(page), headings_of(page)
-    distance, self_, ablation = (headings.index(name) for name in ("distance", "self", "ablation"))
-    assert rows[0][distance] == "\u2013, not defined here, even attention 0.0"
-    assert rows[0][self_] == "0.500, one document, no interval, even attention 0.020"
-    assert rows[0][ablation].startswith("\u2013") and rows[1][distance].startswith("\u2013")
-    assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", page.split("<script>")[0])
-
-
-def test_roles_are_told_with_rule_and_controls() -> None:
-    page = report_html(survey_of(3, 5))
-    card = next(part for part in page.split('<li class="role') if "previous token" in part)
-    assert re.search(r"<span class=\"count\">(\d heads|1 head)</span>", card)
-    assert "Previous of at least 0.4; even attention: 0.020 to 0.024; best untrained head: 0.090." in card
-    assert "Voita et al. 2019" in card and 'class="strip"' in card
-    without = report_html(survey_of(3, 5, untrained=None)).split('<script type="application/json"')[0]
-    assert "best untrained head" not in without and "△" not in without
-    assert 'class="role unearned"' in page and "no head" in page
-    assert "What the heads do" not in report_html(replace(bare(survey_of()), roles=()))
-
-
-def bare(survey: Survey) -> Survey:
-    return replace(survey, profiles=tuple(replace(profile, roles=()) for profile in survey.profiles))
-
-
-def test_every_role_has_a_letter_of_its_own() -> None:
-    page = report_html(survey_of(3, 5))
-    letters = re.findall(r'<span class="badge r\d" aria-hidden="true">(.)</span>', page)
-    assert len(letters) == len(set(letters)) == len(ROLES)
-    assert len(set(re.findall(r'class="badge (r\d)" aria-hidden', page))) == min(len(ROLES), KINDS)
-
-
-def test_a_comparison_shows_both_and_the_difference() -> None:
-    survey, other = survey_of(2, 3), survey_of(2, 4, seed=1, model="<other>")
-    other = replace(other, profiles=other.profiles[1:])
-    page = report_html(replace(survey, profiles=survey.profiles[:5]), against=other)
-    rows = cells_of(page)
-    here, there = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
-    assert [cell.split(",")[0] for cell in rows[1][2:5]] == [
-        f"{here:.3f}",
-        f"{there:.3f}",
-        f"{here - there:+.3f}".replace("-", "\u2212"),
-    ]
-    assert [cell[0] for cell in rows[0][3:5]] == ["\u2013"] * 2  # L0.H0 is only in the first
-    only = page.split('id="only">')[1].split("</div>")[0]
-    assert "Only in toy: L0.H0." in only and "Only in &lt;other&gt;: L0.H3, L1.H2, L1.H3." in only
-    assert page.count('type="radio"') == 3
-
-
-def test_heads_that_got_another_number_are_compared_with_what_they_were() -> None:
-    survey = survey_of(1, 3)
-    other = replace(survey, model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
-    page = report_html(replace(survey, profiles=survey.profiles[:2]), against=other)
-    assert 'class="name">L0.H0 (L0.H2)</th>' in page and 'class="name">L0.H1</th>' in page
-    values = [s.scores["entropy"].mean for s in (survey.profiles[0], survey.profiles[2])]
-    assert [cell.split(",")[0] for cell in cells_of(page)[0][2:4]] == [f"{value:.3f}" for value in values]
-    assert "Only in other: L0.H0 (gone)." in page and "it stands in brackets" in page
-
-
-def test_a_comparison_of_unlike_surveys_says_so() -> None:
-    survey = survey_of(1, 2)
-    other = replace(survey, model="other", statistics={"entropy": "nats", "odd": "?"}, tokens=("x",) * 41)
-    page = report_html(survey, against=other)
-    assert "Only toy has confidence" in page and "Only other has odd" in page and "may come from the text" in page
-    assert headings_of(page)[2:8] == ["this", "other", "diff."] * 2
-    same = report_html(survey, against=replace(survey, model="other"))
-    assert 'class="notice notes"' not in same and 'id="only"' not in same
 
 
 @pytest.mark.parametrize(

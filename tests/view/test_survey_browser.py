@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from browsing import Opener, unreadable
 from playwright.sync_api import Browser, Page
-from report_browsing import classes, drawn, open_head, picture, pixel, ramp, readout, title
+from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import STATISTICS, broken_survey, survey_of, survey_of_maps
 
 from headwise.heads.profiles import Survey
@@ -79,7 +79,7 @@ def test_the_table_sorts_by_any_column_both_ways(open_report: Opener) -> None:
     page = open_report()
     order = [profile.name for profile in surveyed().profiles]
     assert rows(page) == order
-    for name, place in (("entropy", 2), ("ablation", 3 + len(STATISTICS))):
+    for name, place in (("entropy", 3), ("ablation", 4 + len(STATISTICS))):
         assert heading(page, name) == "descending"
         assert column(page, place) == sorted(column(page, place), reverse=True)
         assert heading(page, name) == "ascending"
@@ -106,12 +106,13 @@ def test_a_role_filters_the_table_and_fades_the_pictures(open_report: Opener) ->
     page = open_report()
     with_role = [profile.name for profile in surveyed().profiles if "previous token" in profile.roles]
     assert with_role == ["L0.H0"]
-    button = page.get_by_role("button", name="previous token")
+    page.locator("#roles > summary").click()
+    button = page.locator("#cards").get_by_role("button", name="previous token")
     button.first.click()
     assert button.first.get_attribute("aria-pressed") == "true"
     assert rows(page) == with_role and page.locator(".head.faded").count() == LAYERS * HEADS - 1
     assert page.locator(".matches").first.inner_text() == f"1 of {LAYERS * HEADS} heads"
-    page.get_by_role("button", name="delimiter").first.click()
+    page.locator("#cards").get_by_role("button", name="delimiter").click()
     assert rows(page) == ["L0.H0", "L0.H3"]  # either role
     page.get_by_role("button", name="Show all heads").click()
     assert len(rows(page)) == LAYERS * HEADS and page.locator(".head.faded").count() == 0
@@ -133,10 +134,10 @@ def test_text_filters_by_name_and_role(open_report: Opener) -> None:
 def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
     page = open_report()
     page.locator("#table tbody th").first.focus()
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowUp", "ArrowUp"):
         page.keyboard.press(key)
     assert page.evaluate("document.activeElement.parentElement.cells[0].textContent") == "L0.H0"
-    assert page.evaluate("document.activeElement.cellIndex") == 2
+    assert page.evaluate("document.activeElement.cellIndex") == 3
     tip = page.inner_text("#tip").splitlines()
     scores = surveyed().profiles[0].scores["entropy"]
     assert tip[0] == "L0.H0, entropy" and "even attention: 0.020" in tip
@@ -147,7 +148,7 @@ def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
     assert title(page) == "L0.H0"
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog:not([open])", state="attached")
-    assert page.evaluate("document.activeElement.cellIndex") == 2
+    assert page.evaluate("document.activeElement.cellIndex") == 3
     page.keyboard.press("End")
     assert page.evaluate("document.activeElement.cellIndex") > 10
     stops = page.locator("#table tbody [tabindex='0']").count()
@@ -156,7 +157,7 @@ def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
 
 def test_a_hovered_cell_tells_its_controls(open_report: Opener) -> None:
     page = open_report()
-    page.locator("#table tbody td:nth-child(4)").first.hover()
+    page.locator("#table tbody td:nth-child(5)").first.hover()
     assert "best untrained head: 0.090" in page.inner_text("#tip")
     box = page.locator("#tip").bounding_box()
     assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 1280
@@ -179,7 +180,11 @@ def test_switches_change_the_pixels(open_report: Opener) -> None:
     drawn(page)
     log = [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)]
     assert log != plain and sum(map(sum, log)) < sum(map(sum, plain))  # lower weights are darker now
-    assert page.inner_text(".tools .ramp-low") == "0.001"
+    assert page.inner_text("main .ramp-low") == "a thousandth"
+    page.check("main .fixed-scale")
+    assert page.inner_text("main .ramp-low") == "0.001"
+    page.uncheck("main .fixed-scale")
+    drawn(page)
     page.check("main .hide-first")
     drawn(page)
     hidden = [pixel(page, 1, row, column) for row in range(4, 32, 3) for column in (0, 2)]
@@ -193,8 +198,8 @@ def test_switches_change_the_pixels(open_report: Opener) -> None:
 def test_the_enlarged_picture_reads_blocks(open_report: Opener) -> None:
     page = open_report()
     open_head(page, "L0.H1")
-    cell = page.evaluate("view.cell")
-    page.hover("#map", position={"x": 0.5 * cell, "y": 31.5 * cell})
+    cell = page.evaluate("panes[0].cell")
+    page.locator(".map").first.hover(position={"x": 0.5 * cell, "y": 31.5 * cell})
     survey = surveyed()
     assert readout(page).startswith("tokens 205 to 210 look at tokens 0 to 6: ")
     share = float(readout(page).rsplit(" ", 1)[1])
@@ -216,10 +221,9 @@ def test_a_token_marks_what_it_looks_at(open_report: Opener) -> None:
     assert "w7" in page.inner_text("#row-title")
     assert classes(page, 7) == {"looking"} and words.nth(7).get_attribute("aria-pressed") == "true"
     assert [at for at in range(PASSAGE) if "marked" in classes(page, at)] == [3, 5]
-    most = page.inner_text("#row-most").replace("\u2068", "").replace("\u2069", "")
-    assert (
-        most
-        == "Most to \u2018w3\u2019 0.500, \u2018w5\u2019 0.250. Outside the passage: token 100 \u2018w100\u2019 0.125."
+    assert plain(page.inner_text("#row-most")) == (
+        "At 'w7', L0.H1 looks at 'w3' (0.500), 'w5' (0.250). Beyond the passage shown: token 100 'w100' (0.125). "
+        "The file keeps only the 3 strongest looks of each token."
     )
     assert words.nth(3).evaluate("e => getComputedStyle(e.firstChild).textDecorationLine") == "underline"
 
@@ -229,7 +233,7 @@ def test_a_token_marks_what_it_looks_at(open_report: Opener) -> None:
 
 def test_the_large_view_by_keyboard_alone(open_report: Opener) -> None:
     page = open_report()
-    page.locator("#grid .head").nth(1).focus()
+    page.locator("#grid .picture").nth(1).focus()
     page.keyboard.press("Enter")
     assert title(page) == "L0.H1"
     page.locator("#row-text .word").first.focus()
@@ -244,7 +248,7 @@ def test_the_large_view_by_keyboard_alone(open_report: Opener) -> None:
     assert title(page) == "L0.H2" and "w7" in page.inner_text("#row-title")
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog:not([open])", state="attached")
-    assert page.evaluate("document.activeElement.dataset.number") == "1"
+    assert page.evaluate("document.activeElement.closest('.head').dataset.number") == "1"
 
 
 def test_the_large_view_steps_through_what_the_filter_leaves(open_report: Opener) -> None:
@@ -261,7 +265,11 @@ def test_the_large_view_steps_through_what_the_filter_leaves(open_report: Opener
 def test_the_large_view_has_every_number_beside_its_controls(open_report: Opener) -> None:
     page = open_report()
     open_head(page, "L0.H0")
-    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in page.inner_text("#numbers").splitlines()}
+    cells = (
+        "[...document.querySelectorAll('#numbers tr')].map((r) => [...r.cells].map((c) => c.firstChild?.textContent))"
+    )
+    lines = {name or "": rest for name, *rest in page.evaluate(cells)}
+    assert "weight on the token right before" in page.inner_text("#numbers")
     assert lines[""] == ["value", "95 % interval", "even", "untrained"]
     assert lines["previous"] == ["0.950", "0.940 to 0.960", "0.020", "0.090"]
     assert lines["copying"][2] == "\u2013" and lines["entropy"][3] == "\u2013"
@@ -269,23 +277,50 @@ def test_the_large_view_has_every_number_beside_its_controls(open_report: Opener
     assert "previous token" in page.inner_text("#large-roles")
 
 
-def test_a_short_text_and_the_survey_stand_side_by_side(open_report: Opener, tmp_path: Path) -> None:
+def test_a_short_text_and_the_first_document_take_turns(open_report: Opener, tmp_path: Path) -> None:
     weights = np.tril(np.ones((5, 5), np.float32)) / np.arange(1, 6, dtype=np.float32)[:, None]
     maps = HeadMaps("toy", tuple("abcde"), (HeadMap(0, 1, weights),))
     write_report(tmp_path / "both.html", surveyed(), maps)
     page = open_report(path=tmp_path / "both.html")
-    assert page.locator(".source").count() == 2
+    words = page.locator("#sentence .word")
+    assert words.count() == 5
     open_head(page, "L0.H1")
-    assert page.locator("#row-text .word").count() == 5 and "looks at token 0 'a': 0.200" in readout(page)
+    assert "token 3 'd' looks at token 0 'a': 0.250" in readout(page)
     page.locator("#row-text .word").nth(1).click()
     assert "token 1 'b' looks at token 0 'a': 0.500" in readout(page)
-    page.uncheck("#exact")
-    assert page.locator("#row-text .word").count() == PASSAGE and readout(page).startswith("tokens 205 to 210")
-    page.check("#exact")
-    assert "looks at token 0 'a': 0.200" in readout(page)
+    page.keyboard.press("ArrowRight")
     page.keyboard.press("Escape")
-    open_head(page, "L0.H2")  # which has no exact map
-    assert page.locator("#row-text .word").count() == PASSAGE and page.is_hidden("#exact-switch")
+    page.get_by_label("the first document").check()
+    assert words.count() == PASSAGE
+    drawn(page)
+    open_head(page, "L0.H1")
+    assert readout(page).startswith("tokens ")
+    page.keyboard.press("Escape")
+    page.get_by_label("the sentence", exact=True).check()
+    assert words.count() == 5
+
+
+def test_what_lies_beyond_the_passage_is_said_and_rescales_nothing(open_report: Opener, tmp_path: Path) -> None:
+    """The strongest look of token 7 goes beyond the passage: the words in sight keep their share of it."""
+    survey = surveyed()
+    head = survey.profiles[1]
+    far = head.top_weights.copy()
+    far[7] = (0.05, 0.025, 0.9)
+    changed = replace(head, top_weights=far)
+    survey = replace(survey, profiles=(survey.profiles[0], changed, *survey.profiles[2:]))
+    write_report(tmp_path / "far.html", survey)
+    page = open_report(path=tmp_path / "far.html")
+    page.locator("#sentence .word").nth(7).click()
+    page.locator(".head[data-number='1'] .name").hover()
+    assert "Beyond the passage shown: token 100 'w100' (0.900)." in plain(page.inner_text("#saying"))
+    shades = [
+        page.locator("#sentence .word").nth(at).evaluate("e => getComputedStyle(e).backgroundColor") for at in (3, 4)
+    ]
+    light, none = ([int(part) for part in shade[4:-1].split(",")] for shade in shades)
+    assert none == ramp(page, 0) and 0 < sum(none) - sum(light) < 80  # a twentieth, not the darkest
+    assert page.locator("#table tbody tr").nth(1).locator(".now").inner_text() == "w100 0.900 ↗"
+    open_head(page, "L0.H1")
+    assert "Beyond the passage shown" in page.inner_text("#row-most")
 
 
 def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> None:
@@ -308,9 +343,11 @@ def test_the_difference_of_two_models(open_report: Opener, compared: Path) -> No
     assert page.locator("#numbers tr").first.inner_text().split("\t")[1:4] == ["value", "other", "difference"]
     page.keyboard.press("Escape")
     open_head(page, "L2.H4")
-    assert "is not there in the other model" in readout(page) and page.is_hidden("#frame")
+    assert "is not there in the other model" in page.inner_text(".missing-words >> nth=0")
+    assert page.locator(".frame").first.is_hidden()
     page.keyboard.press("Escape")
     page.get_by_label("other", exact=True).check()
+    page.check("main .fixed-scale")
     drawn(page)
     even = [pixel(page, 0, *place) for place in ((9, 9), (20, 25))]  # blocks of 6 or 7 tokens
     assert max(abs(a - b) for a, b in zip(*even, strict=True)) <= 3
@@ -371,10 +408,10 @@ def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Pa
     open_head(page, "cross.L0.H1")
     assert "of the other text" in readout(page)
     page.locator("#row-text .word").nth(5).click()
-    assert page.inner_text("#row-most").startswith("In the other text: key 5 ")
+    assert page.inner_text("#row-most").startswith("In the other text: key 5 (")
     assert not any("marked" in classes(page, at) for at in range(13))
     page.keyboard.press("Escape")
-    page.locator("#grid .head").nth(1).focus()
+    page.locator("#grid .picture").nth(1).focus()
     page.keyboard.press("ArrowDown")
     assert "cross" in (page.evaluate("document.activeElement.getAttribute('aria-label')"))
 

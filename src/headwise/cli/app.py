@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -169,13 +170,16 @@ def check_outputs(**paths: Path | None) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     if sys.stdout is not None:
-        text = json.dumps(document, ensure_ascii=False, indent=2)
+        text = json.dumps(document, ensure_ascii="utf" not in sys.stdout.encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def main() -> NoReturn:
     """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
     code = 0
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the process has none
+            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
     try:
         # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         command = typer.main.get_command(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,13 +84,13 @@ def heads(
     options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
     options["unknown"] = unknown
     survey, maps = look(model, **options)
-    other = None if against is None else _compared(look(against, on=model, **options)[0], model, against)
+    other, other_maps = (None, None) if against is None else _compared(model, against, options)
     # The report in a run tells of the run: a look at another text goes where --html says.
     special = text or ids is not None or not controls or other is not None or options["relations"]
     of_the_run = (model / "run.json").exists() and not special
     report = html or (model / REPORT if of_the_run else None)
     if report is not None:
-        _write_report(model, report, survey, maps, other)
+        _write_report(model, report, survey, maps, other, other_maps)
     _write_tables(survey, png, csv, parquet)
     if as_json:
         _print_json(survey, other, report)
@@ -173,15 +174,17 @@ def look(
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
 
-    `on` names the run whose held-out text is looked at where no text is given; default `model` itself. Where relations
-    come without a text, they bring it.
+    `on` names the run whose held-out text is looked at where no text is given; default `model` itself. The maps are
+    then of the run's example. Where relations come without a text, they bring it.
     """
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     with needs_torch():
+        from headwise.gpt.run import read_run
         from headwise.heads.maps import maps_of_text
         from headwise.heads.survey import survey
         from headwise.heads.texts import read_ids, read_texts
+        from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
     folder = open_folder(model)
     read = None
@@ -191,37 +194,42 @@ def look(
         read = read_texts(folder, text or None, tokens, documents, on, unknown)
     with Progress() as progress:
         result = survey(folder.model, read, progress=progress, relations=relations, **options)
+    run = run_of(on or model) if read is not None and not text and ids is None else None
+    example = None if run is None else (read_run(run) or {}).get("example")
+    if read is not None and example and folder.tokens is not None:
+        before, after = folder.tokens.frame
+        read = replace(read, documents=[[*before, *folder.tokens.encode(example), *after]])
     return result, None if read is None else maps_of_text(folder.model, read, folder.name)
 
 
-def _compared(other: Survey, model: Path, against: Path) -> Survey:
-    """Where one model was made from the other, the heads of `other` have the names of their counterparts."""
+def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:
+    """The same look at the other model; where one comes from the other, heads have the names of their counterparts."""
     from headwise.models.lineage import counterparts
 
+    other, maps = look(against, on=model, **options)
     pairs = counterparts(model, against)
-    return other if pairs is None else other.renamed(pairs)
+    return other if pairs is None else other.renamed(pairs), maps
 
 
-def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, against: Survey | None) -> None:
+def _write_report(
+    model: Path,
+    path: Path,
+    survey: Survey,
+    maps: HeadMaps | None,
+    against: Survey | None = None,
+    against_maps: HeadMaps | None = None,
+) -> None:
     from headwise.gpt.run import load_run, read_summary
     from headwise.models.open import is_own
     from headwise.models.pack import pack_model
     from headwise.view.report import write_report
 
     packed = pack_model(*load_run(model)) if is_own(model) else {"reason": "foreign"}
-    write_report(path, survey, maps=maps, summary=read_summary(model), against=against, model=packed)
+    write_report(path, survey, maps, read_summary(model), against, against_maps, packed)
 
 
-def write_report_of(run: Path, example: str) -> Path:
-    """The report of a finished run: its heads on what it held out, and the exact maps of an example."""
-    with needs_torch():
-        from headwise.heads.maps import head_maps
-        from headwise.models.open import open_folder
-    survey, _ = look(run)
-    folder = open_folder(run)
-    assert folder.tokens is not None
-    before, after = folder.tokens.frame
-    ids = [*before, *folder.tokens.encode(example), *after]
-    maps = head_maps(folder.model, ids, folder.tokens.shown(ids), folder.name)
-    _write_report(run, run / REPORT, survey, maps, None)
+def write_report_of(run: Path) -> Path:
+    """The report of a finished run: its heads on what it held out, and the exact maps of its example."""
+    survey, maps = look(run)
+    _write_report(run, run / REPORT, survey, maps)
     return run / REPORT

@@ -201,7 +201,7 @@ def _train(course: Course, steps: int | None, as_json: bool) -> None:
 
         err.print(course.words["training"], soft_wrap=True)
         result, difference = train_own(folder, load_class(course.path(exercise)), steps, report)
-        page = write_report_of(folder, result.example)
+        page = write_report_of(folder)
     if as_json:
         print_json({**result_json(result, page), "difference": difference})
         return

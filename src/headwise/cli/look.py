@@ -33,7 +33,7 @@ def look(
             raise HeadwiseError(f"{run} holds no run of `headwise train`; pass the folder that it printed")
         if record["status"] != "finished":
             raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
-        report = write_report_of(run, record["example"])
+        report = write_report_of(run)
     address = report.resolve().as_uri()
     opened = _display() and webbrowser.open(address)
     if as_json:

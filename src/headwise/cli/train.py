@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from headwise.cli.heads import write_report_of
 from headwise.cli.live import filmed, live_page, show_report, told
 from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
-from headwise.files import text_path
+from headwise.files import STDIN, read_text, text_path
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Result, Settings
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 
 Text = Annotated[
-    Path | None, Argument(metavar="[TEXT]", help="A UTF-8 text file, or tale, a little book; default: the verb corpus.")
+    Path | None,
+    Argument(
+        metavar="[TEXT]",
+        help="A UTF-8 text file, - for standard input, or tale, a little book; default: the verb corpus.",
+    ),
 ]
 
 
@@ -36,7 +41,7 @@ def _presets() -> list[str]:
 
 Preset = Annotated[
     str | None,
-    Option(help="verbs (the default), microgpt, nanogpt, llama or fast: shape and recipe.", autocompletion=_presets),
+    Option(help="verbs (the default), course, microgpt, nanogpt, llama or fast.", autocompletion=_presets),
 ]
 Heads = Annotated[int | None, Option(help="Query heads per layer.")]
 KvHeads = Annotated[int | None, Option(help="Key/value heads per layer; a divisor of --heads.")]
@@ -106,10 +111,12 @@ def train(
     port = _port(live, port, rung)
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context}
+    if text is not None and str(text) == STDIN and not resume:
+        text, out_folder = _keep_input(out_folder or free_folder(Path("runs") / "stdin"))
     options = {
         "preset": preset,
-        "text": None if text is None else str(text_path(text).resolve()),
-        "tokenizer": None if tokenizer is None else str(tokenizer.resolve()),
+        "text": None if text is None else os.path.realpath(text_path(text)),
+        "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
         "lines": lines,
         "seed": seed,
         "steps": steps,
@@ -121,6 +128,13 @@ def train(
     else:
         with live_page(*_run_settings(options, out_folder, resume), port) as run:
             _train(*run, resume, samples, as_json)
+
+
+def _keep_input(folder: Path) -> tuple[Path, Path]:
+    """Standard input as a text in the folder of the run, where --resume finds it again; and that folder."""
+    with needs_torch():
+        from headwise.gpt.run import keep_text
+    return keep_text(folder, read_text(STDIN)), folder
 
 
 def _port(live: bool, port: int | None, rung: str | None) -> int | None:
@@ -145,7 +159,7 @@ def _train(
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film)
-        report_path = write_report_of(folder, result.example)
+        report_path = write_report_of(folder)
     if as_json:
         print_json(result_json(result, report_path))
     else:

@@ -3,26 +3,34 @@
 A model with a Hugging Face form is written in it, so that `AutoModelForCausalLM.from_pretrained(folder)` gives the
 same logits; one without (microgpt) keeps headwise's own names. Either way `config.json` carries the `headwise` config,
 and reading goes by that. `safetensors` is imported only here; pickled weights are refused.
+
+What headwise writes carries a digest in the header of the safetensors file, and of a model's config and vocabulary,
+too. A bit that turned since is found when the file is read. Files of others have none, and are read without it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import read_bytes, read_json, write_whole
 from headwise.gpt.forms import from_hf, hf_config, to_hf
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import BOUNDARY, Tokens
+from headwise.layer.layer import shapes_alone
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+DIGEST = "sha256"
+TOO_MANY = 8  # times the numbers in a file: a model of so many is not built
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
@@ -37,23 +45,27 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     roles = ("bos_token", "eos_token", "unk_token", "pad_token") if known else ()
     id_roles = ("bos_token_id", "eos_token_id", "pad_token_id") if known else ()
     write_whole(folder / "tokenizer.json", tokens.to_json())
+    config = hf_config(model.config, tokens.boundary)
     for name, content in (
         ("tokenizer_config.json", {**TOKENIZER_CONFIG, **dict.fromkeys(roles, BOUNDARY)}),
         ("generation_config.json", {"max_length": model.config.context, **dict.fromkeys(id_roles, tokens.boundary)}),
-        ("config.json", hf_config(model.config, tokens.boundary)),
+        ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_whole(folder / "model.safetensors", save(to_hf(model), metadata={"format": "pt"}))
+    beside = {"config.json": _sha256(config["headwise"]), "tokenizer.json": _sha256(tokens.vocabulary)}
+    write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt", **beside})
 
 
 def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     """Read a folder that `save_model` wrote. Raises HeadwiseError for anything damaged, foreign or pickled."""
     folder = Path(folder)
-    config = _read_config(folder)
-    tensors = read_tensors(folder / "model.safetensors")
+    section, config = _read_config(folder)
+    weights = folder / "model.safetensors"
+    tensors = read_tensors(weights)
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
-        raise HeadwiseError(f"{folder / 'model.safetensors'} has NaN or inf in {bad[0]}; the model is not usable")
+        raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
+    _check_sizes(folder, config, tensors)
     model = GPT(config)
     try:
         model.load_state_dict(from_hf(config, tensors))
@@ -66,41 +78,96 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
+    written = read_metadata(weights)
+    for name, content in (("config.json", section), ("tokenizer.json", tokens.vocabulary)):
+        if written.get(name, digest := _sha256(content)) != digest:
+            raise HeadwiseError(f"{folder / name} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
+
+
+def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) -> None:
+    """Compare what config.json describes with the weights, before anything of that size is made."""
+    there = sum(tensor.numel() for tensor in tensors.values())
+    side = max((side for tensor in tensors.values() for side in tensor.shape), default=0)
+    sizes = {"n_layers": config.n_layers, "vocab_size": config.vocab_size, "d_model": config.d_model}
+    sizes |= {"d_ff": config.feed_forward_width, "n_heads * head_dim": config.attention.q_dim}
+    name, size = max(sizes.items(), key=lambda item: item[1])
+    described = f"{name}={size:,}"
+    if config.n_layers <= len(tensors) and size <= TOO_MANY * side:
+        with shapes_alone():
+            n_parameters = GPT(config).n_parameters
+        if n_parameters <= TOO_MANY * there:
+            return  # what does not fit in detail has a name, and is said with it
+        described = f"{n_parameters:,} of them"
+    raise HeadwiseError(
+        f"{folder} holds weights that do not fit its config.json: that describes {described}, and there are "
+        f"{there:,} in {len(tensors):,} tensors"
+    )
+
+
+def _sha256(document: Any, more: bytes = b"") -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode() + more).hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     if path.suffix in PICKLED:
         raise _pickle(path)
-    data = path.read_bytes()
+    data = read_bytes(path)
     try:
         tensors: dict[str, Tensor] = load(data)
-    except SafetensorError as error:
-        if data[:1] == b"\x80" or data[:2] == b"PK":
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
+        # The length of a header may begin like a pickle or a zip archive, and goes on with zeros.
+        if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
+    header, contents = _split(data)
+    written = header.get("__metadata__", {}).pop(DIGEST, None)
+    if written not in (None, _sha256(header, contents)):
+        raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
     return tensors
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all."""
-    write_whole(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=metadata))
+    """Write a safetensors file with a digest of what it holds, whole or not at all."""
+    header, contents = _split(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    header["__metadata__"] = dict(metadata)  # in our order: the library's differs from call to call
+    header["__metadata__"][DIGEST] = _sha256(header, contents)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_whole(path, len(text).to_bytes(8, "little") + text + contents)
+
+
+def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and numbers of a safetensors file."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    return json.loads(data[8:start]), data[start:]
+
+
+def tensor_shapes(path: Path) -> list[list[int]]:
+    """The shapes of the tensors of a safetensors file, from its header alone; none where that is damaged."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(size)) if size < path.stat().st_size else {}
+            return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return []
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form strings in the header of a safetensors file that `read_tensors` accepts."""
-    data = path.read_bytes()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    header, _ = _split(read_bytes(path))
     metadata: dict[str, str] = header.get("__metadata__", {})
-    return metadata
+    return {name: text for name, text in metadata.items() if name != DIGEST}
 
 
 def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:
     return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
 
 
-def _read_config(folder: Path) -> GPTConfig:
+def _read_config(folder: Path) -> tuple[Any, GPTConfig]:
+    """Our section of config.json, and the config that it describes."""
     if folder.is_file() and folder.suffix in PICKLED:
         raise _pickle(folder)
     if not folder.is_dir():
@@ -113,11 +180,14 @@ def _read_config(folder: Path) -> GPTConfig:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
+    path = folder / "config.json"
     try:
-        return GPTConfig(**json.loads((folder / "config.json").read_text(encoding="utf-8"))["headwise"])
+        section = read_json(path)["headwise"]
+    except (HeadwiseError, KeyError, TypeError) as error:
+        raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
+    try:
+        return section, GPTConfig(**section)
     except HeadwiseError as error:
-        raise HeadwiseError(f"{folder / 'config.json'}: {error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise HeadwiseError(
-            f"{folder / 'config.json'} does not describe a headwise model ({type(error).__name__}: {error})"
-        ) from None
+        raise HeadwiseError(f"{path}: {error}") from None
+    except TypeError as error:
+        raise HeadwiseError(f"{path} does not describe a headwise model ({error})") from None

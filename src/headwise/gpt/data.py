@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,15 @@ class Stream:
         return best_order(ngram_losses(self.train.numpy(), self.held_out.numpy(), vocab_size))
 
 
-class Documents:
-    """Lines between boundaries; a batch is a set of whole lines, padded, each used once before any comes again.
+def _as_it_stands(line: str) -> tuple[str, ...]:
+    return (line,)
 
-    In scored lines, only what follows the token `scored_after` counts, if there is one.
+
+class Documents:
+    """Lines between boundaries; a batch is a set of different whole lines, padded.
+
+    In scored lines, only what follows the token `scored_after` counts, if there is one. `ways` gives the ways to write
+    a training line, all of one length: each time that a line is drawn, so is one of them.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class Documents:
         held_out: Sequence[str],
         context: int,
         scored_after: str | None = None,
+        ways: Callable[[str], Sequence[str]] = _as_it_stands,
     ) -> None:
         if tokens.boundary is None:
             raise HeadwiseError("documents need a tokenizer with a boundary token between them")
@@ -91,12 +98,17 @@ class Documents:
             raise HeadwiseError(
                 f"context {context} ends before the {scored_after!r} of a held-out line; pass a larger one"
             )
-        self._padded = self._pad(self._train)
+        written = [ways(line) for line in train]
+        self._n_ways = max(map(len, written))
+        texts = (text for each in written for text in islice(cycle(each), self._n_ways))
+        self._padded = self._pad([tokens.document(text)[: context + 1] for text in texts])
         self._lengths = torch.tensor([len(ids) for ids in self._train])
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         chosen = torch.randperm(len(self._train), generator=generator)[:size]
         longest = int(self._lengths[chosen].max())
+        if self._n_ways > 1:
+            chosen = chosen * self._n_ways + torch.randint(self._n_ways, chosen.shape, generator=generator)
         inputs, targets = self._padded
         return inputs[chosen, : longest - 1], targets[chosen, : longest - 1]
 
@@ -149,12 +161,17 @@ class Corpus:
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
-def verb_corpus(seed: int, context: int) -> Corpus:
-    """The built-in corpus, tokenised into words. What counts is the Spanish half, which the English half determines."""
+def verb_corpus(seed: int, context: int, any_order: bool = True) -> Corpus:
+    """The built-in corpus, tokenised into words. What counts is the Spanish half, which the English half determines.
+
+    With `any_order` the persons of a conjugation line come in a new order each time. In one fixed order no other form
+    ever follows the third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
+    """
     corpus = verbs.corpus(seed)
     tokens = Tokens.words(corpus.train_lines)
-    data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, scored_after="=")
-    example = max(corpus.held_out_lines, key=lambda line: len(line.split()))
+    ways = verbs.clause_orders if any_order else _as_it_stands
+    data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways)
+    example = max(corpus.held_out_cells, key=lambda cell: cell.tense == "conditional").line  # `would` decides a tense
     return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
 
 

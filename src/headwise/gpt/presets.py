@@ -1,4 +1,9 @@
-"""The presets: what they are is data, not branches. A preset is a shape, a recipe and a way to read text."""
+"""The presets: what they are is data, not branches. A preset is a shape, a recipe and a way to read text.
+
+`course` is the layer as the courses teach it, and learns the verb corpus. What it takes: the persons of the conjugation
+lines in any order (`data.verb_corpus`), the token embedding as the output, strong weight decay, and 1,400 steps at 5e-3
+(after 1,000 at 3e-3, 3 to 4 more of 36 cells are wrong).
+"""
 
 from __future__ import annotations
 
@@ -45,6 +50,14 @@ PRESETS = {
             about="the default: a small Qwen3 for the built-in verb corpus, 0.1 M parameters",
             shape=_shape(64, n_layers=2, d_model=64, d_ff=192, norm_eps=1e-6, qk_norm=True, tied=True),
             recipe=Recipe(steps=1000, batch=64, lr=3e-3, muon_lr=0.02, weight_decay=1.0, warmup=50),
+            lines=False,
+        ),
+        Preset(
+            name="course",
+            about="for teaching: learned positions, LayerNorm, GELU, AdamW, as the courses build it; 0.1 M parameters",
+            shape=_shape(64, n_layers=2, d_model=64, tied=True, activation="gelu", gated=False)
+            | {"norm": "layer", "position": "learned"},
+            recipe=Recipe(steps=1400, batch=64, lr=5e-3, weight_decay=1.0, warmup=50),
             lines=False,
         ),
         Preset(

@@ -16,14 +16,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, remove_unfinished, take_lock, write_whole
+from headwise.errors import HeadwiseError, unknown
+from headwise.files import is_unfinished, read_json, remove_unfinished, take_lock, write_whole
 from headwise.gpt.checkpoint import MODEL_FILES, load_model, save_model
 from headwise.gpt.data import Corpus, Documents, text_corpus, verb_corpus
 from headwise.gpt.forms import hf_form
@@ -33,7 +33,7 @@ from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Film, Progress, no_film, train
 from headwise.layer.layer import shapes_alone
-from headwise.records import CurvePoint, RunSummary
+from headwise.records import CurvePoint, RunSummary, from_json
 
 RUN, REPORT, TEXT, LOCK, FILM = "run.json", "report.html", "text.txt", "lock", "film.jsonl"
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
@@ -51,7 +51,7 @@ class Settings:
     lines: bool | None = None  # None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
-    shape: dict[str, int] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
+    shape: dict[str, Any] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
     def resolve(self) -> tuple[Corpus, GPTConfig, Recipe]:
@@ -62,6 +62,8 @@ class Settings:
             raise HeadwiseError(f"steps={self.steps} must be at least 1")
         recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
         shape = {**preset.shape, **self.shape}
+        for name in shape.keys() - {known.name for known in fields(GPTConfig)}:
+            raise unknown(f"no field {name!r} of a model's shape", name, (known.name for known in fields(GPTConfig)))
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # it goes along
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
@@ -116,8 +118,7 @@ def run_training(
             write_run(folder, settings, corpus.data.digest, "training", None)
         elif run["status"] == "finished":
             (folder / STATE).unlink(missing_ok=True)
-            cells: Any = run["cells"] and tuple(run["cells"])  # JSON has lists
-            return Result(folder, run["summary"], cells, run["example"])
+            return Result(folder, run["summary"], run["cells"], run["example"])
         with shapes_alone():
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
@@ -137,24 +138,34 @@ def run_training(
         os.close(held)
 
 
+def keep_text(folder: Path, text: str) -> Path:
+    """Write a text that comes from no file into the folder of its run. Raises HeadwiseError for one that is in use."""
+    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
+        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / TEXT, text)
+    return folder / TEXT
+
+
 def read_run(folder: Path) -> dict[str, Any] | None:
     """run.json of a folder, its summary as a RunSummary; None if there is none."""
     path = folder / RUN
     if not path.exists():
         return None
     try:
-        run: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        Settings(**run["settings"])
-        _ = run["status"], run["digest"]
-        if run["summary"] is not None:
-            summary = run["summary"]
-            curve, samples = tuple(CurvePoint(**point) for point in summary["curve"]), tuple(summary["samples"])
-            run["summary"] = RunSummary(**{**summary, "curve": curve, "samples": samples})
-    except (ValueError, KeyError, TypeError) as error:
-        raise HeadwiseError(
-            f"{path} is damaged ({type(error).__name__}: {error}); remove it or take another --out"
-        ) from None
-    return run
+        run = from_json(dict[str, Any], read_json(path))
+        kinds: dict[str, Any] = {
+            "status": str,
+            "digest": str,
+            "example": str | None,
+            "cells": tuple[int, int, int] | None,
+        }
+        kinds |= {"settings": Settings, "summary": RunSummary | None}
+        read = {name: from_json(kind, run[name], name) for name, kind in kinds.items()}
+    except (HeadwiseError, KeyError) as error:
+        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise HeadwiseError(f"{path} is damaged ({missing}); remove it or take another --out") from None
+    return {**read, "settings": asdict(read["settings"])}
 
 
 def held_out_documents(folder: Path, limit: int) -> list[list[int]]:

@@ -9,7 +9,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_json, read_text
 
+MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
 _ANY = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
 BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
@@ -53,9 +55,13 @@ class Tokens:
     def from_file(cls, path: str | Path) -> Tokens:
         """A `tokenizer.json`."""
         try:
-            return cls(Tokenizer.from_file(str(path)))
+            check_tokenizer(path)
+            tokenizer = Tokenizer.from_str(read_text(path))
         except Exception as error:  # the library raises bare Exceptions
             raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
+        if not tokenizer.get_vocab_size():
+            raise HeadwiseError(f"{path} is a tokenizer without a token")
+        return cls(tokenizer)
 
     def __len__(self) -> int:
         return max(self.vocabulary.values()) + 1
@@ -73,7 +79,9 @@ class Tokens:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
         try:
             ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # the library raises bare Exceptions; older word vocabularies end here
+        except BaseException as error:  # the library raises bare Exceptions; older word vocabularies end here
+            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+                raise  # Ctrl-C; the other is that of a regular expression that takes too long
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise: {error}") from None
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
@@ -125,6 +133,24 @@ class Tokens:
         listed = " ".join(repr(token)[1:-1] for token in known[:40])
         rest = " ..." if len(known) > 40 else ""
         return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}{rest}")
+
+
+def check_tokenizer(path: str | Path) -> None:
+    """Refuse a `tokenizer.json` whose replacements make a text many times longer: the library would take all memory."""
+    layout = read_json(path)
+    if not isinstance(layout, dict):
+        raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: it holds no fields")
+    for part in ("normalizer", "decoder"):
+        growth, steps = 1, [layout.get(part)]
+        while steps:
+            step = steps.pop()
+            if isinstance(step, dict):
+                growth *= max(len(str(step.get(name, ""))) or 1 for name in ("content", "prepend"))
+                steps += [inner for name in ("normalizers", "decoders") for inner in step.get(name) or ()]
+        if growth > MOST_GROWTH:
+            raise HeadwiseError(
+                f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
+            )
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:

@@ -28,7 +28,7 @@ from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.data import HELD_OUT_TOKENS, Documents, Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, warm_cosine
-from headwise.records import CurvePoint
+from headwise.records import CurvePoint, from_json
 
 STATE = "state.safetensors"
 METRICS = "metrics.jsonl"
@@ -92,7 +92,7 @@ def train(
     model = build(config)
     optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = StepLog(folder / METRICS, start)
+    log = _open_log(folder / METRICS, start)
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
     try:
@@ -121,11 +121,20 @@ def train(
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
-    return model.eval(), _curve(log.rows)
+    return model.eval(), _curve(log)
 
 
-def _curve(rows: Iterable[dict[str, Any]]) -> list[CurvePoint]:
-    return [CurvePoint(row["step"], row["loss"], row["held_out_loss"]) for row in rows if "held_out_loss" in row]
+def _open_log(path: Path, start: int) -> StepLog:
+    """metrics.jsonl of a run that goes on from a step. What is damaged is said here, before the work."""
+    log = StepLog(path, start)
+    _curve(log)
+    return log
+
+
+def _curve(log: StepLog) -> list[CurvePoint]:
+    names = {"step": "step", "train_loss": "loss", "held_out_loss": "held_out_loss"}
+    rows = [{field: row.get(name) for field, name in names.items()} for row in log.rows if "held_out_loss" in row]
+    return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
 
 
 def _step(

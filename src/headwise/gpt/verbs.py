@@ -5,6 +5,7 @@ Two kinds of line, both made of words separated by single spaces:
     he works = él trabaja                           a bilingual cell: 20 x 6 x 3 = 360 of them
     yo trabajo , tú trabajas , él trabaja           one verb in one tense and one language: 20 x 6 x 2 = 240 of them
 
+For training the persons of a conjugation line stand in any order (`clause_orders`).
 The relations inside a line are known, so the heads that serve them can be looked for: the verb form follows the
 pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 
 from headwise.errors import HeadwiseError
 
@@ -167,6 +168,11 @@ def conjugation_lines() -> tuple[str, ...]:
     rows = [[Cell(verb, tense, person) for person in PERSONS] for verb, tense in product(VERBS, TENSES)]
     clauses = (half for row in rows for half in ([cell.english for cell in row], [cell.spanish for cell in row]))
     return tuple(" , ".join(half) for half in clauses)
+
+
+def clause_orders(line: str) -> tuple[str, ...]:
+    """The line with what stands between its commas in every order; a bilingual line has one."""
+    return tuple(" , ".join(clauses) for clauses in permutations(line.split(" , ")))
 
 
 # What the words of a line have to do with each other. In a causal model the position that predicts does the looking.

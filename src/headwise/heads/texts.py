@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_pieces, read_text, text_path
+from headwise.files import STDIN, read_pieces, read_text, text_path
 from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.verbs import HALF_LINES
@@ -208,7 +208,9 @@ def _contents(sources: Sequence[str]) -> list[tuple[str, Iterable[str]]]:
         if not source.strip():
             raise HeadwiseError("the text is empty; pass a file, a folder or some words")
         path = text_path(source)
-        if _exists(path) and path.is_dir():
+        if source == STDIN:
+            contents.append(("standard input", [read_text(source)]))
+        elif _exists(path) and path.is_dir():
             files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
             if not files:
                 raise HeadwiseError(f"{path} holds no text files ({', '.join(SUFFIXES)})")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from headwise.errors import HeadwiseError
-from headwise.files import text_path, write_whole
+from headwise.files import text_path
 from headwise.gpt.gpt import GPT
-from headwise.gpt.run import TEXT, Settings, load_run, run_training
+from headwise.gpt.run import Settings, keep_text, load_run, run_training
 from headwise.heads.film import Film
 from headwise.models.open import remember
 
@@ -28,7 +27,7 @@ def train(
 
     text       the path of a UTF-8 text, or "tale", a little book; a string with a line break is the text itself;
                None: the built-in verb corpus
-    preset     verbs, microgpt, nanogpt, llama or fast
+    preset     verbs, course, microgpt, nanogpt, llama or fast
     out        a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
     steps      updates of the weights; None takes the preset's
     seed       of weights, batches and the held-out choice: the same seed gives the same weights on the same machine
@@ -41,12 +40,7 @@ def train(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
-            if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
-                raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
-            written = (Path(temporary) if out is None else folder) / TEXT
-            written.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(written, text)
-            text = written
+            text = keep_text(Path(temporary) if out is None else folder, text)
         text_file = None if text is None else str(text_path(text).absolute())
         tokenizer_file = None if tokenizer is None else str(tokenizer)
         settings = Settings(

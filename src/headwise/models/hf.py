@@ -8,7 +8,7 @@ run, and no pickle is opened.
 from __future__ import annotations
 
 import inspect
-import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -24,10 +24,15 @@ from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenize
 from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.tokens import BOUNDARY
+from headwise.files import check_regular, read_json
+from headwise.gpt.checkpoint import tensor_shapes
+from headwise.gpt.tokens import BOUNDARY, check_tokenizer
+from headwise.layer.layer import shapes_alone
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
+MOST_LAYERS = 1000  # so many are built without comparing them with the weights
+TIED = 8  # times the weights in its files that a model may have: an embedding may serve in several places
 
 
 class Asked(NamedTuple):
@@ -50,6 +55,7 @@ Route = Callable[[Asked, Tensor], Tensor | None]  # a call and its output so far
 def load_folder(folder: Path) -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included)."""
     config = read_config(folder)
+    check_regular(folder)
     if not any(folder.glob("*.safetensors")):
         pickled = [path for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
         if pickled:
@@ -57,6 +63,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
     kind = _architecture(folder, config)
     _check_shards(folder)
+    _check_sizes(folder, config, kind)
     config_class = AutoConfig if kind is AutoModel else kind.config_class
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         model, loading = kind.from_pretrained(
@@ -70,6 +77,9 @@ def load_folder(folder: Path) -> PreTrainedModel:
         raise HeadwiseError(
             f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(loading['missing_keys'])[:3])}"
         )
+    bad = next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+    if bad is not None:
+        raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
     loaded: PreTrainedModel = model.eval()
     return loaded
 
@@ -93,7 +103,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
     except Exception as error:  # the library lets through whatever its parts raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         with suppress(OSError, ValueError, TypeError):
-            if "auto_map" in json.loads(config.read_text(encoding="utf-8")):
+            if "auto_map" in read_json(config):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
         raise HeadwiseError(f"{failure}: {first}{remedy}") from None
 
@@ -104,14 +114,35 @@ def _check_shards(folder: Path) -> None:
     if (folder / "model.safetensors").exists() or not path.exists():
         return
     try:
-        names = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        names = set(read_json(path)["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
     for name in sorted(names, key=str):
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
             raise HeadwiseError(f"{path} names {name!r}, which is no safetensors file of this folder; it is not opened")
         if not (folder / name).is_file():
             raise HeadwiseError(f"{path} names {name}, which is not there; the model is not whole")
+
+
+def _check_sizes(folder: Path, config: Mapping[str, Any], kind: Any) -> None:
+    """Compare what config.json describes with the weights, before anything of that size is made."""
+    shapes = [shape for path in folder.glob("*.safetensors") for shape in tensor_shapes(path)]
+    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
+    for name, value in (field for part in parts for field in part.items()):
+        if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):
+            raise HeadwiseError(f"{folder / 'config.json'} says {name}={value:,}, and there are {len(shapes)} tensors")
+    described, there = 0, sum(map(math.prod, shapes))
+    if not there or config.get("quantization_config"):
+        return  # damaged, which is said when it is loaded; or its tensors hold several weights in a number
+    with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
+        shape_config = (AutoConfig if kind is AutoModel else kind.config_class).from_pretrained(folder, **LOCAL)
+        build = kind.from_config if kind is AutoModel else kind
+        described = sum(weights.numel() for weights in build(_own_choices(shape_config)).parameters())
+    if described > TIED * there:
+        raise HeadwiseError(
+            f"{folder / 'config.json'} describes {described:,} weights, and its files hold {there:,}: "
+            f"they do not belong together"
+        )
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
@@ -137,10 +168,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
     if not path.exists():
         raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise HeadwiseError(f"{path} is no JSON: {error}") from None
+    config = read_json(path)
     if not isinstance(config, dict):
         raise HeadwiseError(f"{path} holds no fields")
     return config
@@ -203,7 +231,10 @@ class FolderTokens:
 
 
 def _open_tokenizer(folder: Path) -> Any:
+    check_regular(folder)
     with _loading(folder / "tokenizer_config.json", f"the tokenizer of {folder} does not load", "; pass --ids FILE"):
+        if (folder / "tokenizer.json").exists():
+            check_tokenizer(folder / "tokenizer.json")
         return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 

@@ -6,18 +6,19 @@ Models are known by the contents of their weights, not by their folders, which a
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_json
 from headwise.gpt.run import RUN
-from headwise.records import Ancestor, head_name
+from headwise.records import Ancestor, from_json, head_name
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"
@@ -107,9 +108,9 @@ def recorded(folder: Path) -> list[Ancestor]:
     if not path.exists():
         return []
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))["ancestors"]
-        return [Ancestor(x["folder"], x["digest"], tuple(map(tuple, x["heads"]))) for x in saved]
-    except (OSError, ValueError, KeyError, TypeError):
+        saved = from_json(dict[str, Any], read_json(path))
+        return list(from_json(tuple[Ancestor, ...], saved.get("ancestors")))
+    except HeadwiseError:
         raise _damaged(path) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_json
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import RUN, load_run
@@ -123,8 +123,8 @@ def is_own(path: Path) -> bool:
     if (path / RUN).exists():
         return True
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        config = read_json(path / "config.json")
+    except (OSError, HeadwiseError):
         return False
     return isinstance(config, dict) and "headwise" in config
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, remove_unfinished, sync_folder, take_lock, write_whole
+from headwise.files import is_unfinished, read_json, remove_unfinished, sync_folder, take_lock, write_whole
 from headwise.models.lineage import RECORD
 
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
@@ -115,7 +115,7 @@ class Workplace:
                 f"{self.path} holds a healing that was stopped; pass --resume to go on with it, or remove that folder"
             )
         try:
-            before = json.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
+            before = read_json(self.path / SETTINGS)
             differing = [_contrast(name, before[name], x) for name, x in self.settings.items() if before[name] != x]
         except (OSError, ValueError, TypeError, KeyError):
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None

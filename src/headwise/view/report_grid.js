@@ -1,89 +1,151 @@
 // --- The grid of small pictures ---
 
 const FRAME_MS = 12; // time given to drawing before the page may answer again
+const DOTS = 96; // cells of a side of a small picture, at most
+const LABELLED = 12; // tokens: up to so many have a label at each row and column of a small picture
 const stale = new Set(), inSight = new Set(); // numbers of heads
-let pictures = [], watcher = null, drawing = 0;
-
-function distinct(values) { return [...new Set(values)]; }
+let pictures = [], boxes = [], watcher = null, drawing = 0;
 
 function badge(role) {
-  const sign = byRole.get(role).cloneNode(true);
-  sign.removeAttribute('role');
+  const { name, letter, kind } = data.roles[role], sign = element('span', `badge r${kind}`, letter);
   sign.setAttribute('aria-hidden', 'true');
-  sign.title = data.roles[role];
+  sign.title = roleName(name);
   return sign;
 }
 
-const byRole = new Map([...document.querySelectorAll('.choose')].map(
-  (button) => [Number(button.dataset.role), button.querySelector('.badge')]));
-
-function roleWords(head) { return head.roles.map((role) => data.roles[role]).join(', '); }
+function roleWords(head) { return head.roles.map((role) => roleName(data.roles[role].name)).join(', '); }
 
 function makeGrid() {
   const parts = distinct(heads.map((head) => head.part));
   for (const part of parts) {
-    const name = part ? part[0].toUpperCase() + part.slice(1) : 'Attention';
-    if (parts.length > 1) byId('grid').append(element('h3', '', name));
-    byId('grid').append(makePart(part, name));
+    if (parts.length > 1) byId('grid').append(worded('h3', '', `report.part_${part}`));
+    byId('grid').append(makePart(part));
   }
-  pictures = [...byId('grid').querySelectorAll('.head')].sort((a, b) => a.dataset.number - b.dataset.number);
+  boxes = [...byId('grid').querySelectorAll('.head')].sort((a, b) => a.dataset.number - b.dataset.number);
+  pictures = boxes.map((box) => box.querySelector('.picture'));
   pictures[0].tabIndex = 0;
   watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
-  pictures.forEach((button) => watcher.observe(button));
+  boxes.forEach((box) => watcher.observe(box));
 }
 
-function makePart(part, name) {
-  const own = heads.map((head, number) => [head, number]).filter(([head]) => head.part === part);
+function makePart(part) {
+  const members = heads.map((head, number) => [head, number]).filter(([head]) => head.part === part);
   const [across, down] = ['head', 'layer'].map(
-    (key) => distinct(own.map(([head]) => head[key])).sort((a, b) => a - b));
-  const box = element('div', 'grid');
-  box.style.gridTemplateColumns = `repeat(${across.length}, minmax(4.3rem, 9.5rem))`;
-  box.setAttribute('role', 'group');
-  box.setAttribute('aria-label', name);
-  for (const [head, number] of own) {
-    const button = makePicture(head, number);
-    button.style.gridArea = `${down.indexOf(head.layer) + 1} / ${across.indexOf(head.head) + 1}`;
-    box.append(button);
+    (key) => distinct(members.map(([head]) => head[key])).sort((a, b) => a - b));
+  const grid = element('div', 'grid');
+  grid.dataset.part = part;
+  grid.style.setProperty('--across', across.length);
+  byId('bench').classList.toggle('two', across.length <= 6 && !modelMissing());
+  for (const [head, number] of members) {
+    const box = makeHead(head, number);
+    box.style.setProperty('--row', down.indexOf(head.layer) + 1);
+    box.style.setProperty('--column', across.indexOf(head.head) + 1);
+    grid.append(box);
   }
+  return grid;
+}
+
+// A picture silences its head where the model is in the page, and enlarges it elsewhere; the name always enlarges.
+function makeHead(head, number) {
+  const box = element('div', 'head'), picture = element('button', 'picture'), frame = element('span', 'square');
+  const name = element('button', 'name');
+  box.dataset.number = number;
+  picture.type = name.type = 'button';
+  picture.tabIndex = name.tabIndex = -1; // one stop for Tab, the arrow keys do the rest
+  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'));
+  picture.append(element('span', 'column-labels'), element('span', 'row-labels'), frame);
+  name.append(element('span', 'title', titleOf(head)), element('span', 'larger', '⤢'));
+  name.setAttribute('aria-haspopup', 'dialog');
+  const below = element('span', 'below'), signs = element('span', 'signs');
+  signs.append(...head.roles.map(badge));
+  below.append(signs, element('span', 'largest'), element('span', 'effect'));
+  box.append(picture, name, below);
+  picture.addEventListener('click', () => (hasModel() ? toggleSilence(number) : openHead(number)));
+  name.addEventListener('click', () => openHead(number));
+  picture.addEventListener('focus', () => { stopAtHead(number); lookThrough(number); });
+  box.addEventListener('pointerenter', () => lookThrough(number));
+  box.addEventListener('pointerleave', () => lookThrough(-1));
+  picture.addEventListener('blur', () => lookThrough(-1));
   return box;
 }
 
-// The name without its stack; behind it that of the head it is compared with, where it is another.
-function bothNames(head) {
-  const was = head.other?.name ?? head.name, short = (name) => name.split('.').slice(-2).join('.');
-  return short(head.name) + (was === head.name ? '' : ` (${short(was)})`);
+// In brackets the head that it is compared with, where it is another.
+function titleOf(head) {
+  const was = head.other?.name ?? head.name;
+  return shortName(head.name) + (was === head.name ? '' : ` (${shortName(was)})`);
 }
 
-function makePicture(head, number) {
-  const button = element('button', 'head'), signs = element('span', 'signs');
-  button.type = 'button';
-  button.tabIndex = -1; // one stop for Tab, the arrow keys do the rest
-  button.dataset.number = number;
-  button.setAttribute('aria-haspopup', 'dialog');
-  button.setAttribute('aria-label', [`${head.name}, enlarge`, roleWords(head)].filter(Boolean).join('. '));
-  signs.append(...head.roles.map(badge));
-  button.append(element('canvas'), element('span', 'title', bothNames(head)), signs,
-    element('span', 'largest'));
-  button.addEventListener('click', () => openHead(number, button));
-  button.addEventListener('focus', () => stopAt(pictures, button));
-  return button;
+function stopAtHead(number) {
+  const before = pictures.findIndex((picture) => picture.tabIndex === 0);
+  for (const kind of ['.picture', '.name']) {
+    if (before >= 0) boxes[before].querySelector(kind).tabIndex = -1;
+    boxes[number].querySelector(kind).tabIndex = 0;
+  }
 }
 
-// Tab stops once among these elements, at the one that was last used.
-function stopAt(elements, chosen) {
-  for (const one of elements) if (one.tabIndex === 0) one.tabIndex = -1;
-  chosen.tabIndex = 0;
+function nameHeads() {
+  heads.forEach((head, number) => {
+    const silent = view.silenced.has(head.name), roles = roleWords(head), picture = pictures[number];
+    const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
+    picture.setAttribute('aria-label', [say(does, { name: head.name }), roles].filter(Boolean).join('. '));
+    if (hasModel()) picture.setAttribute('aria-pressed', String(silent));
+    boxes[number].querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name: head.name }));
+    boxes[number].classList.toggle('silent', silent);
+    boxes[number].querySelector('.hush').textContent = silent ? say('report.silenced') : '';
+  });
+}
+
+// Labels of rows and columns, where they can be read.
+function makeLabels() {
+  const labelled = shown.exact && shown.tokens.length <= LABELLED && heads.length <= 48;
+  byId('grid').classList.toggle('labelled', labelled);
+  for (const box of boxes) {
+    for (const kind of ['.row-labels', '.column-labels']) {
+      const labels = labelled ? shown.tokens.map((token) => element('span', '', cut(token, 9))) : [];
+      box.querySelector(kind).replaceChildren(...labels);
+    }
+  }
+}
+
+// A small picture of a long text: each dot is the largest weight of its block, so that a thin line stays a line.
+function thinned(picture) {
+  const { rows, columns, drawn } = picture;
+  if (Math.max(rows, columns) <= DOTS) return picture;
+  const [down, across] = [Math.min(rows, DOTS), Math.min(columns, DOTS)], most = new Float32Array(down * across);
+  drawn.forEach((weight, at) => {
+    const row = Math.floor((Math.floor(at / columns) * down) / rows), column = Math.floor(((at % columns) * across) / columns);
+    if (Math.abs(weight) > Math.abs(most[row * across + column])) most[row * across + column] = weight;
+  });
+  return { ...picture, rows: down, columns: across, drawn: most };
 }
 
 function drawPicture(number) {
-  const picture = pictureOf(number), button = pictures[number], canvas = button.querySelector('canvas');
+  const picture = pictureOf(number), box = boxes[number], canvas = box.querySelector('canvas');
   const missing = typeof picture === 'string';
   canvas.classList.toggle('missing', missing);
   if (missing) canvas.width = canvas.height = 1;
-  else paint(canvas, picture);
-  const scaled = !missing && (view.hideFirst || picture.diverging);
-  button.querySelector('.largest').textContent = missing ? picture : scaled ? 'max ' + inWords(picture.top) : '';
+  else paint(canvas, thinned(picture));
+  const scaled = !missing && picture.top !== 1;
+  box.querySelector('.largest').textContent = missing ? say(picture) : scaled ? say('report.max', { value: inWords(picture.top) }) : '';
   stale.delete(number);
+}
+
+// One change of the style lights the row of the token in every picture.
+function lightRows() {
+  for (const grid of byId('grid').querySelectorAll('.grid')) {
+    const number = heads.findIndex((head) => head.part === grid.dataset.part);
+    const picture = storedOf(number, view.which === 'other' ? 'other' : 'this');
+    const row = picture ? rowOf(view.at, number, picture) : -1;
+    grid.classList.toggle('pointing', row >= 0);
+    grid.style.setProperty('--lit', row);
+    grid.style.setProperty('--rows', picture ? picture.rows : 1);
+    grid.dataset.lit = row;
+  }
+  if (byId('grid').classList.contains('labelled')) {
+    for (const box of boxes) {
+      box.querySelectorAll('.row-labels > span').forEach((label, at) => label.classList.toggle('here', at === view.at));
+    }
+  }
 }
 
 function sighted(entries) {
@@ -117,33 +179,40 @@ function drawGrid() {
   some();
 }
 
-// What the colours and the dots stand for, wherever that is not plain 0 to 1.
+// What the colours and the dots stand for.
 function sayScale() {
-  const lines = [], diverging = view.which === 'difference', own = view.hideFirst || diverging;
-  const hidden = view.hideFirst ? 'Without the first token. ' : '';
-  if (diverging) lines.push(`This model minus the other. ${hidden}Each picture has its own scale, the “max” below it.`);
-  else if (hidden) lines.push(`${hidden}Each picture is coloured up to its own largest weight left, the “max” below it.`);
-  if (view.log) lines.push('On the log scale all below a thousandth of the last colour looks the same.');
-  if (heads.some((head) => !head.length || head.length > head.columns)) {
-    lines.push('A dot is a block of tokens: the share of its attention that the block of rows gives to the columns.');
-  }
+  const lines = [], diverging = view.which === 'difference', own = view.scale === 'own';
+  if (diverging) lines.push(say('report.scale_difference'));
+  if (view.hideFirst) lines.push(say('report.scale_hidden'));
+  lines.push(say(own ? 'report.scale_own' : 'report.scale_fixed'));
+  if (view.log) lines.push(say('report.scale_log'));
+  if (shown.exact && shown.tokens.length > DOTS) lines.push(say('report.scale_thin'));
+  if (!shown.exact && heads.some((head) => !head.length || head.length > head.columns)) lines.push(say('report.scale_blocks'));
   byId('scale-note').textContent = lines.join(' ');
-  drawLegend(document.querySelector('.tools .legend'), diverging, own ? 'its largest' : '1');
+  drawLegend(document.querySelector('.tools .legend'), diverging, own ? say('report.its_largest') : '1');
 }
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
 function walkGrid(event) {
-  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
   const here = event.target.closest('.head');
-  if (!step || !here || event.altKey || event.ctrlKey || event.metaKey) return;
-  const row = Number(here.style.gridRowStart) + step[0], column = Number(here.style.gridColumnStart) + step[1];
-  const at = (button) => Number(button.style.gridRowStart) === row && Number(button.style.gridColumnStart) === column;
-  const there = [...here.parentElement.children].find(at) ?? (step[0] ? beyond(here.parentElement, step[0]) : null);
+  if (!here || event.altKey || event.ctrlKey || event.metaKey) return;
+  const number = Number(here.dataset.number);
+  if (event.key === 'Enter' && event.target.matches('.picture')) {
+    event.preventDefault();
+    openHead(number);
+    return;
+  }
+  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+  if (!step) return;
+  const place = (box, side) => Number(box.style.getPropertyValue(side));
+  const row = place(here, '--row') + step[0], column = place(here, '--column') + step[1];
+  const there = [...here.parentElement.children].find((box) => place(box, '--row') === row && place(box, '--column') === column)
+    ?? (step[0] ? beyond(here.parentElement, step[0]) : null);
   event.preventDefault();
-  if (there) there.focus();
+  if (there) there.querySelector('.picture').focus();
 }
 
-function beyond(box, by) {
-  const boxes = [...byId('grid').querySelectorAll('.grid')], next = boxes[boxes.indexOf(box) + by];
+function beyond(grid, by) {
+  const grids = [...byId('grid').querySelectorAll('.grid')], next = grids[grids.indexOf(grid) + by];
   return next && (by > 0 ? next.firstElementChild : next.lastElementChild);
 }

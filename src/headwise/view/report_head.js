@@ -1,110 +1,233 @@
-// --- One head, enlarged ---
+// --- The large view: a head, alone or beside another ---
 
-const SMALLEST_CELL = 4, LARGEST_CELL = 52, LEGIBLE = 13; // in CSS pixels
-const enlarged = element('canvas'); // the open head at one pixel a cell, scaled up when drawn
+let panes = [], largeWords = [];
 
-function openHead(number, opener) {
+function openHead(number) {
   hideTip();
-  view.opener = opener;
+  view.opener = document.activeElement;
+  lookThrough(number);
   view.open = number;
+  if (!panes.length) panes = [...document.querySelectorAll('.pane')].map(makePane);
   byId('large').showModal();
   byId('large-title').focus();
   beginHead();
-  revealCell();
+  panes.forEach(revealCell);
+  changeAddress(true);
 }
 
-// Where the reader begins: a map at the strongest cell of its last row; a passage at what each token receives.
+// Where the reader begins: at the token that is looked at, or at the last one.
 function beginHead() {
-  const exact = usesExact(view.open), picture = exact ? prepared(exactOf(view.open)) : pictureOf(view.open);
+  const picture = pictureOf(view.open);
   if (typeof picture !== 'string') {
-    view.row = picture.rows - 1;
+    const row = rowOf(view.at, view.open, picture);
+    view.row = row >= 0 ? row : picture.rows - 1;
     view.column = strongest(picture, view.row);
   }
-  view.token = exact ? view.row : -1;
+  if (shown.exact && view.at < 0) view.at = view.row;
   showHead();
 }
 
 function strongest(picture, row) {
-  const own = picture.drawn.slice(row * picture.columns, (row + 1) * picture.columns).map(Math.abs);
-  return own.indexOf(Math.max(...own));
+  const weights = picture.drawn.slice(row * picture.columns, (row + 1) * picture.columns).map(Math.abs);
+  return weights.indexOf(Math.max(...weights));
 }
 
 function showHead() {
   const head = heads[view.open];
   byId('large-title').textContent = head.name;
   showRoles(head);
-  byId('exact-switch').hidden = !hasExact(view.open) || view.which !== 'this' || !twoTexts;
+  putSentence(byId('large-says'), head);
+  showOffers();
+  showSilence();
   showNumbers(head);
-  makeText();
-  const picture = usesExact(view.open) ? prepared(exactOf(view.open)) : pictureOf(view.open);
-  const missing = typeof picture === 'string';
-  for (const part of [byId('frame'), byId('large').querySelector('.legend')]) part.hidden = missing;
-  if (missing) {
-    byId('readout').textContent = picture === 'not there'
-      ? `${head.name} is not there in the other model.` : 'The two pictures have different sizes: no difference is drawn.';
-  } else {
-    showMap(picture);
-  }
-  showText();
+  makeLargeText();
+  showPanes();
+  followPoint();
 }
 
 function showRoles(head) {
-  const own = head.roles.map((role) => {
+  const signs = head.roles.map((role) => {
     const sign = element('span', 'named-role');
-    sign.append(badge(role), ' ' + data.roles[role]);
+    sign.append(badge(role), ' ' + roleName(data.roles[role].name));
     return sign;
   });
   if (head.other) {
     const name = head.other.name === head.name ? '' : ` (${head.other.name})`;
-    own.push(element('span', 'others-roles', `in the other model${name}: ${head.other.roles.join(', ') || 'no role'}`));
+    const roles = head.other.roles.map(roleName).join(', ') || say('report.no_role');
+    signs.push(element('span', 'others-roles', say('report.others_roles', { name, roles })));
   }
-  byId('large-roles').replaceChildren(...own);
+  byId('large-roles').replaceChildren(...signs);
 }
 
-// Is the short text of the exact maps another than the one the survey begins with?
-const twoTexts = Boolean(data.maps) && data.maps.tokens.join('\n') !== data.tokens.join('\n');
+// What can stand beside the head: the same head of the other model, or any other head.
+function showOffers() {
+  const offers = [['', say('report.beside_none')]];
+  if (data.against !== null && heads[view.open].other) offers.push(['other', say('report.beside_other', { model: data.against })]);
+  for (const head of heads) if (head !== heads[view.open]) offers.push([head.name, head.name]);
+  const list = byId('beside');
+  list.replaceChildren(...offers.map(([value, text]) => {
+    const offer = element('option', '', text);
+    offer.value = value;
+    return offer;
+  }));
+  if (!offers.some(([value]) => value === view.beside)) view.beside = '';
+  list.value = view.beside;
+}
 
-function showMap(picture) {
-  view.picture = picture;
+function showPanes() {
+  const [first, second] = panes, two = view.beside !== '';
+  byId('large').classList.toggle('two', two);
+  second.box.hidden = !two;
+  fillPane(first, view.open, view.which);
+  if (two) fillPane(second, view.beside === 'other' ? view.open : numberOf.get(view.beside), view.beside === 'other' ? 'other' : view.which);
+  panes.forEach((pane) => {
+    pane.caption.hidden = !two;
+    if (pane.number >= 0) pane.caption.textContent = paneName(pane);
+  });
+  const picture = first.picture;
+  byId('large').querySelector('.legend').hidden = !picture;
+  if (!picture) return;
   view.row = Math.min(view.row, picture.rows - 1);
   view.column = Math.min(view.column, picture.columns - 1);
-  const end = picture.top === 1 && !picture.diverging ? '1' : inWords(picture.top);
-  drawLegend(byId('large'), picture.diverging, end);
-  paint(enlarged, picture);
-  layOut();
+  drawLegend(byId('large'), picture.diverging, picture.top === 1 && !picture.diverging ? '1' : inWords(picture.top));
+}
+
+function paneName({ number, which }) {
+  const name = heads[number].name;
+  if (data.against === null) return name;
+  return `${which === 'other' ? heads[number].other?.name ?? name : name} · ${which === 'other' ? data.against : which === 'difference' ? say('report.difference') : data.model}`;
+}
+
+// The token that is looked at has changed, in the sentence or in a map: rows, words and numbers follow.
+function followPoint() {
+  const picture = panes[0].picture, row = picture ? rowOf(view.at, view.open, picture) : -1;
+  if (row >= 0 && row !== view.row) {
+    view.row = Math.min(row, picture.rows - 1);
+    view.column = strongest(picture, view.row);
+  }
+  tint(largeWords, view.at, view.open);
+  byId('row-title').textContent = view.at >= 0 ? say('report.where_looks', { token: named(view.at, shown.tokens) })
+    : say(heads[view.open].cross ? 'report.choose_other' : 'report.what_receives');
+  byId('row-most').textContent = view.at >= 0 ? lookWords(view.at, view.open) : mostReceived();
+  if (view.at < 0) tintReceived();
   showCell();
 }
 
 function showCell() {
-  drawMap();
-  drawLabels();
-  byId('readout').textContent = wordsForCell();
+  panes.forEach(drawPane);
+  const lines = panes.filter((pane) => pane.picture && !pane.box.hidden && view.row < pane.picture.rows && view.column < pane.picture.columns);
+  byId('readout').textContent = lines.map((pane) => (lines.length > 1 ? `${paneName(pane)}: ` : '') +
+    wordsForCell(pane.number, pane.picture, view.row, view.column)).join('\n');
+}
+
+function chooseCell(row, column) {
+  const picture = panes[0].picture, inside = (value, size) => Math.min(size - 1, Math.max(0, value));
+  if (!picture) return;
+  const cell = [inside(row, picture.rows), inside(column, picture.columns)];
+  if (cell[0] === view.row && cell[1] === view.column) return;
+  [view.row, view.column] = cell;
+  if (shown.exact && view.at !== view.row) point(view.row);
+  else showCell();
+  revealToken(shown.exact ? view.column : -1);
+}
+
+function pinRow() {
+  if (!shown.exact) return;
+  view.pinned = true;
+  changeAddress();
+  followPoint();
 }
 
 function stepHead(by) {
-  const shown = heads.map((_, number) => number).filter((number) => number === view.open || matches(number));
-  view.open = shown[(shown.indexOf(view.open) + by + shown.length) % shown.length];
-  if (view.token >= 0 && !usesExact(view.open)) view.token = Math.min(view.token, data.passage - 1);
-  showHead();
+  const offered = heads.map((_, number) => number).filter((number) => number === view.open || matches(number));
+  view.open = offered[(offered.indexOf(view.open) + by + offered.length) % offered.length];
+  view.through = view.open;
+  beginHead();
+  changeAddress();
 }
 
-// Every number of the head beside its controls, and beside the other model's.
+function showSilence() {
+  const button = byId('large-silence'), silent = view.silenced.has(heads[view.open].name);
+  button.hidden = !hasModel();
+  button.setAttribute('aria-pressed', String(silent));
+  button.textContent = say(silent ? 'report.wake' : 'report.silence', { name: heads[view.open].name });
+}
+
+function keysInDialog(event) {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select')) return;
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
+  event.preventDefault();
+  stepHead(step);
+}
+
+function closed() {
+  view.open = -1;
+  leaveAddress();
+  lookThrough(-1);
+  if (view.opener?.isConnected) view.opener.focus();
+}
+
+// --- The text beside the map ---
+
+function makeLargeText() {
+  const list = heads[view.open], size = shown.exact ? shown.tokens.length : list.k ? lists(list).keys.length / list.k : 0;
+  const tokens = shown.tokens.slice(0, view.which === 'other' && !shown.exact ? 0 : size);
+  const old = largeWords.map((word) => word.textContent);
+  if (old.length === tokens.length && old.every((token, at) => token === tokens[at])) return;
+  largeWords = tokens.map((token, at) => {
+    const word = element('button', 'word');
+    word.type = 'button';
+    word.tabIndex = at ? -1 : 0;
+    word.append(element('bdi', '', token));
+    word.addEventListener('click', () => pin(view.pinned && view.at === at ? -1 : at));
+    word.addEventListener('focus', () => stopAt(largeWords, word));
+    return word;
+  });
+  byId('row-text').replaceChildren(...largeWords);
+}
+
+function tintReceived() {
+  const received = receivedBy(view.open), top = Math.max(...received, 1e-9);
+  largeWords.forEach((word, at) => {
+    const colour = colourOf(received[at] ?? 0, top, false);
+    word.style.backgroundColor = `rgb(${colour})`;
+    word.style.color = inkOn(colour);
+    word.title = `${named(at, shown.tokens)}: ${inWords(received[at] ?? 0)}`;
+  });
+}
+
+function mostReceived() {
+  const received = receivedBy(view.open), best = [...received.keys()].filter((at) => received[at] > 0);
+  best.sort((a, b) => received[b] - received[a]);
+  const most = best.slice(0, NAMED).map((at) => `${quoted(shown.tokens[at])} ${inWords(received[at])}`);
+  return most.length ? say('report.most_received', { most: most.join(', ') }) : '';
+}
+
+// A long text scrolls inside its panel to the token that the chosen cell of the map stands for.
+function revealToken(token) {
+  const panel = byId('row-text'), word = largeWords[token];
+  if (word) panel.scrollTop = word.offsetTop - panel.offsetTop - panel.clientHeight / 2;
+}
+
+// --- The numbers of the head, each with a word of explanation ---
+
 function showNumbers(head) {
-  const compared = data.against !== null, other = head.other;
-  const [own, theirs] = [head, other].map((one) => (at) => one?.values[at]?.[0] ?? null);
-  const columns = [['value', (_, at) => [own(at)]]];
-  if (compared) {
-    columns.push(['other', (_, at) => [theirs(at)]]);
-    columns.push(['difference', (_, at) => [own(at) === null || theirs(at) === null ? null : own(at) - theirs(at), true]]);
+  const other = head.other, [here, there] = [head, other].map((side) => (at) => side?.values[at]?.[0] ?? null);
+  const columns = [['report.value', (_, at) => [here(at)]]];
+  if (data.against !== null) {
+    columns.push(['report.other', (_, at) => [there(at)]]);
+    columns.push(['report.difference', (_, at) => [here(at) === null || there(at) === null ? null : here(at) - there(at), true]]);
   }
-  columns.push(['95 % interval', (column, at) => intervalIn(head.values[at], column)]);
-  columns.push(['even', (_, at) => [head.uniform[at]]]);
-  if (data.untrained.some((value) => value !== null)) columns.push(['untrained', (_, at) => [data.untrained[at]]]);
+  columns.push(['report.interval', (column, at) => intervalIn(head.values[at], column)]);
+  columns.push(['report.even', (_, at) => [head.uniform[at]]]);
+  if (data.untrained.some((value) => value !== null)) columns.push(['report.untrained', (_, at) => [data.untrained[at]]]);
   const top = element('tr');
-  top.append(element('td'), ...columns.map(([name]) => scoped('col', name)));
+  top.append(element('td'), ...columns.map(([key]) => scoped('col', say(key))));
   const rows = data.columns.map((column, at) => {
-    const row = element('tr');
-    row.append(scoped('row', column.label), ...columns.map(([, cell]) => {
+    const row = element('tr'), name = scoped('row', columnName(column));
+    name.append(element('small', '', columnMeaning(column)));
+    row.append(name, ...columns.map(([, cell]) => {
       const value = cell(column, at);
       return element('td', '', typeof value === 'string' ? value : figure(value[0], column, value[1] ?? column.signed));
     }));
@@ -113,136 +236,6 @@ function showNumbers(head) {
   byId('numbers').replaceChildren(top, ...rows);
 }
 
-function scoped(scope, name) {
-  const heading = element('th', '', name);
-  heading.scope = scope;
-  return heading;
-}
+function columnName(column) { return sayOr(`column.${keyOf(column.key)}`, roleName(column.label)); }
 
-// --- The map and its labels ---
-
-// Sharp on dense screens: the canvas has more pixels than it takes up; drawing stays in CSS pixels.
-function sized(canvas, width, height) {
-  const dense = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * dense);
-  canvas.height = Math.round(height * dense);
-  canvas.style.width = width + 'px';
-  canvas.style.height = height + 'px';
-  const pen = canvas.getContext('2d');
-  pen.setTransform(dense, 0, 0, dense, 0, 0);
-  return pen;
-}
-
-function labelFont(strong) {
-  const size = Math.max(10, Math.min(13, view.cell - 2));
-  return `${strong ? '600 ' : ''}${size}px ${variable('--mono')}`;
-}
-
-function labels(count) { return Array.from({ length: count }, (_, block) => placeLabel(block, count)); }
-
-// Choose the cell so that the map fits the frame; where it would become too small, the frame scrolls instead.
-function layOut() {
-  const { rows, columns } = view.picture, pen = byId('rows').getContext('2d');
-  pen.font = `600 13px ${variable('--mono')}`;
-  const widest = Math.max(...[...labels(rows), ...labels(columns)].map((label) => pen.measureText(label).width));
-  view.gutter = Math.ceil(Math.min(window.innerWidth < 600 ? 84 : 110, Math.max(24, widest + 10)));
-  const wide = (byId('frame').parentElement.clientWidth - view.gutter - 8) / columns;
-  const tall = (window.innerHeight * 0.72 - view.gutter - 8) / rows;
-  const fitting = Math.floor(Math.min(wide, Math.max(tall, LEGIBLE)));
-  view.cell = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, fitting));
-  byId('frame').style.gridTemplateColumns = `${view.gutter}px ${view.cell * columns}px`;
-}
-
-function drawMap() {
-  const { rows, columns } = view.picture, cell = view.cell, width = cell * columns, height = cell * rows;
-  const pen = sized(byId('map'), width, height);
-  pen.imageSmoothingEnabled = false;
-  pen.drawImage(enlarged, 0, 0, width, height);
-  const x = view.column * cell, y = view.row * cell;
-  pen.strokeStyle = variable('--mark');
-  pen.lineWidth = 1;
-  pen.globalAlpha = 0.55;
-  pen.strokeRect(0.5, y + 0.5, width - 1, cell - 1);
-  pen.strokeRect(x + 0.5, 0.5, cell - 1, height - 1);
-  pen.globalAlpha = 1;
-  pen.lineWidth = 2;
-  pen.strokeRect(x, y, cell, cell);
-}
-
-// One line of labels along an axis. Too many to read: every nth, and always the chosen one with room around it.
-function drawAxis(pen, count, chosen, put) {
-  const every = Math.max(1, Math.ceil(LEGIBLE / view.cell)), end = count * view.cell - 6;
-  labels(count).forEach((label, place) => {
-    const own = place === chosen;
-    if (!own && (place % every || Math.abs(place - chosen) < every)) return;
-    pen.font = labelFont(own);
-    pen.fillStyle = variable(own ? '--ink' : '--muted');
-    put(label, Math.max(6, Math.min(end, (place + 0.5) * view.cell))); // so that the outermost are not cut
-  });
-}
-
-function drawLabels() {
-  const { rows, columns } = view.picture, gutter = view.gutter;
-  const side = sized(byId('rows'), gutter, view.cell * rows);
-  side.textAlign = 'right';
-  side.textBaseline = 'middle';
-  drawAxis(side, rows, view.row, (label, y) => side.fillText(label, gutter - 6, y, gutter - 8));
-  const top = sized(byId('columns'), view.cell * columns, gutter);
-  top.textBaseline = 'middle';
-  drawAxis(top, columns, view.column, (label, x) => {
-    top.save();
-    top.translate(x, gutter - 6);
-    top.rotate(-Math.PI / 2);
-    top.fillText(label, 0, 0, gutter - 8);
-    top.restore();
-  });
-}
-
-// --- Moving through the map ---
-
-function choose(row, column) {
-  const inside = (value, count) => Math.min(count - 1, Math.max(0, value));
-  const next = [inside(row, view.picture.rows), inside(column, view.picture.columns)];
-  if (next[0] === view.row && next[1] === view.column) return;
-  [view.row, view.column] = next;
-  showCell();
-  if (!usesExact(view.open)) return;
-  view.token = view.row;
-  showText();
-  revealToken(view.column);
-}
-
-function pointAt(event) {
-  const box = byId('map').getBoundingClientRect();
-  const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((pixels) => Math.floor(pixels / view.cell));
-  choose(y, x);
-}
-
-// When the arrow keys move to a cell outside the frame, scroll just enough to see it beside the sticky labels.
-function revealCell() {
-  const frame = byId('frame'), x = view.column * view.cell, y = view.row * view.cell;
-  const wide = frame.clientWidth - view.gutter - view.cell - 8, tall = frame.clientHeight - view.gutter - view.cell - 8;
-  frame.scrollLeft = Math.min(x, Math.max(frame.scrollLeft, x - wide));
-  frame.scrollTop = Math.min(y, Math.max(frame.scrollTop, y - tall));
-}
-
-function keysInDialog(event) {
-  const step = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
-  if (event.target === byId('map')) {
-    choose(view.row + step[0], view.column + step[1]);
-    revealCell();
-  } else if (words.includes(event.target) && step[1]) {
-    walkText(event, step[1]);
-  } else if (step[1]) {
-    stepHead(step[1]);
-  } else {
-    return; // up and down scroll the sheet
-  }
-  event.preventDefault();
-}
-
-function closed() {
-  view.open = -1;
-  if (view.opener) view.opener.focus();
-}
+function columnMeaning(column) { return sayOr(`meaning.${keyOf(column.key)}`, column.meaning); }

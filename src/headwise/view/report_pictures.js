@@ -7,64 +7,51 @@ function kept(base64) {
   return packed.get(base64);
 }
 
-// The small picture as it is stored: the share of its attention that a block of rows gives a block of columns.
-function sharesOf(number, which) {
+// The map of the text shown; for a passage what the survey stored of its document: the share of its attention that a
+// block of rows gives a block of columns.
+function storedOf(number, which) {
+  if (shown.exact) return hasMap(number, which) ? shown.maps[which].get(heads[number].name) : null;
   const head = which === 'other' ? heads[number].other : heads[number];
-  return head && { rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first) };
+  return head && { rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true };
 }
 
-const exactMaps = new Map();
-
-function hasExact(number) { return Boolean(data.maps) && heads[number].name in data.maps.weights; }
-
-function usesExact(number) { return view.which === 'this' && view.exact && hasExact(number); }
-
-function exactOf(number) {
-  if (exactMaps.has(number)) return exactMaps.get(number);
-  const count = data.maps.tokens.length, stored = weights(data.maps.weights[heads[number].name]);
-  const full = new Float32Array(count * count), first = new Float32Array(count);
-  for (let row = 0, at = 0; row < count; row++) {
-    // A causal map is stored without the zeros above its diagonal.
-    const width = data.maps.causal ? row + 1 : count;
-    full.set(stored.subarray(at, at + width), row * count);
-    first[row] = full[row * count];
-    at += width;
-  }
-  const map = { rows: count, columns: count, weights: full, first };
-  exactMaps.set(number, map);
-  return map;
-}
-
-// What is left without the first token; the first column of a small picture holds others, too.
-function withoutFirst(stored) {
-  const left = stored.weights.slice();
-  stored.first.forEach((weight, row) => {
-    left[row * stored.columns] = Math.max(0, left[row * stored.columns] - weight);
+// What is left without the first token; the first column of a picture of blocks holds others, too.
+function withoutFirst(picture) {
+  const left = picture.weights.slice();
+  picture.first.forEach((weight, row) => {
+    left[row * picture.columns] = Math.max(0, left[row * picture.columns] - weight);
   });
   return left;
 }
 
-function largestOf(numbers) { return numbers.reduce((most, value) => Math.max(most, Math.abs(value)), 0); }
+// The largest weight where a row has a choice: the first row of a causal map can look only at itself.
+function largestChoice(picture, drawn) {
+  const forced = picture.rows > 1 && picture.columns > 1 && picture.weights[0] > 0.9995 && !picture.blocks;
+  return largestOf(forced ? drawn.slice(picture.columns) : drawn) || 1;
+}
 
 // As it is drawn: `drawn` are weights after the switches, `top` has the last colour, `read` is what is said.
-function prepared(stored) {
-  const drawn = view.hideFirst ? withoutFirst(stored) : stored.weights;
-  return { ...stored, drawn, read: stored.weights, top: view.hideFirst ? largestOf(drawn) || 1 : 1, diverging: false };
+function asDrawn(picture) {
+  const drawn = view.hideFirst ? withoutFirst(picture) : picture.weights;
+  const top = view.scale === 'own' ? largestChoice(picture, drawn) : 1;
+  return { ...picture, drawn, read: picture.weights, top, diverging: false };
 }
 
-function difference(one, other) {
+function difference(here, there) {
   const minus = (a, b) => a.map((weight, at) => weight - b[at]);
-  const [a, b] = [one, other].map(prepared), drawn = minus(a.drawn, b.drawn);
-  return { ...a, drawn, read: minus(a.read, b.read), top: largestOf(drawn) || 1, diverging: true };
+  const [a, b] = [here, there].map(asDrawn), drawn = minus(a.drawn, b.drawn);
+  const top = view.scale === 'own' ? largestOf(drawn) || 1 : 1;
+  return { ...a, drawn, read: minus(a.read, b.read), top, diverging: true };
 }
 
-// The small picture of a head; or in words why there is none.
-function pictureOf(number) {
-  const one = sharesOf(number, 'this'), other = sharesOf(number, 'other');
-  if (view.which === 'this') return prepared(one);
-  if (!other) return 'not there';
-  if (view.which === 'other') return prepared(other);
-  return one.rows === other.rows && one.columns === other.columns ? difference(one, other) : 'other size';
+// The picture of a head; or the key of the phrase that says why there is none.
+function pictureOf(number, which = view.which) {
+  const here = storedOf(number, 'this'), there = storedOf(number, 'other');
+  if (which === 'this') return here ? asDrawn(here) : 'report.no_map';
+  if (!there) return 'report.not_there';
+  if (which === 'other') return asDrawn(there);
+  if (!here || here.rows !== there.rows || here.columns !== there.columns || here.blocks !== there.blocks) return 'report.other_size';
+  return difference(here, there);
 }
 
 // One pixel a cell; the style sheet enlarges it.
@@ -87,31 +74,36 @@ function spanOf(block, blocks, length) {
   return [Math.ceil((block * length) / blocks), Math.ceil(((block + 1) * length) / blocks) - 1];
 }
 
-function percent(block, blocks) { return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`; }
+function share(block, blocks) { return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`; }
 
-function shownHead() { return view.which === 'other' ? heads[view.open].other : heads[view.open]; }
+// The row of a picture in which a token lies; -1 where that is not known.
+function rowOf(token, number, picture) {
+  if (token < 0 || !picture.blocks) return token;
+  const head = heads[number];
+  return head.length ? Math.floor((token * picture.rows) / head.length) : -1;
+}
 
-function placeLabel(block, blocks) {
-  if (usesExact(view.open)) return cut(data.maps.tokens[block]);
-  const span = spanOf(block, blocks, shownHead().length);
-  if (!span) return percent(block, blocks);
+function placeLabel(number, picture, block, blocks) {
+  if (!picture.blocks) return cut(shown.tokens[block]);
+  const span = spanOf(block, blocks, lengthOf(number));
+  if (!span) return share(block, blocks);
   return span[0] < span[1] ? `${span[0]}–${span[1]}` : cut(data.tokens[span[0]] ?? String(span[0]));
 }
 
-function named(token, tokens) { return `token ${token}` + (token in tokens ? ' ' + quoted(tokens[token]) : ''); }
+function lengthOf(number) { return (view.which === 'other' ? heads[number].other : heads[number]).length; }
 
-function placeWords(block, blocks, isKey) {
-  if (usesExact(view.open)) return [named(block, data.maps.tokens), false];
-  const head = shownHead(), span = spanOf(block, blocks, head.length);
-  const text = isKey && head.cross ? 'the other text' : 'the text';
-  if (!span) return [`${percent(block, blocks)} of ${text}`, false];
-  return span[0] < span[1] ? [`tokens ${span[0]} to ${span[1]}`, true] : [named(span[0], data.tokens), false];
+function placeWords(number, picture, block, blocks, isKey) {
+  if (!picture.blocks) return [named(block, shown.tokens), false];
+  const span = spanOf(block, blocks, lengthOf(number));
+  const text = say(isKey && heads[number].cross ? 'report.other_text' : 'report.the_text');
+  if (!span) return [say('report.share_of', { share: share(block, blocks), text }), false];
+  return span[0] < span[1] ? [say('report.tokens_to', { from: span[0], to: span[1] }), true] : [named(span[0], data.tokens), false];
 }
 
-function wordsForCell() {
-  const picture = view.picture, weight = picture.read[view.row * picture.columns + view.column];
-  const [from, many] = placeWords(view.row, picture.rows, false);
-  const [to] = placeWords(view.column, picture.columns, true);
-  const value = picture.diverging ? `difference ${signed(weight)}` : inWords(weight);
-  return `${from} ${many ? 'look' : 'looks'} at ${to}: ${value}`;
+function wordsForCell(number, picture, row, column) {
+  const weight = picture.read[row * picture.columns + column];
+  const [from, many] = placeWords(number, picture, row, picture.rows, false);
+  const [to] = placeWords(number, picture, column, picture.columns, true);
+  const value = picture.diverging ? say('report.difference_of', { value: signed(weight) }) : inWords(weight);
+  return say(many ? 'report.look_at' : 'report.looks_at', { from, to, value });
 }

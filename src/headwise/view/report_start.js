@@ -1,80 +1,115 @@
-// --- The whole page ---
+// --- The whole page: what it listens to, and how it begins ---
 
+// All that changes with the switches: the pictures, the sentence, the large view.
 function redraw() {
   drawGrid();
   if (view.open >= 0) showHead();
+  showPoint();
 }
 
 // A switch stands on the page and in the large view; both change together.
 function listenToSwitch(kind, set) {
-  const boxes = [...document.querySelectorAll('.' + kind)];
-  for (const box of boxes) {
+  const switches = [...document.querySelectorAll('.' + kind)];
+  for (const box of switches) {
     box.addEventListener('change', () => {
-      for (const other of boxes) other.checked = box.checked;
+      for (const other of switches) other.checked = box.checked;
       set(box.checked);
       redraw();
     });
   }
 }
 
-function listenToFilter() {
+function listenToPictures() {
+  listenToSwitch('hide-first', (on) => { view.hideFirst = on; });
+  listenToSwitch('log-scale', (on) => { view.log = on; });
+  listenToSwitch('fixed-scale', (on) => { view.scale = on ? 'fixed' : 'own'; });
+  listenToSwitch('with-arcs', (on) => { view.arcs = on; });
+  for (const radio of document.querySelectorAll('[name="view"]')) {
+    radio.addEventListener('change', () => { view.which = radio.value; redraw(); });
+  }
+  for (const radio of document.querySelectorAll('[name="text"]')) {
+    radio.addEventListener('change', () => {
+      if (radio.value === 'passage') showText(passage);
+      else showOwn();
+    });
+  }
   byId('find').addEventListener('input', (event) => searchFor(event.target.value));
   byId('all-heads').addEventListener('click', showAll);
-  for (const button of document.querySelectorAll('.choose')) {
-    button.disabled = false;
-    button.addEventListener('click', () => toggleRole(button));
-  }
-}
-
-function listenToTable() {
-  const body = table.tBodies[0], cellOf = (event) => event.target.closest('td, th');
-  body.addEventListener('keydown', walkTable);
-  body.addEventListener('click', (event) => openHead(Number(cellOf(event).parentElement.dataset.number), cellOf(event)));
-  body.addEventListener('mouseover', (event) => { if (cellOf(event)) showTip(cellOf(event)); });
-  body.addEventListener('mouseleave', hideTip);
-  body.addEventListener('focusin', (event) => showTip(cellOf(event)));
-  body.addEventListener('focusout', hideTip);
+  byId('grid').addEventListener('keydown', walkGrid);
+  byId('all-columns').addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
   table.parentElement.addEventListener('scroll', hideTip);
-  byId('all-columns')?.addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
 }
 
 function listenToHead() {
   const dialog = byId('large');
   byId('previous').addEventListener('click', () => stepHead(-1));
-  byId('next').addEventListener('click', () => stepHead(1));
+  byId('next-head').addEventListener('click', () => stepHead(1));
   byId('close').addEventListener('click', () => dialog.close());
-  byId('exact').checked = true;
-  byId('exact').addEventListener('change', (event) => {
-    view.exact = event.target.checked;
-    beginHead();
-  });
+  byId('large-silence').addEventListener('click', () => toggleSilence(view.open));
+  byId('beside').addEventListener('change', (event) => { view.beside = event.target.value; showHead(); });
+  byId('row-text').addEventListener('keydown', walkSentence);
   dialog.addEventListener('close', closed);
   dialog.addEventListener('keydown', keysInDialog);
   dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
-  byId('map').addEventListener('pointermove', (event) => { if (event.pointerType === 'mouse') pointAt(event); });
-  byId('map').addEventListener('click', pointAt);
+}
+
+function keysOnPage(event) {
+  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
+  if (event.key === 'Escape') {
+    hideTip();
+    if (view.open < 0) free();
+  }
+  if (event.key === 's' && view.through >= 0) toggleSilence(view.through);
 }
 
 function listen() {
-  byId('grid').addEventListener('keydown', walkGrid);
-  listenToFilter();
-  listenToTable();
+  byId('sentence').addEventListener('keydown', walkSentence);
+  byId('free').addEventListener('click', free);
+  byId('wake').addEventListener('click', wakeAll);
+  byId('each').addEventListener('click', silenceEach);
+  byId('question').addEventListener('click', askQuestion);
+  listenToPictures();
   listenToHead();
-  listenToSwitch('hide-first', (on) => { view.hideFirst = on; });
-  listenToSwitch('log-scale', (on) => { view.log = on; });
-  for (const radio of document.querySelectorAll('[name="view"]')) {
-    radio.addEventListener('change', () => { view.which = radio.value; redraw(); });
-  }
-  document.addEventListener('keydown', (event) => { if (event.key === 'Escape') hideTip(); });
-  window.addEventListener('resize', () => { hideTip(); if (view.open >= 0) showHead(); });
+  document.addEventListener('keydown', keysOnPage);
+  document.addEventListener('language', showWords);
+  window.addEventListener('popstate', readAddress);
+  window.addEventListener('resize', () => { hideTip(); drawArcs(); if (view.open >= 0) showHead(); });
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); redraw(); });
 }
 
-const model = readData('model')?.weights ? readModel(readData('model')) : null; // null where it does not run here
-if (model) offer(model);
-byId('heads').hidden = false;
-buildRamps();
-makeGrid();
-makeTable();
-listen();
-drawGrid();
+// The suggested question: looks where the answer is given, and brings the pictures into sight.
+function askQuestion() {
+  if (own.text !== opening) setOwn(opening);
+  view.at = restingPlace();
+  view.pinned = true;
+  showPoint();
+  changeAddress();
+  silenceEach();
+}
+
+// Everything that the scripts have put into words.
+function showWords() {
+  showTop();
+  nameHeads();
+  makeTable();
+  makeRoles();
+  makeRun();
+  filterChanged();
+  redraw();
+  if (own.whole) sayUnknown();
+}
+
+function start() {
+  byId('heads').hidden = byId('look').hidden = false;
+  buildRamps();
+  makeGrid();
+  makeSentence();
+  makeLabels();
+  if (shown.exact) view.at = Math.max(0, shown.tokens.length - 2);
+  showWords();
+  listen();
+  startOwn();
+  readAddress();
+}
+
+start();

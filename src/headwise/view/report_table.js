@@ -1,62 +1,90 @@
-// --- Filter: which heads are looked at, in the grid and in the table ---
+// --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 
-function matches(number) {
-  const head = heads[number], text = `${head.name} ${roleWords(head)}`.toLowerCase();
-  return (!view.roles.size || head.roles.some((role) => view.roles.has(role))) &&
-    view.words.every((word) => text.includes(word));
-}
-
-function filterChanged() {
-  const found = heads.map((_, number) => matches(number)), count = found.filter(Boolean).length;
-  const all = count === heads.length && !view.roles.size && !view.words.length;
-  for (const row of table.tBodies[0].rows) row.hidden = !found[row.dataset.number];
-  pictures.forEach((button, number) => button.classList.toggle('faded', !found[number]));
-  for (const place of document.querySelectorAll('.matches')) {
-    place.textContent = all ? '' : `${count.toLocaleString('en-US')} of ${heads.length.toLocaleString('en-US')} heads`;
-  }
-  byId('all-heads').hidden = all;
-  stopAtFirstRow();
-}
-
-function toggleRole(button) {
-  const role = Number(button.dataset.role), on = !view.roles.has(role);
-  if (on) view.roles.add(role);
-  else view.roles.delete(role);
-  button.setAttribute('aria-pressed', String(on));
-  filterChanged();
-}
-
-function searchFor(text) {
-  view.words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  filterChanged();
-}
-
-function showAll() {
-  view.roles.clear();
-  byId('find').value = '';
-  for (const button of document.querySelectorAll('.choose')) button.setAttribute('aria-pressed', 'false');
-  searchFor('');
-  byId('find').focus(); // the button that had the focus is gone
-}
-
-// --- The table: sorted by any column, walked over with the arrow keys ---
-
-const table = byId('table'), rowsInOrder = [...table.tBodies[0].rows];
+const table = byId('table');
+let rowsInOrder = [], sorted = []; // headings with a column of their own, in the order of the cells of a row
 
 function makeTable() {
-  table.setAttribute('role', 'grid');
-  for (const heading of table.querySelectorAll('th[data-sort]')) {
-    const button = element('button', 'sort');
-    button.type = 'button';
-    button.append(...heading.childNodes);
-    heading.append(button);
-    heading.setAttribute('aria-sort', 'none');
-    button.addEventListener('click', () => sortBy(heading));
+  const compared = data.against !== null, head = element('thead'), body = element('tbody');
+  const top = element('tr'), below = element('tr');
+  const fixed = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']].map(([sort, key]) => heading(sort, say(key), sort));
+  top.append(...fixed);
+  for (const [at, column] of data.columns.entries()) {
+    const extra = column.main ? '' : 'extra';
+    if (!compared) {
+      top.append(heading(at, columnName(column), extra));
+      continue;
+    }
+    const group = scoped('colgroup', columnName(column));
+    group.colSpan = 3;
+    group.className = `group ${extra}`;
+    top.append(group);
+    for (const part of ['this', 'other', 'difference']) {
+      const cell = heading(at, say(`report.part_of_${part}`), extra);
+      cell.dataset.part = part;
+      below.append(cell);
+    }
   }
-  for (const row of rowsInOrder) for (const cell of row.cells) cell.tabIndex = -1;
-  byId('table').parentElement.removeAttribute('tabindex'); // its cells take the focus now
+  if (compared) for (const cell of fixed) cell.rowSpan = 2;
+  head.append(top, ...(compared ? [below] : []));
+  rowsInOrder = heads.map((one, number) => tableRow(one, number, compared));
+  body.append(...rowsInOrder);
+  table.replaceChildren(head, body);
+  table.setAttribute('role', 'grid');
+  sorted = [...table.querySelectorAll('th[data-sort]')];
+  byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
+  listenToTable(body);
   stopAtFirstRow();
-  byId('all-columns')?.parentElement.removeAttribute('hidden');
+}
+
+function heading(sort, text, className) {
+  const cell = scoped('col', ''), button = element('button', 'sort', text);
+  cell.className = className;
+  cell.dataset.sort = sort;
+  cell.setAttribute('aria-sort', 'none');
+  button.type = 'button';
+  button.addEventListener('click', () => sortBy(cell));
+  cell.append(button);
+  return cell;
+}
+
+function tableRow(head, number, compared) {
+  const row = element('tr'), name = scoped('row', head.other && head.other.name !== head.name ? `${head.name} (${head.other.name})` : head.name);
+  const roles = element('td', 'roles');
+  name.className = 'name';
+  row.dataset.number = number;
+  head.roles.forEach((role) => roles.append(badge(role), ' '));
+  if (head.roles.length) roles.append(element('span', 'words', roleWords(head)));
+  row.append(name, roles, element('td', 'now'));
+  data.columns.forEach((column, at) => {
+    const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null), extra = column.main ? '' : 'extra';
+    row.append(element('td', extra, figure(here, column)));
+    if (!compared) return;
+    row.append(element('td', extra, figure(there, column)), element('td', extra, figure(here === null || there === null ? null : here - there, column, true)));
+  });
+  for (const cell of row.cells) cell.tabIndex = -1;
+  return row;
+}
+
+// The column that follows the sentence: what each head looks at most from the token that is looked at.
+function showNow() {
+  if (!sorted.length) return;
+  const button = sorted[2].firstChild;
+  button.textContent = view.at < 0 ? say('report.looks_now') : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
+  rowsInOrder.forEach((row, number) => { row.cells[2].textContent = view.at < 0 ? '–' : strongestWords(number); });
+}
+
+function strongestLook(number) {
+  const { inside, outside } = looksOf(number, view.at);
+  let key = 0;
+  inside.forEach((weight, at) => { if (weight > inside[key]) key = at; });
+  const far = outside[0];
+  return far && far.weight > inside[key] ? { weight: far.weight, name: heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key), far: true }
+    : { weight: inside[key] ?? 0, name: shown.tokens[key] };
+}
+
+function strongestWords(number) {
+  const { weight, name, far } = strongestLook(number);
+  return weight < 0.0005 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
 }
 
 // What a row is ordered by: a number, or null for what is not there.
@@ -64,24 +92,36 @@ function sortKey(number, sort, part) {
   const head = heads[number];
   if (sort === 'name') return -number;
   if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
-  const [own, other] = [head, head.other].map((one) => one?.values[sort]?.[0] ?? null);
-  if (part === 'other') return other;
-  if (part !== 'difference') return own;
-  return own === null || other === null ? null : own - other;
+  if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
+  const [here, there] = [head, head.other].map((side) => side?.values[sort]?.[0] ?? null);
+  if (part === 'other') return there;
+  if (part !== 'difference') return here;
+  return here === null || there === null ? null : here - there;
 }
 
 // The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
-function sortBy(heading) {
-  const { sort, part } = heading.dataset, name = sort === 'name';
-  const before = heading.getAttribute('aria-sort');
-  const fresh = name ? 'ascending' : 'descending', turned = name ? 'descending' : 'ascending';
+function sortBy(cell) {
+  const { sort, part } = cell.dataset, before = cell.getAttribute('aria-sort');
+  const [fresh, turned] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
   const order = before === fresh ? turned : fresh, sign = order === fresh ? 1 : -1;
-  for (const other of table.querySelectorAll('th[data-sort]')) other.setAttribute('aria-sort', 'none');
-  heading.setAttribute('aria-sort', order);
+  for (const other of sorted) other.setAttribute('aria-sort', 'none');
+  cell.setAttribute('aria-sort', order);
   const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort, part)]);
   const compare = (a, b) => (a[1] === null || b[1] === null ? (a[1] === null) - (b[1] === null) : sign * (b[1] - a[1]));
   table.tBodies[0].append(...keyed.sort(compare).map(([row]) => row));
   stopAtFirstRow();
+}
+
+// --- By keyboard and by pointer ---
+
+function listenToTable(body) {
+  const cellOf = (event) => event.target.closest('td, th');
+  body.addEventListener('keydown', walkTable);
+  body.addEventListener('click', (event) => openHead(Number(cellOf(event).parentElement.dataset.number)));
+  body.addEventListener('mouseover', (event) => { if (cellOf(event)) showTip(cellOf(event)); });
+  body.addEventListener('mouseleave', hideTip);
+  body.addEventListener('focusin', (event) => showTip(cellOf(event)));
+  body.addEventListener('focusout', hideTip);
 }
 
 function stopAtFirstRow() {
@@ -103,7 +143,7 @@ function walkTable(event) {
   if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
   if (event.key === 'Enter' || event.key === ' ') {
     event.preventDefault();
-    openHead(Number(cell.parentElement.dataset.number), cell);
+    openHead(Number(cell.parentElement.dataset.number));
     return;
   }
   const next = nextCell(cell, event.key);
@@ -113,7 +153,7 @@ function walkTable(event) {
 }
 
 function nextCell(cell, key) {
-  const row = cell.parentElement, cells = [...row.cells].filter((one) => one.offsetParent);
+  const row = cell.parentElement, cells = [...row.cells].filter((other) => other.offsetParent);
   if (key === 'Home') return cells[0];
   if (key === 'End') return cells[cells.length - 1];
   if (key === 'ArrowLeft' || key === 'ArrowRight') return cells[cells.indexOf(cell) + (key === 'ArrowLeft' ? -1 : 1)];
@@ -126,36 +166,31 @@ function nextCell(cell, key) {
 // --- The note beside a cell: interval and controls ---
 
 function showTip(cell) {
-  const row = cell.closest('tbody tr'), heading = row && headingOf(cell);
-  if (!heading || heading.dataset.part === 'difference' || !Number.isInteger(Number(heading.dataset.sort))) return hideTip();
-  const head = heads[row.dataset.number], column = Number(heading.dataset.sort);
-  const one = heading.dataset.part === 'other' ? head.other : head;
-  const lines = tipLines(one, column);
-  const tip = byId('tip');
-  tip.replaceChildren(element('b', '', `${head.name}, ${data.columns[column].label}`),
-    ...lines.map((line) => element('span', '', line)));
+  const row = cell.closest('tbody tr'), over = row && sorted[cell.cellIndex];
+  if (!over || over.dataset.part === 'difference' || !Number.isInteger(Number(over.dataset.sort))) {
+    hideTip();
+    return;
+  }
+  const head = heads[row.dataset.number], at = Number(over.dataset.sort);
+  const lines = tipLines(over.dataset.part === 'other' ? head.other : head, at), tip = byId('tip');
+  tip.replaceChildren(element('b', '', `${head.name}, ${columnName(data.columns[at])}`), ...lines.map((line) => element('span', '', line)));
   tip.hidden = false;
-  const box = cell.getBoundingClientRect(), own = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(8, Math.min(innerWidth - own.width - 8, box.right - own.width))}px`;
-  const above = box.top - own.height - 6;
+  const box = cell.getBoundingClientRect(), size = tip.getBoundingClientRect(), above = box.top - size.height - 6;
+  tip.style.left = `${Math.max(8, Math.min(innerWidth - size.width - 8, box.right - size.width))}px`;
   tip.style.top = `${above > 8 ? above : box.bottom + 6}px`;
-  return undefined;
 }
 
-function tipLines(head, number) {
-  const value = head?.values[number], column = data.columns[number];
-  if (!value) return ['not defined here'];
+function tipLines(head, at) {
+  const value = head?.values[at], column = data.columns[at];
+  if (!value) return [say('report.undefined')];
   const lines = [];
-  const documents = value[3] > 1 ? ` over ${value[3]} documents` : '';
-  if (value[3]) lines.push(`95 % interval: ${intervalIn(value, column)}${documents}`);
-  if (head.uniform[number] !== null) lines.push(`even attention: ${figure(head.uniform[number], column)}`);
-  if (data.untrained[number] !== null) lines.push(`best untrained head: ${figure(data.untrained[number], column)}`);
-  return lines.length ? lines : ['no interval'];
+  if (value[3]) {
+    const documents = value[3] > 1 ? say('report.over_documents', { count: value[3] }) : '';
+    lines.push(`${say('report.interval')}: ${intervalIn(value, column)}${documents}`);
+  }
+  if (head.uniform[at] !== null) lines.push(`${say('report.even_attention')}: ${figure(head.uniform[at], column)}`);
+  if (data.untrained[at] !== null) lines.push(`${say('report.best_untrained')}: ${figure(data.untrained[at], column)}`);
+  return lines.length ? lines : [say('report.no_interval')];
 }
-
-// Columns with a heading of their own stand in the same order as the cells of a row.
-const sorted = [...table.querySelectorAll('th[data-sort]')];
-
-function headingOf(cell) { return sorted[cell.cellIndex]; }
 
 function hideTip() { byId('tip').hidden = true; }

@@ -1,4 +1,4 @@
-"""The numbers of a survey as the report's script reads them: small, and independent of the length of the text.
+"""The numbers of a survey as the report's scripts read them: small, and independent of the length of the text.
 
 Numbers of heads are JSON; pictures, weights and key numbers are base64 of little-endian whole numbers.
 """
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
-from headwise.records import HeadMaps
-from headwise.view.page.assemble import json_block
-from headwise.view.survey_words import Column, paired, value_of
+from headwise.records import HeadMaps, RunSummary
+from headwise.view.sentences import head_parts
+from headwise.view.survey_words import Column, badges_of, notes_of, only_here, paired, value_of
 from headwise.view.terminal import check_names, check_range, visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
@@ -60,34 +60,64 @@ def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
         raise HeadwiseError(f"{name} has the role {unknown[0]!r}, which is not among the {len(roles)} of the survey")
 
 
-def survey_data(survey: Survey, columns: tuple[Column, ...], maps: HeadMaps | None, against: Survey | None) -> str:
-    """The data block of the page."""
+def survey_data(
+    survey: Survey,
+    columns: tuple[Column, ...],
+    maps: HeadMaps | None,
+    summary: RunSummary | None,
+    against: Survey | None,
+    against_maps: HeadMaps | None,
+) -> dict[str, Any]:
+    """The data of the page."""
+    badges = badges_of(survey.roles)
+    wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
+    return {
+        "model": survey.model,
+        "against": None if against is None else against.model,
+        "extent": _extent(survey),
+        "texts": survey.texts,
+        "loss": survey.loss,
+        "other_loss": None if against is None else against.loss,
+        "ablated": survey.ablated,
+        "notes": notes_of(survey, against),
+        "only": only_here(survey, against),
+        "columns": columns,
+        "roles": [{**vars(badges[role.name]), **vars(role)} for role in survey.roles],
+        "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
+        "has_untrained": survey.untrained is not None,
+        "tokens": [visible(token) for token in survey.tokens],
+        "passage": survey.passage,
+        "wide": wide,
+        "heads": _heads(survey, columns, against, wide),
+        "maps": None if maps is None else _maps(maps, {}),
+        "other_maps": _other_maps(maps, against, against_maps),
+        "run": None if summary is None else {**vars(summary), "has_baseline": summary.baseline_loss is not None},
+        "question": "tense" if summary is not None and summary.facts.get("text") == "the verb corpus" else "head",
+    }
+
+
+def _extent(survey: Survey) -> dict[str, Any]:
+    layers = {(profile.part, profile.layer) for profile in survey.profiles}
+    counts = {"n_documents": survey.n_documents, "n_tokens": survey.n_tokens, "longest": survey.longest}
+    return {"family": survey.family, "n_heads": len(survey), "n_layers": len(layers), **counts}
+
+
+def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[dict[str, Any]]:
+    """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
     pictures = shares_of(survey)
     other_pictures = {} if against is None else shares_of(against)
-    wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
     for profile, other in paired(survey, against):
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
         head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
+        head["says"] = head_parts(survey, profile)
         head["roles"] = [roles[role] for role in profile.roles]
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
             head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
         heads.append(head)
-    document = {
-        "model": survey.model,
-        "against": None if against is None else against.model,
-        "columns": [{"label": c.label, "decimals": c.decimals, "signed": c.signed} for c in columns],
-        "roles": [role.name for role in survey.roles],
-        "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
-        "tokens": [visible(token) for token in survey.tokens],
-        "passage": survey.passage,
-        "wide": wide,
-        "heads": heads,
-        "maps": None if maps is None else _maps(maps),
-    }
-    return json_block(plain_data(document))
+    return heads
 
 
 def _numbers(
@@ -157,7 +187,8 @@ def quantised(weights: NDArray[Any]) -> str:
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
-def _maps(maps: HeadMaps) -> dict[str, Any]:
+def _maps(maps: HeadMaps, names: dict[str, str]) -> dict[str, Any]:
+    """Every head's map under its name, or under the one that `names` has for it."""
     # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
     causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
     count = len(maps.tokens)
@@ -165,8 +196,15 @@ def _maps(maps: HeadMaps) -> dict[str, Any]:
     return {
         "tokens": [visible(token) for token in maps.tokens],
         "causal": causal,
-        "weights": {head.name: quantised(head.weights[kept]) for head in maps.maps},
+        "weights": {names.get(head.name, head.name): quantised(head.weights[kept]) for head in maps.maps},
     }
+
+
+def _other_maps(maps: HeadMaps | None, against: Survey | None, others: HeadMaps | None) -> dict[str, Any] | None:
+    """The other model's maps, where they are of the same tokens; under the names of the heads here."""
+    if maps is None or against is None or others is None or others.tokens != maps.tokens:
+        return None
+    return _maps(others, {profile.was: profile.name for profile in against.profiles if profile.was})
 
 
 def _interval(value: Interval | None) -> list[float | None] | None:

@@ -18,6 +18,7 @@ import torch
 
 from headwise import __version__
 from headwise.errors import HeadwiseError
+from headwise.files import read_bytes
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
@@ -114,7 +115,7 @@ class Unit:
             "model": _shape_of(arm) | {"trained": arm.trained},
             "parameters_of": _shape_of(first) if arm.widened else None,
             "data": _name_of(self.experiment.task.corpus),
-            "text": None if self.text is None else hashlib.sha256(self.text.read_bytes()).hexdigest(),
+            "text": None if self.text is None else hashlib.sha256(read_bytes(self.text)).hexdigest(),
             "recipe": asdict(self.experiment.recipe(self.steps, self.text)),
             "measure": _name_of(self.experiment.measure),
             "seed": self.seed,

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import write_whole
+from headwise.files import read_json, write_whole
 from headwise.lab.compare.experiment import Report, Scored, Unit, run_unit
+from headwise.records import from_json
 
 
 class Store:
@@ -49,14 +50,13 @@ class Store:
         if not path.exists():
             return None
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            if saved["key"] != json.loads(json.dumps(key)):
-                raise KeyError("another unit")
-            return Scored(**saved["scored"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise HeadwiseError(
-                f"{path} is damaged ({type(error).__name__}: {error}); remove it or take another --out"
-            ) from None
+            saved = from_json(dict[str, Any], read_json(path))
+            if saved.get("key") != json.loads(json.dumps(key)):
+                raise HeadwiseError("it is another unit")
+            scored: Scored = from_json(Scored, saved.get("scored"), "scored")
+        except HeadwiseError as error:
+            raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another --out") from None
+        return scored
 
     def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:
         document = {"unit": label, "key": key, "scored": asdict(scored)}

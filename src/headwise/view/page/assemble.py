@@ -2,7 +2,7 @@
 
 A page has the base style and the base script, then its own. A content security policy lets only these run, known by
 their hashes. A page carries its phrases in every language: static HTML leaves an element empty and names its phrase,
-`<p data-word="report.lede"></p>`, or an attribute's, `<input data-word-placeholder="report.find">`. They are filled in
+`<p data-word="report.hint"></p>`, or an attribute's, `<input data-word-placeholder="report.own">`. They are filled in
 here in the first language, so that they stand there without a script too; the base script fills them in again when the
 reader switches.
 """

@@ -1,0 +1,53 @@
+// --- The address: #L0.H3/5 is a head, enlarged, and a token; a sentence of the reader's own comes third ---
+
+let opened = false; // was the head opened from this page, so that going back closes it?
+
+function addressNow() {
+  const parts = [view.open >= 0 ? heads[view.open].name : '', view.pinned || view.open >= 0 ? String(Math.max(0, view.at)) : ''];
+  if (own.whole && own.text !== opening) parts.push(own.text);
+  while (parts.length && parts[parts.length - 1] === '') parts.pop();
+  return parts.length ? '#' + parts.map(encodeURIComponent).join('/') : '';
+}
+
+// Opening a head is a step that Back takes again; everything else changes the address in place.
+function changeAddress(step = false) {
+  const address = addressNow();
+  if (address === location.hash) return;
+  if (step) opened = true;
+  history[step ? 'pushState' : 'replaceState'](null, '', address || location.href.split('#')[0]);
+}
+
+function leaveAddress() {
+  if (!opened) {
+    changeAddress();
+    return;
+  }
+  opened = false;
+  if (location.hash !== addressNow()) history.back();
+}
+
+function readAddress() {
+  let parts = [];
+  try {
+    parts = location.hash.slice(1).split('/').map(decodeURIComponent);
+  } catch { /* an address that nobody made here */ }
+  const [name, token, text] = parts;
+  if (text && hasModel() && text !== own.text) setOwn(text);
+  const number = numberOf.get(name) ?? -1;
+  if (token !== undefined && token !== '' && Number(token) >= 0 && Number(token) < shown.tokens.length) {
+    view.at = Number(token);
+    view.pinned = true;
+    showPoint();
+  }
+  if (number < 0 && view.open >= 0) {
+    opened = false;
+    byId('large').close();
+  } else if (number >= 0 && view.open < 0) {
+    openHead(number);
+    opened = false;
+  } else if (number >= 0 && number !== view.open) {
+    view.open = number;
+    beginHead();
+  }
+  changeAddress();
+}

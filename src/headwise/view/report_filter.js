@@ -1,0 +1,39 @@
+// --- Filter: which heads are looked at, in the grid and in the table ---
+
+function matches(number) {
+  const head = heads[number], text = `${head.name} ${roleWords(head)}`.toLowerCase();
+  return (!view.roles.size || head.roles.some((role) => view.roles.has(role))) &&
+    view.words.every((word) => text.includes(word));
+}
+
+function filterChanged() {
+  const left = heads.map((_, number) => matches(number)), kept = left.filter(Boolean).length;
+  const all = kept === heads.length && !view.roles.size && !view.words.length;
+  for (const row of table.tBodies[0].rows) row.hidden = !left[row.dataset.number];
+  boxes.forEach((box, number) => box.classList.toggle('faded', !left[number]));
+  for (const place of document.querySelectorAll('.matches')) {
+    place.textContent = all ? '' : say('report.matches', { count: count(kept), all: count(heads.length) });
+  }
+  byId('all-heads').hidden = all;
+  stopAtFirstRow();
+}
+
+function toggleRole(button) {
+  const role = Number(button.dataset.role);
+  if (!view.roles.delete(role)) view.roles.add(role);
+  button.setAttribute('aria-pressed', String(view.roles.has(role)));
+  filterChanged();
+}
+
+function searchFor(text) {
+  view.words = text.toLowerCase().split(/\s+/).filter(Boolean);
+  filterChanged();
+}
+
+function showAll() {
+  view.roles.clear();
+  byId('find').value = '';
+  for (const button of document.querySelectorAll('.choose')) button.setAttribute('aria-pressed', 'false');
+  searchFor('');
+  byId('find').focus(); // the button that had the focus is gone
+}

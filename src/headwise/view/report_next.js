@@ -1,0 +1,89 @@
+// --- What the model expects next, as it is and without the silenced heads, side by side ---
+
+const LISTED = 5; // likeliest tokens of each that are listed
+const next = { chosen: -1 }; // the token whose probability is followed; -1: the one that the text goes on with
+
+// The position that predicts, its probabilities, and the token that is followed there.
+function prediction() {
+  const place = view.at < 0 ? lastPlace() : view.at;
+  const before = chancesOf(own.whole, place), after = own.less === own.whole ? before : chancesOf(own.less, place);
+  const truth = place + 1 < own.ids.length ? own.ids[place + 1] : -1;
+  const chosen = next.chosen >= 0 ? next.chosen : truth >= 0 ? truth : ordered(before)[0];
+  return { place, before, after, truth, chosen };
+}
+
+function chancesOf(run, place) { return probabilities(run.logits[place]); }
+
+function ordered(chances) { return Array.from(chances.keys()).sort((a, b) => chances[b] - chances[a]); }
+
+function showNext() {
+  const panel = byId('next-panel');
+  panel.hidden = !own.whole || !shown.own;
+  if (panel.hidden) return;
+  const { place, before, after, truth, chosen } = prediction(), silent = view.silenced.size > 0;
+  setText('next-title', 'report.next_after', { token: quoted(shown.tokens[place]) });
+  const rows = distinct([...ordered(before).slice(0, LISTED), ...(silent ? ordered(after).slice(0, LISTED) : []), chosen]);
+  const most = (id) => Math.max(before[id], after[id]);
+  rows.sort((a, b) => most(b) - most(a));
+  const shownRows = rows.filter((id) => id === chosen || most(id) >= 0.001);
+  byId('next').classList.toggle('both', silent);
+  const head = element('tr');
+  head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
+  if (silent) head.append(scoped('col', say('report.without', { heads: silencedNames() })), scoped('col', say('report.change')));
+  byId('next').replaceChildren(head, ...shownRows.map((id) => nextRow(id, before[id], after[id], silent, id === chosen, id === truth)));
+  showVerdict(before, after, chosen, silent);
+  showRanking();
+}
+
+function nextRow(id, before, after, silent, chosen, truth) {
+  const row = element('tr', chosen ? 'chosen' : ''), button = element('button', 'token');
+  button.type = 'button';
+  button.setAttribute('aria-pressed', String(chosen));
+  button.append(element('bdi', '', visible(vocabulary()[id])));
+  if (truth) button.title = say('report.in_text');
+  button.addEventListener('click', () => { next.chosen = id; ranking.clear(); showNext(); focusToken(id); });
+  button.dataset.id = id;
+  const name = scoped('row', '');
+  name.append(button);
+  row.append(name, bar(before, 'ours'));
+  if (silent) {
+    const change = after - before, cell = element('td', change < -0.005 ? 'fall' : change > 0.005 ? 'rise' : '');
+    cell.textContent = Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change))}`;
+    row.append(bar(after, 'theirs'), cell);
+  }
+  return row;
+}
+
+function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus(); }
+
+function bar(part, kind) {
+  const cell = element('td', 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
+  filled.style.width = `${(100 * part).toFixed(2)}%`;
+  track.append(filled);
+  cell.append(track, element('span', 'part', percent(part)));
+  return cell;
+}
+
+// What silence has changed, in a sentence.
+function showVerdict(before, after, chosen, silent) {
+  const name = (id) => quoted(visible(vocabulary()[id])), [first, now] = [ordered(before)[0], ordered(after)[0]];
+  const values = { token: name(chosen), before: percent(before[chosen]), after: percent(after[chosen]), heads: silencedNames() };
+  const key = !silent ? 'report.expects' : first === now ? 'report.still' : 'report.now_says';
+  const filled = !silent ? { token: name(first), part: percent(before[first]) } : { ...values, first: name(first), now: name(now), part: percent(after[now]) };
+  for (const id of ['verdict', 'verdict-below', 'large-verdict']) {
+    setText(id, key, filled);
+    byId(id).classList.toggle('turned', silent && first !== now);
+  }
+  byId('verdict-below').hidden = byId('large-verdict').hidden = !silent;
+}
+
+// A phrase whose marks are elements; it is made anew with every change, so it does not follow the language by itself.
+function setText(id, key, values) { putWords(byId(id), key, values); }
+
+function silencedNames() { return [...view.silenced].sort().join(', '); }
+
+function scoped(scope, name) {
+  const heading = element('th', '', name);
+  heading.scope = scope;
+  return heading;
+}

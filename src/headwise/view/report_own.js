@@ -1,0 +1,111 @@
+// --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
+
+const WAIT_MS = 60; // after a key, before the model runs
+// whole, less: what the model makes of the sentence as it is, and without the silenced heads
+const own = { text: '', ids: [], pieces: [], whole: null, less: null };
+const FIRST = 48; // tokens of a passage that the page begins with
+let typing = 0;
+
+function startOwn() {
+  const why = modelMissing();
+  byId('own').hidden = byId('next-panel').hidden = Boolean(why);
+  byId('workbench').hidden = Boolean(why);
+  if (why) return;
+  byId('own-text').addEventListener('input', () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
+  });
+  byId('likeliest').addEventListener('click', () => goOn(0));
+  byId('sampled').addEventListener('click', () => goOn(1));
+  byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
+  byId('vocabulary').addEventListener('toggle', showVocabulary);
+  begin();
+}
+
+// The text that the page opens with, told by the tokens of its maps.
+let opening = '';
+
+function begin() {
+  const ids = new Map(vocabulary().map((name, id) => [visible(name), id]));
+  const known = (sentence || { tokens: passage.tokens.slice(0, FIRST) }).tokens.filter((token) => ids.has(token)).map((token) => ids.get(token));
+  opening = known.reduce(longer, '');
+  setOwn(opening, restingPlace);
+}
+
+// Where the page begins to look: where the last word is predicted, so that its truth is known.
+function restingPlace() { return Math.max(0, own.ids.length - 2); }
+
+function lastPlace() { return own.ids.length - 1; }
+
+function setOwn(text, placed = lastPlace) {
+  const { ids, pieces } = inputOf(model, text);
+  takeOwn(text, ids, pieces, placed);
+}
+
+function takeOwn(text, ids, pieces, placed) {
+  if (byId('own-text').value !== text) byId('own-text').value = text;
+  try {
+    const whole = think(ids);
+    Object.assign(own, { text, ids, pieces, whole });
+    own.less = view.silenced.size ? think(ids, [...view.silenced]) : whole;
+  } catch (trouble) { // longer than the model's context, or nothing at all
+    byId('own-trouble').textContent = trouble.message;
+    return;
+  }
+  view.pinned = false;
+  view.at = placed();
+  next.chosen = -1;
+  ranking.clear();
+  showOwn();
+  changeAddress();
+}
+
+function showOwn() {
+  if (!own.whole) {
+    showText(sentence || passage);
+    return;
+  }
+  const tokens = own.ids.map((id, at) => visible(own.pieces[at].known ? vocabulary()[id] : own.pieces[at].text));
+  showText({ tokens, exact: true, own: true, maps: { this: mapsOf(own.less) }, unknown: own.pieces.map((piece) => !piece.known) });
+  sayUnknown();
+}
+
+function sayUnknown() {
+  const strange = own.pieces.map((piece, at) => ({ ...piece, at })).filter((piece) => !piece.known);
+  byId('own-trouble').textContent = strange.length ? say('report.unknown_words',
+    { words: distinct(strange.map((piece) => quoted(visible(piece.text)))).join(', '), sign: quoted(visible(vocabulary()[strange[0].id])) }) : '';
+}
+
+// The maps of a run, each made flat when first needed.
+function mapsOf(run) {
+  const made = new Map();
+  return {
+    has: (name) => name in run.maps,
+    get: (name) => {
+      if (!made.has(name)) made.set(name, mapOf(flatMap(run.maps[name]), own.ids.length));
+      return made.get(name);
+    },
+  };
+}
+
+// One token more: the likeliest where the temperature is 0, else drawn by its probability.
+function goOn(temperature) {
+  const { ids, id } = step(model, own.ids, { temperature, silence: [...view.silenced] });
+  const before = own.pieces.slice(own.pieces.length - (ids.length - 1));
+  takeOwn(longer(own.text, id), ids, [...before, { id, text: vocabulary()[id], known: true }], lastPlace);
+}
+
+// The words that the model knows; a click adds one.
+function showVocabulary() {
+  const list = byId('vocabulary-words');
+  if (!byId('vocabulary').open || list.childElementCount) return;
+  const known = vocabulary().map((name, id) => [visible(name), id]).filter(([, id]) => id !== model.tokens.boundary);
+  known.sort(([a], [b]) => a.localeCompare(b));
+  list.append(...known.slice(0, 600).map(([name, id]) => {
+    const button = element('button', 'known', name);
+    button.type = 'button';
+    button.addEventListener('click', () => setOwn(longer(own.text, id)));
+    return button;
+  }));
+  if (known.length > 600) list.append(say('report.and_more', { count: count(known.length - 600) }));
+}

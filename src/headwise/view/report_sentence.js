@@ -1,0 +1,150 @@
+// --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
+
+const MARKED = 0.2; // of the largest weight of a row: tokens from here on are underlined
+const NAMED = 3; // tokens that are named in words
+const ARC = 0.04; // the least weight that has an arc
+let words = [];
+
+// The words are made once for a text, so that a chosen one keeps the focus while its marks change.
+function makeSentence() {
+  words = shown.tokens.map((token, at) => {
+    const word = element('button', 'word');
+    word.type = 'button';
+    word.tabIndex = at === Math.max(0, view.at) ? 0 : -1;
+    word.append(element('bdi', '', token));
+    word.classList.toggle('mark', /^<.+>$/.test(token));
+    word.classList.toggle('unknown', Boolean(shown.unknown?.[at]));
+    word.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse' && !view.pinned) point(at); });
+    word.addEventListener('click', () => pin(at));
+    word.addEventListener('focus', () => { stopAt(words, word); if (!view.pinned && word.matches(':focus-visible')) point(at); });
+    return word;
+  });
+  const box = byId('sentence'), letters = shown.tokens.reduce((sum, token) => sum + [...token].length, 0);
+  box.dataset.length = words.length > 60 || letters > 260 ? 'long' : words.length > 16 || letters > 70 ? 'middle' : 'short';
+  box.classList.toggle('letters', words.length > 3 && letters < 1.6 * words.length);
+  box.replaceChildren(...words);
+}
+
+// Tab stops once among these elements, at the one that was last used.
+function stopAt(elements, chosen) {
+  for (const stop of elements) if (stop.tabIndex === 0) stop.tabIndex = -1;
+  chosen.tabIndex = 0;
+}
+
+// Looks at a token, at none where it is -1; everything follows.
+function point(at) {
+  if (at === view.at) return;
+  view.at = at;
+  showPoint();
+}
+
+function pin(at) {
+  view.pinned = at >= 0 && !(view.pinned && view.at === at);
+  view.at = at;
+  showPoint();
+  changeAddress();
+}
+
+function free() {
+  view.pinned = false;
+  view.at = -1;
+  showPoint();
+  changeAddress();
+}
+
+function lookThrough(number) {
+  if (number === view.through || view.open >= 0) return;
+  view.through = number;
+  showTint();
+}
+
+function showPoint() {
+  showTint();
+  lightRows();
+  showNow();
+  showNext();
+  if (view.open >= 0) followPoint();
+}
+
+function showTint() {
+  tint(words, view.at, view.through);
+  byId('saying').textContent = view.at < 0 ? say('report.point_at') : lookWords(view.at, view.through);
+  if (view.through >= 0) putSentence(byId('head-says'), heads[view.through]);
+  else putWords(byId('head-says'), hasModel() ? 'report.how_to_silence' : 'report.how_to_read');
+  byId('free').hidden = !view.pinned;
+  drawArcs();
+}
+
+// Colours words by what a token gives them; the last colour is the strongest weight of the whole row, in sight or not.
+function tint(words, at, number) {
+  const look = at < 0 ? null : looksThrough(number, at), hidden = (key) => view.hideFirst && key === 0;
+  const seen = look ? [...look.inside.filter((_, key) => !hidden(key)), ...look.outside.map((far) => far.weight)] : [];
+  const top = view.scale === 'own' ? Math.max(...seen, 1e-9) : 1;
+  words.forEach((word, key) => {
+    const weight = look && !hidden(key) ? look.inside[key] : 0, colour = colourOf(weight, top, false);
+    word.style.backgroundColor = look ? `rgb(${colour})` : '';
+    word.style.color = look ? inkOn(colour) : '';
+    word.title = look ? `${named(key, shown.tokens)}: ${inWords(look.inside[key])}` : '';
+    word.setAttribute('aria-pressed', String(key === at && view.pinned));
+    word.classList.toggle('looking', key === at);
+    word.classList.toggle('left-out', Boolean(look) && hidden(key));
+    word.classList.toggle('marked', weight > 0 && weight >= MARKED * top);
+  });
+}
+
+// "At ‘él’ L0.H3 looks at ‘write’ (0.970), ..." and what of it lies beyond the text shown.
+function lookWords(at, number) {
+  const { inside, outside, whole } = looksThrough(number, at);
+  const keys = [...inside.keys()].filter((key) => inside[key] >= 0.0005).sort((a, b) => inside[b] - inside[a]);
+  const most = keys.slice(0, NAMED).map((key) => `${quoted(shown.tokens[key])} (${inWords(inside[key])})`).join(', ');
+  const who = number < 0 ? say('report.all_heads') : heads[number].name, key = number < 0 ? 'report.at_looks' : 'report.at_looks_head';
+  const lines = [];
+  if (most) lines.push(say(key, { token: quoted(shown.tokens[at]), who, most }));
+  else if (!outside.length) lines.push(say('report.looks_nowhere', { who }));
+  if (number >= 0 && view.silenced.has(heads[number].name)) lines.push(say('report.is_silenced'));
+  if (outside.length) {
+    const cross = heads[number].cross;
+    const far = outside.map(({ key, weight }) => `${cross ? say('report.key', { key }) : named(key, data.tokens)} (${inWords(weight)})`);
+    lines.push(say(cross ? 'report.in_other' : 'report.beyond', { far: far.join(', ') }));
+  }
+  if (!whole && number >= 0 && heads[number].k) lines.push(say('report.only_strongest', { count: heads[number].k }));
+  return lines.join(' ');
+}
+
+function walkSentence(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  const list = [...event.currentTarget.children], next = list[list.indexOf(event.target.closest('.word')) + step];
+  event.preventDefault();
+  if (!next) return;
+  next.focus();
+  if (!view.pinned) point(list.indexOf(next));
+}
+
+// --- Arcs ---
+
+function drawArcs() {
+  const drawing = byId('arcs');
+  byId('line').classList.toggle('arched', view.arcs);
+  drawing.replaceChildren();
+  if (!view.arcs || view.at < 0 || !words.length) return;
+  const frame = byId('line').getBoundingClientRect();
+  drawing.setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
+  const middle = (word) => {
+    const box = word.getBoundingClientRect();
+    return [box.left - frame.left + box.width / 2, box.top - frame.top];
+  };
+  const [x, y] = middle(words[view.at]);
+  looksThrough(view.through, view.at).inside.forEach((weight, key) => {
+    if (weight < ARC || (view.hideFirst && key === 0)) return;
+    const [toX, toY] = middle(words[key]), height = Math.min(52, 14 + Math.abs(toX - x) / 5);
+    const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');
+    const loop = key === view.at;
+    path.setAttribute('d', loop
+      ? `M${x - 7} ${y}C${x - 16} ${y - 24} ${x + 16} ${y - 24} ${x + 7} ${y}`
+      : `M${x} ${y}C${x} ${y - height} ${toX} ${toY - height} ${toX} ${toY}`);
+    path.setAttribute('stroke-width', String(1 + 5 * weight));
+    path.setAttribute('stroke-opacity', String(0.35 + 0.65 * weight));
+    drawing.append(path);
+  });
+}

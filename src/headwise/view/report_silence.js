@@ -1,0 +1,73 @@
+// --- Heads that are silenced, and what each of them means for this very prediction ---
+
+const ranking = new Map(); // name of a head -> the probability of the followed token without it, and the likeliest then
+
+function toggleSilence(number) {
+  const name = heads[number].name;
+  if (!hasModel()) return;
+  if (!view.silenced.delete(name)) view.silenced.add(name);
+  silenceChanged();
+}
+
+function wakeAll() {
+  view.silenced.clear();
+  silenceChanged();
+  byId('own-text').focus();
+}
+
+function silenceChanged() {
+  byId('wake').hidden = !view.silenced.size;
+  nameHeads();
+  own.less = view.silenced.size ? think(own.ids, [...view.silenced]) : own.whole;
+  if (view.open >= 0) showSilence();
+  showOwn();
+}
+
+// Runs the model once for each head, without that head alone. The page answers in between, and what has changed by then
+// ends it.
+async function silenceEach() {
+  const { place, chosen } = prediction(), { whole, ids } = own, found = new Map();
+  for (const [number, head] of heads.entries()) {
+    const chances = chancesOf(think(ids, [head.name]), place);
+    found.set(head.name, { part: chances[chosen], then: likeliest(chances) });
+    setText('ranking-note', 'report.ranking_at_work', { done: number + 1, all: heads.length });
+    if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
+    if (whole !== own.whole || prediction().place !== place || prediction().chosen !== chosen) return;
+  }
+  ranking.clear();
+  for (const entry of found) ranking.set(...entry);
+  showRanking();
+}
+
+// The heads by what their silence takes from the token that is followed, the most first.
+function showRanking() {
+  const list = byId('ranking'), { before, chosen } = prediction(), whole = before[chosen];
+  list.hidden = !ranking.size;
+  if (!ranking.size) setText('ranking-note', 'report.ranking_offer', {});
+  else setText('ranking-note', 'report.ranking', { token: quoted(visible(vocabulary()[chosen])), part: percent(whole) });
+  const names = [...ranking.keys()].sort((a, b) => ranking.get(a).part - ranking.get(b).part);
+  list.replaceChildren(...names.map((name) => rankingRow(name, whole)));
+  for (const box of boxes) {
+    const found = ranking.get(heads[box.dataset.number].name), change = found ? found.part - whole : 0;
+    const effect = box.querySelector('.effect');
+    effect.textContent = Math.abs(change) >= 0.005 ? `${change > 0 ? '+' : '−'}${percent(Math.abs(change))}` : '';
+    effect.classList.toggle('strong', change < -0.2);
+  }
+}
+
+function rankingRow(name, whole) {
+  const { part, then } = ranking.get(name), item = element('li'), button = element('button', 'token', name);
+  button.type = 'button';
+  button.dataset.name = name;
+  button.setAttribute('aria-pressed', String(view.silenced.has(name)));
+  button.setAttribute('aria-label', say(view.silenced.has(name) ? 'report.wake' : 'report.silence', { name }));
+  button.addEventListener('click', () => {
+    toggleSilence(numberOf.get(name));
+    byId('ranking').querySelector(`[data-name="${name}"]`).focus(); // the row was made anew
+  });
+  const words = element('span', 'then'), change = part - whole;
+  putWords(words, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at',
+    { token: quoted(visible(vocabulary()[then])) });
+  item.append(button, bar(part, 'theirs'), words);
+  return item;
+}

@@ -1,0 +1,26 @@
+// --- The head of the page: what was looked at, in words ---
+
+function showTop() {
+  const { family, n_heads, n_layers, n_documents, n_tokens, longest } = data.extent;
+  const parts = [family, say('report.extent', { heads: n_heads, layers: n_layers })].filter(Boolean);
+  byId('lede').textContent = parts.join(' · ');
+  const facts = [say('report.measured_on', { tokens: count(n_tokens), documents: n_documents })];
+  if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
+  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.join(', ') }));
+  if (finite(data.loss)) facts.push(say('report.mean_loss', { loss: loss(data.loss) }));
+  if (data.against !== null && finite(data.other_loss)) facts.push(say('report.mean_loss_of', { model: data.against, loss: loss(data.other_loss) }));
+  if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
+  byId('measured').textContent = facts.join(' ');
+  byId('notes').hidden = !data.notes.length;
+  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', note)));
+  byId('only').hidden = !data.only.length;
+  byId('only').replaceChildren(...data.only.map(([model, names]) => element('p', '', say('report.only_in', { model, names }))));
+  byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
+  byId('views').hidden = data.against === null;
+  byId('view-other').textContent = data.against ?? '';
+  byId('no-model').textContent = modelMissing();
+  byId('no-model').hidden = hasModel();
+  byId('question').hidden = !hasModel();
+  setText('question', `report.question_${data.question}`, {});
+  byId('meanings').replaceChildren(...data.columns.flatMap((column) => [element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
+}

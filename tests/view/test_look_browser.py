@@ -1,0 +1,339 @@
+"""The first screen of the report in a real Chromium: a sentence that one touches and types, and silenced heads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from browsing import Opener, faults, opener, unreadable, width_beyond
+from report_browsing import drawn, open_head, picture, pixel, plain, ramp, title
+from surveys import survey_of_maps
+
+import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
+from headwise.heads.maps import head_maps
+from headwise.models.pack import pack_model
+from headwise.view.report import write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+LINES = ["he would call = él llamaría", "I work = yo trabajo", "you will eat = tú comerás"]
+TEXT = LINES[0]
+AT = 5  # él
+
+
+def small_model() -> tuple[GPT, Tokens]:
+    """Two layers of three heads, with weights so large that every head matters."""
+    torch.manual_seed(3)
+    tokens = Tokens.words(LINES)
+    shape = {"n_layers": 2, "n_heads": 3, "head_dim": 4, "d_model": 12, "d_ff": 20}
+    model = GPT(GPTConfig(vocab_size=len(tokens), context=17, position="rope", **shape))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.ndim == 2 else 1)
+    return model.eval(), tokens
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model, tokens = small_model()
+    ids = tokens.prompt(TEXT)
+    maps = head_maps(model, ids, tokens.shown(ids), "small")
+    path = tmp_path_factory.mktemp("look") / "report.html"
+    write_report(path, survey_of_maps(maps), maps, model=pack_model(model, tokens))
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Browser, report: Path) -> Iterator[Page]:
+    with opener(browser) as opened:
+        page = opened(report)
+        drawn(page)
+        yield page
+
+
+@pytest.fixture
+def page(shared: Page) -> Page:
+    """One page for many tests: each finds it as it opens."""
+    shared.keyboard.press("Escape")
+    shared.evaluate("view.silenced.clear(); silenceChanged(); view.at = -1; setOwn(opening, restingPlace)")
+    shared.mouse.move(640, 60)
+    return shared
+
+
+def until(page: Page, condition: str) -> None:
+    """Waits; the policy of the page lets no condition be compiled in it, so it is asked again and again."""
+    for _ in range(200):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(25)
+    pytest.fail(f"never came true: {condition}")
+
+
+def words(page: Page) -> list[str]:
+    return page.locator("#sentence .word bdi").all_inner_texts()
+
+
+def lit(page: Page) -> int:
+    return int(page.locator("#grid .grid").get_attribute("data-lit") or -1)
+
+
+def saying(page: Page) -> str:
+    return plain(page.inner_text("#saying"))
+
+
+def chances(text: str, *silenced: str) -> dict[str, float]:
+    """What the model in Python expects after a text."""
+    model, tokens = small_model()
+    ids = torch.tensor([tokens.prompt(text)])
+    with torch.no_grad(), hw.ablate(model, list(silenced)):
+        last = model(ids)[0, -1].softmax(-1)
+    return dict(zip(tokens.shown(range(len(tokens))), last.tolist(), strict=True))
+
+
+def percent(text: str) -> float:
+    return float(text.split()[0].replace("\u2212", "-").replace("+", "")) / 100
+
+
+def bars(page: Page) -> dict[str, list[float]]:
+    """Each token of the table with its probabilities: as it is, and without the silenced heads."""
+    rows: list[list[str]] = page.evaluate(
+        "[...document.querySelectorAll('#next tr')].slice(1).map((r) => [...r.cells].map((c) => c.textContent))"
+    )
+    return {name: [percent(cell) for cell in cells] for name, *cells in rows}
+
+
+def test_it_opens_with_a_sentence_and_looks_where_the_last_word_is_predicted(page: Page) -> None:
+    assert words(page) == ["<|end|>", *TEXT.split()]
+    box = page.locator("#sentence").bounding_box()
+    assert box is not None and box["y"] < 300 and box["height"] > 40  # large, and seen at once
+    assert lit(page) == AT and saying(page).startswith("At 'él', all heads together look most at ")
+    chosen = page.locator("#next .chosen")
+    assert chosen.locator("bdi").inner_text() == "llamaría"
+    assert "él" in page.inner_text("#next-title")
+
+
+def test_a_word_under_the_pointer_lights_its_row_and_a_click_pins_it(page: Page) -> None:
+    word = page.locator("#sentence .word")
+    word.nth(3).hover()
+    assert lit(page) == 3 and "looking" in (word.nth(3).get_attribute("class") or "")
+    assert page.evaluate("getComputedStyle(document.querySelector('.lit')).display") == "block"
+    square, mark = (page.locator(f".head[data-number='0'] {part}").bounding_box() for part in (".square", ".lit"))
+    assert square is not None and mark is not None
+    assert mark["y"] - square["y"] == pytest.approx(square["height"] * 3 / 7, abs=2.5)
+    shades = [word.nth(at).evaluate("e => getComputedStyle(e).backgroundColor") for at in range(7)]
+    assert shades[4] == shades[6] == f"rgb({', '.join(map(str, ramp(page, 0)))})" and len(set(shades)) > 2
+    word.nth(4).click()
+    word.nth(1).hover()
+    assert lit(page) == 4 and word.nth(4).get_attribute("aria-pressed") == "true"
+    assert page.evaluate("location.hash") == "#/4"
+    page.keyboard.press("Escape")
+    assert lit(page) == -1 and page.is_hidden("#free") and page.evaluate("location.hash") == ""
+    assert saying(page) == "Point at a word to see where the heads look from it."
+
+
+def test_a_head_under_the_pointer_colours_the_sentence_with_its_own_look(page: Page) -> None:
+    model, tokens = small_model()
+    ids = tokens.prompt(TEXT)
+    weights = next(m.weights for m in head_maps(model, ids, tokens.shown(ids), "").maps if m.name == "L1.H2")
+    page.locator("#sentence .word").nth(AT).click()
+    page.locator(".head[data-number='5'] .square").hover()
+    best = int(weights[AT].argmax())
+    name = tokens.shown(ids)[best]
+    assert saying(page).startswith(f"At 'él', L1.H2 looks at '{name}' ({weights[AT, best]:.3f})")
+    darkest = page.locator("#sentence .word").nth(best).evaluate("e => getComputedStyle(e).backgroundColor")
+    assert darkest == f"rgb({', '.join(map(str, ramp(page, 3)))})"
+    page.mouse.move(640, 60)
+    assert saying(page).startswith("At 'él', all heads together")
+
+
+def test_by_keyboard_alone(page: Page) -> None:
+    page.focus("#sentence .word[tabindex='0']")
+    for key in ("ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    here = lit(page)
+    assert page.evaluate("document.activeElement.textContent") == words(page)[here]
+    page.keyboard.press("Enter")
+    assert page.evaluate("view.pinned") and page.evaluate("location.hash") == f"#/{here}"
+    page.focus(".picture[tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    assert "L1.H1 looks" in saying(page)
+    page.keyboard.press("s")
+    assert page.locator(".head.silent").get_attribute("data-number") == "4"
+    page.keyboard.press("s")
+    assert page.locator(".head.silent").count() == 0
+    page.keyboard.press("Enter")
+    assert title(page) == "L1.H1"
+    page.keyboard.press("s")
+    assert page.locator(".head.silent").get_attribute("data-number") == "4"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.closest('.head').dataset.number") == "4"
+
+
+def test_arcs_on_demand(page: Page) -> None:
+    assert page.locator("#arcs path").count() == 0
+    page.check("main .with-arcs")
+    page.locator("#sentence .word").nth(AT).hover()
+    assert page.locator("#arcs path").count() > 0
+    page.uncheck("main .with-arcs")
+    assert page.locator("#arcs path").count() == 0
+
+
+def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
+    page.fill("#own-text", "you will eat")
+    until(page, "own.text === 'you will eat'")
+    assert words(page) == ["<|end|>", "you", "will", "eat"] and lit(page) == 3
+    wanted = chances("you will eat")
+    shown = bars(page)
+    assert len(shown) >= 4
+    assert all(wanted[name] == pytest.approx(values[0], rel=0.06, abs=6e-5) for name, values in shown.items())
+    assert max(wanted, key=wanted.__getitem__) == next(iter(shown))
+    assert page.locator(picture(0)).evaluate("e => e.width") == 4
+    page.click("#likeliest")
+    assert words(page)[-1] == max(wanted, key=wanted.__getitem__).replace("<|end|>", words(page)[-1])
+    assert len(words(page)) == 5
+    page.click("#sampled")
+    assert len(words(page)) == 6
+    page.fill("#own-text", "he dances = él")
+    until(page, "own.text === 'he dances = él'")
+    assert words(page)[2] == "dances" and "unknown" in (
+        page.locator("#sentence .word").nth(2).get_attribute("class") or ""
+    )
+    assert "does not know: 'dances'" in plain(page.inner_text("#own-trouble"))
+    page.fill("#own-text", "he " * 40)
+    until(page, "document.getElementById('own-trouble').textContent.includes('context of 17')")
+    assert words(page)[2] == "dances"  # what was there stays
+    page.click("#again")
+    assert words(page)[1:] == TEXT.split() and page.inner_text("#own-trouble") == ""
+    page.click("#vocabulary summary")
+    page.get_by_role("button", name="work", exact=True).click()
+    assert words(page)[-1] == "work"
+
+
+def test_a_silenced_head_is_the_ablated_model(page: Page) -> None:
+    before = pixel(page, 3, AT, 1)
+    page.click(".head[data-number='1'] .picture")
+    page.get_by_role("button", name="Silence L0.H2").click()
+    assert page.locator(".head.silent").count() == 2
+    whole, less = chances("he would call = él"), chances("he would call = él", "L0.H1", "L0.H2")
+    for name, (first, second, change) in bars(page).items():
+        assert whole[name] == pytest.approx(first, rel=0.06, abs=6e-5)
+        assert less[name] == pytest.approx(second, rel=0.06, abs=6e-5)
+        assert less[name] - whole[name] == pytest.approx(change, rel=0.06, abs=6e-4)
+    assert page.locator("#next th[scope='col']").nth(2).inner_text() == "without L0.H1, L0.H2"
+    likeliest = [max(table, key=table.__getitem__) for table in (whole, less)]
+    verdict = plain(page.inner_text("#verdict"))
+    assert verdict.startswith(f"Without L0.H1, L0.H2 the model {'still ' * (likeliest[0] == likeliest[1])}says ")
+    assert f"'{likeliest[1]}'" in verdict
+    assert pixel(page, 3, AT, 1) != before  # the layer above reads another stream
+    page.click("#wake")
+    assert page.locator(".head.silent").count() == 0 and pixel(page, 3, AT, 1) == before
+
+
+def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> None:
+    page.click("#each")
+    page.wait_for_selector("#ranking li >> nth=5")
+    names = page.locator("#ranking .token").all_inner_texts()
+    wanted = {f"L{i // 3}.H{i % 3}": chances("he would call = él", f"L{i // 3}.H{i % 3}")["llamaría"] for i in range(6)}
+    assert names == sorted(wanted, key=wanted.__getitem__)
+    parts = [percent(text) for text in page.locator("#ranking .part").all_inner_texts()]
+    assert parts == pytest.approx([wanted[name] for name in names], rel=0.06, abs=6e-5)
+    page.locator("#ranking .token").first.click()
+    assert page.evaluate("[...view.silenced]") == names[:1]
+    assert page.evaluate("document.activeElement.textContent") == names[0]
+    page.locator("#next .token").nth(1).click()  # another token is followed: the ranking no longer holds
+    assert page.is_hidden("#ranking")
+
+
+def test_the_question_leads_to_its_answer(page: Page) -> None:
+    page.fill("#own-text", "I work")
+    until(page, "own.text === 'I work'")
+    page.click("#question")
+    page.wait_for_selector("#ranking li >> nth=5")
+    assert words(page)[1:] == TEXT.split() and page.evaluate("view.pinned") and lit(page) == AT
+
+
+def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path, open_page: Opener) -> None:
+    page.locator("#sentence .word").nth(4).click()
+    open_head(page, "L0.H2")
+    assert page.evaluate("location.hash") == "#L0.H2/4"
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("location.hash") == "#L1.H0/4"
+    page.go_back()
+    page.wait_for_selector("dialog:not([open])", state="attached")
+    assert page.evaluate("location.hash") == "#/4"
+    open_head(page, "L0.H2")
+    page.keyboard.press("Escape")
+    until(page, "location.hash === '#/4'")
+    sent = open_page(report)
+    for address, name, at, text in (
+        ("#L0.H1/3", "L0.H1", 3, TEXT),
+        ("#L1.H2/2/you%20will%20eat", "L1.H2", 2, "you will eat"),
+        ("#/1/I%20work", "", 1, "I work"),
+        ("#%/9/%E0", "", 1, "I work"),  # an address that nobody made
+    ):
+        sent.evaluate("(hash) => { location.hash = hash; }", address)
+        until(sent, f"(view.open < 0 ? '' : heads[view.open].name) === '{name}' && own.text === '{text}'")
+        assert [sent.evaluate("view.at"), sent.evaluate("own.text")] == [at, text], address
+
+
+def test_maps_from_elsewhere_take_the_place_of_the_sentence(page: Page) -> None:
+    page.evaluate("showMaps({ 'L0.H0': [[1, 0], [0.25, 0.75]] }, ['a', 'b'])")
+    assert words(page) == ["a", "b"] and page.is_hidden("#next-panel")
+    page.locator("#sentence .word").nth(1).click()
+    page.locator(".head[data-number='0'] .name").hover()
+    assert saying(page) == "At 'b', L0.H0 looks at 'b' (0.750), 'a' (0.250)."
+    assert page.locator(".head[data-number='1'] .largest").inner_text() == "no map"
+    page.evaluate("showMaps()")
+    assert words(page)[1:] == TEXT.split() and page.is_visible("#next-panel")
+
+
+def test_the_page_speaks_spanish(page: Page) -> None:
+    page.get_by_role("button", name="Español").click()
+    page.click(".head[data-number='0'] .picture")
+    assert page.inner_text("#own label") == "Tu propia frase"
+    assert plain(page.inner_text("#verdict")).startswith("Sin L0.H0 el modelo ")
+    assert page.get_by_role("button", name="Despertar L0.H0").count() == 1
+    assert page.locator("#table thead th").first.inner_text() == "cabeza"
+    text = page.inner_text("body")
+    page.get_by_role("button", name="English").click()
+    assert page.inner_text("#own label") == "Your own sentence"
+    assert not re.search(r"\b(the|looks|head|without|weight)\b", text.split("small", 1)[1].split("Hecho")[0]), text
+
+
+@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark", "reduced_motion": "reduce"}])
+def test_no_serious_fault_of_accessibility(report: Path, open_page: Opener, options: dict[str, Any]) -> None:
+    page = open_page(report, **options)
+    drawn(page)
+    page.click(".head[data-number='0'] .picture")
+    page.click("#each")
+    page.wait_for_selector("#ranking li >> nth=5")
+    for details in page.locator("details").all():
+        details.evaluate("e => { e.open = true; }")
+    assert faults(page) == [] and unreadable(page) == []
+    open_head(page, "L1.H1")
+    assert faults(page) == [] and unreadable(page) == []
+
+
+def test_on_a_phone(report: Path, open_page: Opener) -> None:
+    page = open_page(report, 390, 844, has_touch=True, is_mobile=True)
+    drawn(page)
+    assert width_beyond(page) == 0
+    lefts = {round(box["x"]) for box in (e.bounding_box() for e in page.locator("#grid .head").all()) if box}
+    assert len(lefts) == 2  # the grid wraps
+    page.locator("#sentence .word").nth(2).tap()
+    assert lit(page) == 2 and page.evaluate("view.pinned")
+    page.locator(".head[data-number='0'] .picture").tap()
+    assert page.locator(".head.silent").count() == 1 and page.is_visible("#verdict-below")
+    page.locator(".head[data-number='4'] .name").tap()
+    assert title(page) == "L1.H1" and width_beyond(page) == 0
+    assert page.evaluate("document.getElementById('large').scrollWidth") <= 390

@@ -1,0 +1,225 @@
+"""What the report says below its first screen, in a real Chromium: table, roles, training run, two models."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from browsing import Opener, faults, opener
+from report_browsing import drawn, open_head, plain, readout
+from surveys import ROLES, broken_survey, survey_of, survey_of_maps
+
+from headwise.heads.profiles import Survey
+from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
+from headwise.view.report import write_report
+from headwise.view.survey_data import plain_data
+from headwise.view.survey_words import KINDS
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+SUMMARY = RunSummary(
+    facts={"preset": "small", "note <b>": "<script>alert(2)</script>"},
+    curve=(CurvePoint(0, 5.3, 5.5), CurvePoint(70, 3.1, 3.4), CurvePoint(130, 2.0, 2.3)),
+    held_out_loss=2.3,
+    baseline_loss=2.5,
+    baseline_name="5-gram, Kneser-Ney",
+    samples=("</pre><script>alert(3)</script>", "second"),
+)
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """The report of a survey of two layers of three heads, and of a run."""
+    path = tmp_path_factory.mktemp("parts") / "report.html"
+    write_report(path, survey_of(2, 3), summary=SUMMARY)
+    with opener(browser) as opened:
+        page = opened(path)
+        drawn(page)
+        for details in page.locator(".last details").all():
+            details.evaluate("e => { e.open = true; }")
+        yield page
+
+
+def told(page: Page, summary: RunSummary) -> None:
+    """Makes the part on the training run anew from another one."""
+    run = plain_data({**asdict(summary), "has_baseline": summary.baseline_loss is not None})
+    page.evaluate("(run) => { data.run = run; makeRun(); }", run)
+
+
+def cells(page: Page) -> list[list[str]]:
+    """Every row of the table."""
+    rows: list[list[str]] = page.evaluate(
+        "[...document.querySelectorAll('#table tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    return rows
+
+
+def headings(page: Page) -> list[str]:
+    texts: list[str] = page.evaluate("sorted.map((heading) => heading.textContent)")
+    return texts
+
+
+def tip(page: Page, row: int, column: int) -> list[str]:
+    """What the page says of one cell besides its value."""
+    page.evaluate("([row, column]) => showTip(table.tBodies[0].rows[row].cells[column])", [row, column])
+    return page.inner_text("#tip").splitlines()
+
+
+def opened_report(open_page: Opener, path: Path, *arguments: Any, **options: Any) -> Page:
+    write_report(path, *arguments, **options)
+    page = open_page(path)
+    drawn(page)
+    return page
+
+
+def test_the_comparison_is_said_as_it_is(page: Page) -> None:
+    for baseline, words in (
+        (2.5, "0.200 nats per token better"),
+        (2.0, "0.300 nats per token worse"),
+        (2.3, "do not differ in the third decimal"),
+        (None, "No baseline was measured"),
+        (math.nan, "cannot be compared"),
+    ):
+        told(page, replace(SUMMARY, baseline_loss=baseline))
+        assert words in page.inner_text("#losses"), baseline
+        assert (page.locator("#curve svg.curve .baseline").count() == 1) == (baseline in (2.5, 2.0, 2.3)), baseline
+
+
+def test_the_bars_start_at_zero_and_share_a_scale(page: Page) -> None:
+    told(page, SUMMARY)
+    widths = [page.locator(f"#losses rect.{kind}").get_attribute("width") for kind in ("ours", "theirs")]
+    assert widths == ["92.00%", "100.00%"]
+
+
+def test_the_curve_has_words_for_those_who_do_not_see_it(page: Page) -> None:
+    told(page, SUMMARY)
+    words = page.locator("svg.curve").get_attribute("aria-label") or ""
+    assert "From step 0 to step 130 the training loss goes from 5.300 to 2.000" in words
+    assert "The baseline is at 2.500." in words
+    assert page.locator("#curve tr").last.locator("td").all_text_contents() == ["130", "2.000", "2.300"]
+    assert page.locator("#facts dd").last.inner_text() == "<script>alert(2)</script>"
+    assert page.locator(".samples pre").first.inner_text() == "</pre><script>alert(3)</script>"
+
+
+def test_short_and_broken_curves_are_drawn_or_explained(page: Page) -> None:
+    for losses in ((), (math.nan,), (math.inf, 2.0), (3.0,), (2.0, 2.0)):
+        curve = tuple(CurvePoint(index * 7, loss, loss) for index, loss in enumerate(losses))
+        told(page, replace(SUMMARY, curve=curve, baseline_loss=None))
+        assert (page.locator("svg.curve path").count() > 0) == any(map(math.isfinite, losses)), losses
+        assert not re.search(r"nan|inf", page.locator("#curve").inner_html(), re.IGNORECASE), losses
+
+
+def test_round_steps_hold_the_range_and_are_few(page: Page) -> None:
+    for low, high in ((0.0, 1.0), (1.7, 6.4), (2.0, 2.0), (0.001, 0.0011), (0.0, 0.0), (3, 9000)):
+        steps = page.evaluate("([low, high]) => roundSteps(low, high)", [low, high])
+        assert steps[0] <= low and steps[-1] >= high and 2 <= len(steps) <= 7, (low, high)
+        assert np.ptp(np.diff(steps)) < 1e-9, (low, high)
+
+
+def test_the_table_says_each_number_with_interval_and_control(page: Page) -> None:
+    survey, rows, names = survey_of(2, 3), cells(page), headings(page)
+    assert len(rows) == 6 and names[:5] == ["head", "roles", "looks at", "entropy", "confidence"]
+    assert "previous" in names and names[-2:] == ["importance", "ablation"]
+    entropy = survey.profiles[1].scores["entropy"]
+    assert rows[1][0] == "L0.H1" and rows[0][1].split() == ["P", "previous", "token"]
+    assert rows[1][3] == f"{entropy.mean:.3f}"
+    interval = f"95 % interval: {entropy.low:.3f} to {entropy.high:.3f} over 7 documents".replace("-", "\u2212")
+    assert tip(page, 1, 3) == ["L0.H1, entropy", interval, "even attention: 0.021"]
+    ablation = names.index("ablation")
+    assert re.fullmatch(r"[+\u2212]0\.\d{4}", rows[1][ablation])
+    assert re.search(r"[+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", tip(page, 1, ablation)[1])
+
+
+def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tmp_path: Path) -> None:
+    card = page.locator(".role", has_text="previous token").first
+    assert card.locator(".count").inner_text() in ("1 head", "2 heads")
+    assert card.locator(".rule").inner_text() == (
+        "previous of at least 0.4; even attention: 0.020 to 0.022; best untrained head: 0.090. Voita et al. 2019, "
+        "1905.09418."
+    )
+    assert card.locator(".strip").count() == 1 and page.locator(".role.unearned").count() > 0
+    letters = page.locator("#cards .badge").all_inner_texts()
+    assert len(letters) == len(set(letters)) == len(ROLES)
+    kinds = {re.findall(r"r\d", e.get_attribute("class") or "")[0] for e in page.locator("#cards .badge").all()}
+    assert len(kinds) == min(len(ROLES), KINDS)
+    bare = survey_of(3, 5, untrained=None, roles=())
+    bare = replace(bare, profiles=tuple(replace(profile, roles=()) for profile in bare.profiles))
+    other = opened_report(open_page, tmp_path / "bare.html", bare)
+    assert other.locator("#roles").is_hidden() and other.locator("#run").is_hidden()
+    assert "untrained" not in other.inner_text("main")
+
+
+def test_what_is_missing_is_a_dash_and_said(open_page: Opener, tmp_path: Path) -> None:
+    page = opened_report(open_page, tmp_path / "broken.html", broken_survey())
+    rows, names = cells(page), headings(page)
+    distance, self_, ablation = (names.index(name) for name in ("distance", "self", "ablation"))
+    assert rows[0][distance] == "\u2013" and tip(page, 0, distance)[1:] == ["not defined here"]
+    assert rows[0][self_] == "0.500" and tip(page, 0, self_)[1] == "95 % interval: one document"
+    assert rows[0][ablation] == rows[1][distance] == "\u2013"
+    assert not re.search(r"\b(nan|inf|NaN|Infinity|undefined|null)\b", page.inner_text("body"))
+
+
+def test_a_comparison_shows_both_and_the_difference(open_page: Opener, tmp_path: Path) -> None:
+    survey, other = survey_of(2, 3), survey_of(2, 4, seed=1, model="<other>")
+    other = replace(other, profiles=other.profiles[1:])
+    page = opened_report(open_page, tmp_path / "two.html", replace(survey, profiles=survey.profiles[:5]), against=other)
+    rows = cells(page)
+    here, there = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
+    wanted = [f"{here:.3f}", f"{there:.3f}", f"{here - there:+.3f}".replace("-", "\u2212")]
+    assert rows[1][3:6] == wanted and rows[0][4:6] == ["\u2013"] * 2  # L0.H0 is only in the first
+    assert page.locator("#only p").all_inner_texts() == ["Only in toy: L0.H0.", "Only in <other>: L0.H3, L1.H2, L1.H3."]
+    assert page.inner_text("h1").split() == ["toy", "against", "<other>"]
+    assert faults(page) == []
+
+
+def notes(open_page: Opener, path: Path, survey: Survey, other: Survey) -> list[str]:
+    page = opened_report(open_page, path, survey, against=other)
+    return page.locator("#notes li").all_inner_texts()
+
+
+def test_a_comparison_of_unlike_surveys_says_so(open_page: Opener, tmp_path: Path) -> None:
+    survey = survey_of(1, 2)
+    other = replace(survey, model="other", statistics={"entropy": "nats", "odd": "?"}, tokens=("x",) * 41)
+    said = " ".join(notes(open_page, tmp_path / "unlike.html", survey, other))
+    assert "Only toy has confidence" in said and "Only other has odd" in said and "may come from the text" in said
+    assert notes(open_page, tmp_path / "same.html", survey, replace(survey, model="other")) == []
+
+
+def test_two_heads_and_two_models_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:
+    """On the same text the other model's map stands beside the head, also where the head had another number there."""
+    rows = np.tril(np.ones((5, 5))) / np.arange(1, 6)[:, None]
+    maps = HeadMaps(
+        "toy", tuple("abcde"), (HeadMap(0, 0, np.eye(5, dtype=np.float32)), HeadMap(0, 1, rows.astype(np.float32)))
+    )
+    others = HeadMaps("other", maps.tokens, (HeadMap(0, 2, rows.astype(np.float32)), maps.maps[1]))
+    survey = survey_of_maps(maps)
+    against = replace(survey_of_maps(others), model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
+    page = opened_report(open_page, tmp_path / "beside.html", survey, maps, against=against, against_maps=others)
+    assert page.locator("#grid .title").all_inner_texts() == ["L0.H0 (L0.H2)", "L0.H1"]
+    assert page.locator("#table tbody .name").all_inner_texts() == ["L0.H0 (L0.H2)", "L0.H1"]
+    open_head(page, "L0.H0")
+    page.select_option("#beside", "other")
+    assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0 · toy", "L0.H2 · other"]
+    page.locator(".map").first.focus()
+    for key in ("ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert plain(readout(page)).splitlines() == [
+        "L0.H0 · toy: token 4 'e' looks at token 2 'c': 0.000",
+        "L0.H2 · other: token 4 'e' looks at token 2 'c': 0.200",
+    ]
+    page.select_option("#beside", "L0.H1")
+    assert page.locator(".pane-title:visible").all_inner_texts() == ["L0.H0 · toy", "L0.H1 · toy"]
+    page.keyboard.press("Escape")
+    page.get_by_label("difference").check()
+    open_head(page, "L0.H0")
+    page.select_option("#beside", "")
+    assert "difference \u22120.2" in readout(page) or "difference +0.8" in readout(page)
