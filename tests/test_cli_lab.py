@@ -60,6 +60,7 @@ def test_a_replay_is_a_run_that_the_other_commands_read(invoke: Invoke, names: P
     looked = json.loads(invoke("heads", run, "--json").out)
     assert looked["texts"] == ["what the run learned from"] and len(looked["profiles"]) == 4
     assert invoke("trace", run, "--text", "anna", "--head", 2).code == 0
+    assert invoke("trace", run).code == 0  # of a text that the run held out
     assert invoke("generate", run, "--prompt", "an", "--tokens", 5).code == 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Opener, unreadable
+from browsing import Opener, faults, unreadable
 from playwright.sync_api import Browser
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import survey_of_maps
@@ -268,3 +268,11 @@ def test_without_scripts_the_page_says_why_it_is_empty(browser: Browser, report:
     assert page.locator("noscript p, .notice").first.inner_text().startswith("This page is drawn by a script")
     assert not page.locator("#look").is_visible()
     context.close()
+
+
+def test_no_serious_fault_of_accessibility(open_report: Opener) -> None:
+    for options in ({}, {"width": 390, "color_scheme": "dark"}):
+        page = open_report(reduced_motion="reduce", **options)
+        assert faults(page) == []
+        open_head(page, "L0.H1")
+        assert faults(page) == []

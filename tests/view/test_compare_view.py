@@ -149,6 +149,9 @@ def test_the_page_fits_a_phone_and_says_nothing_on_the_console(open_page: Opener
             ".concat(getComputedStyle(document.body).backgroundColor)"
         )
         assert len(set(colours)) == 3
+    page.locator("#languages [lang=es]").click()
+    assert page.locator("h2").first.inner_text().endswith("Las afirmaciones")
+    assert "se cumple" in page.locator(".badge").all_inner_texts()
 
 
 # The picture

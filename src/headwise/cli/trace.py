@@ -17,7 +17,9 @@ def trace(
     run: Annotated[
         Path | None, Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names.")
     ] = None,
-    text: Annotated[str, Option(help="The text to read.")] = "emma",
+    text: Annotated[
+        str | None, Option(help="The text to read. Default: a text that the run held out; without a run, emma.")
+    ] = None,
     layer: Annotated[int, Option(help="The layer, counted from 0.")] = 0,
     head: Annotated[int, Option(help="The head, counted from 0.")] = 0,
     at: Annotated[int | None, Option(help="The position of the query, counted from 0. Default: the last.")] = None,
@@ -34,12 +36,12 @@ def trace(
     """
     check_outputs(html=html)
     with needs_torch():
-        from headwise.gpt.run import load_run
+        from headwise.gpt.run import example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page.walk import write_walk
         from headwise.view.steps import print_steps
-    if not text:
+    if text == "":
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
         with Progress() as progress:
@@ -47,6 +49,7 @@ def trace(
             model, tokens, name = example_model()
     else:
         (model, tokens), name = load_run(run), run.resolve().name
+    text = text or example_of(run)
     ids = tokens.prompt(text)
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, len(ids) - 1 if at is None else at, name)
     if html is not None:

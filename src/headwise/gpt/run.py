@@ -168,6 +168,12 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return {**read, "settings": asdict(read["settings"])}
 
 
+def example_of(folder: Path | None) -> str:
+    """A text that a finished run held out; a name where there is no run, or none that is finished."""
+    run = None if folder is None else read_run(folder)
+    return "emma" if run is None or not run["example"] else str(run["example"])
+
+
 def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     """What the run in `folder` held out, as ids of documents, about `limit` tokens.
 

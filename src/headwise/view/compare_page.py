@@ -1,6 +1,6 @@
 """Comparisons and the ledger as one HTML page, with plots drawn in it.
 
-The page loads nothing, runs no script and can be opened from a disk. Names and texts are data: all are escaped.
+The page loads nothing and can be opened from a disk. Names and texts are data: all are escaped.
 """
 
 from __future__ import annotations
@@ -12,48 +12,45 @@ from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, 
 from headwise.markup import escaped, table
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
 from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
-from headwise.view.page.assemble import package_text, page
+from headwise.view.page.assemble import package_text, page, word
 
 BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
-READING = (
-    "Dots are seeds, the stroke is their mean. A bar is the 95 % interval (Student) of the differences from the first "
-    "arm, seed by seed; where it touches the line at 0, no difference was detected. Each interval stands alone."
-)
 
 
-def page_html(record: Comparison | Ledger) -> str:
-    """One comparison, or the ledger with all of its comparisons."""
+def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
+    """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
     if isinstance(record, Comparison):
-        return _page(record.question, setting(record), _comparison_sections(record))
+        heading = f'<h1 lang="en">{escaped(record.question)}</h1>'
+        return _page(record.question, heading, setting(record), _comparison_sections(record), lang)
     sections = {
-        "The claims": "".join(map(_claim, record.claims)),
-        "Counted and timed": "".join(map(_table, record.tables)),
+        word("compare.claims"): "".join(map(_claim, record.claims)),
+        word("compare.counted"): "".join(map(_table, record.tables)),
     }
     for comparison in record.comparisons:
         name = f"<p><b>{escaped(comparison.name)}</b>: {escaped(setting(comparison))}</p>"
-        sections[comparison.question] = name + "".join(_comparison_sections(comparison).values())
+        sections[escaped(comparison.question)] = name + "".join(_comparison_sections(comparison).values())
     seeds = f"{record.seeds[0]} to {record.seeds[-1]}"
     facts = {"command": record.command, **record.machine, "seeds": seeds}
-    sections["The machine"] = _list(f"{name}: {value}" for name, value in facts.items())
-    return _page("What is claimed, and what is so", spent(record), sections)
+    sections[word("compare.machine")] = _list(f"{name}: {value}" for name, value in facts.items())
+    title, heading = word("compare.ledger", "title"), word("compare.ledger", "h1")
+    return _page(title, heading, spent(record), sections, lang)
 
 
-def _page(heading: str, lede: str, sections: dict[str, str]) -> str:
+def _page(title: str, heading: str, lede: str, sections: dict[str, str], lang: str) -> str:
+    """`heading` and the titles of sections are HTML."""
     names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
     bodies = [
         f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
-        f'<h2 id="{names[title]}-title">{escaped(title)}</h2>{body}</section>'
+        f'<h2 id="{names[title]}-title">{title}</h2><div lang="en">{body}</div></section>'
         for title, body in sections.items()
     ]
     body = string.Template(package_text("compare.html")).substitute(
-        heading=escaped(heading),
-        kicker="headwise compare",
+        heading=heading,
         lede=escaped(lede),
-        rounding=escaped(READING),
-        links="".join(f'<li><a href="#{name}">{escaped(title)}</a></li>' for title, name in names.items()),
+        links="".join(f'<li><a href="#{name}">{title}</a></li>' for title, name in names.items()),
         sections="".join(bodies),
     )
-    return page("compare", body, title=heading, styles=("compare.css",))
+    return page("compare", body, title=title, styles=("compare.css",), words=("compare",), lang=lang)
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -63,11 +60,11 @@ def _list(lines: Iterable[str]) -> str:
 def _comparison_sections(comparison: Comparison) -> dict[str, str]:
     notes = "".join(f"<p>{escaped(line)}</p>" for line in comparison.notes)
     sections = {
-        "The verdict": _list(comparison.verdicts) + notes,
-        "The arms": "".join(_metric(comparison, metric) for metric in comparison.metrics),
+        word("compare.verdict"): _list(comparison.verdicts) + notes,
+        word("compare.arms"): "".join(_metric(comparison, metric) for metric in comparison.metrics),
     }
     if comparison.tables:
-        sections["Measured besides"] = "".join(map(_table, comparison.tables))
+        sections[word("compare.besides")] = "".join(map(_table, comparison.tables))
     return sections
 
 
@@ -79,8 +76,10 @@ def _metric(comparison: Comparison, metric: Metric) -> str:
 
 
 def _claim(claim: Claim) -> str:
+    kind = BADGES[claim.verdict]
+    badge = word(f"compare.{kind}", "p", f'class="badge {kind}"')
     return (
-        f'<article class="claim"><p class="badge {BADGES[claim.verdict]}">{escaped(claim.verdict)}</p>'
+        f'<article class="claim">{badge}'
         f"<h3>{escaped(claim.claim)}</h3><p>{escaped(claim.measured)}</p>"
         f'<p class="caption">{escaped(claim.rule)}</p></article>'
     )
