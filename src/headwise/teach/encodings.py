@@ -25,18 +25,13 @@ _NOT = r"(mask|forbid|hidden|hide|block|ignore|pad|not|may not|must not|cannot|p
 def mask_convention(scope: Source, whole: Source) -> str | None:
     """What 1 or True in a mask argument means, where comments, names or the rest of the file tell it."""
     text = " ".join(scope.text.split())
-    link = (
-        r"['\"`]?\s*(=|:|means|for|where|->|are|is|marks|en|donde|significa)+"
-        r"\s*(what |where |a |the |query |it |key |tokens? |that |se )*"
-    )
-    if re.search(rf"\b(1s?|true|ones?)\b{link}{_NOT}", text, re.I) or re.search(
-        rf"\b(0s?|false|zeros?)\b{link}{_MAY}", text, re.I
-    ):
-        return "forbidden"
-    if re.search(rf"\b(1s?|true|ones?)\b{link}{_MAY}", text, re.I) or re.search(
-        rf"\b(0s?|false|zeros?)\b{link}{_NOT}", text, re.I
-    ):
-        return "allowed"
+    for said, other in (("1s?|true|ones?", "allowed"), ("0s?|false|zeros?", "forbidden")):
+        for match in re.finditer(rf"\b(?:{said})\b(?:['\"`:=)]|\s)([^.;,]{{3,50}})", text, re.I):
+            window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
+            if re.search(_NOT, window, re.I):
+                return "forbidden" if other == "allowed" else "allowed"
+            if re.search(_MAY, window, re.I):
+                return other
     if scope.says(r"mask\s*==\s*0|~\w*mask|logical_not\(\w*mask|not \w*mask\["):
         return "allowed"
     rest = whole.code

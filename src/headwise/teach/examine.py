@@ -13,6 +13,7 @@ import numpy as np
 from headwise.errors import HeadwiseError
 from headwise.teach import arguments as size
 from headwise.teach.arguments import build
+from headwise.teach.caches import cache_bug
 from headwise.teach.catalogue import UNKNOWN, bug_named, words
 from headwise.teach.encodings import ENCODINGS, mask_convention
 from headwise.teach.evidence import evidence_of, stage_of
@@ -79,6 +80,7 @@ class Examiner:
         self.target, self.options, self.scope = target, options, target.scope
         self.say = words(options.lang)
         self.rng = np.random.default_rng(0)
+        self.gap = 0.0  # between step by step and the whole text
         self.bugs: list[str] = []  # those that a property shows, beside the numbers
 
     # A layer: weights inside, (B,T,C) in and out.
@@ -106,7 +108,7 @@ class Examiner:
         tokens = min(size.TOKENS, *(self._longest(instance),))
         shapes: list[tuple[int, ...]] = [(size.BATCH, tokens, width)] * 3
         inputs = self._inputs(subject, shapes)
-        return self._judge(subject, choices, inputs, "layer", thing if is_class else None)
+        return self._judge(subject, choices, inputs, "layer")
 
     def _width(self, parts: Parts, instance: Any) -> int:
         """Width of the input, from the matrix of queries."""
@@ -151,7 +153,7 @@ class Examiner:
                 continue
             choice = Reading(Weights(heads, heads, dict.fromkeys("qkvo")))
             checked, left = list(self.target.checked), list(self.target.not_checked)
-            verdict = self._judge(subject, [choice], inputs, "function", None)
+            verdict = self._judge(subject, [choice], inputs, "function")
             if verdict.right:
                 return verdict
             verdicts.append(verdict)
@@ -210,13 +212,14 @@ class Examiner:
             return True
         return None
 
-    def _judge(
-        self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...], kind: str, rebuild: Any
-    ) -> Verdict:
+    def _judge(self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...], kind: str) -> Verdict:
         causal = self.causal(subject)
         cases = list(self._cases(subject, inputs, bool(causal)))
+        if not cases:
+            raise HeadwiseError(f"no form of the mask that {self.target.name} requires was taken by it")
+        self._properties(subject, cases[0])
         fills = [x for x in self.scope.numbers if x <= 0 or x < 1e-3]
-        search = Search(fills, self.options.seconds, self._skipped(choices[0]))
+        search = Search(fills, self.options.seconds, self._skipped(choices[0]), "batch-mixed" not in self.bugs)
         explanation = search.explain(choices, cases)
         if causal is None and explanation.unexplained[:1] == (cases[0].name,):
             guess = [replace(case, masks=replace(case.masks, causal=True)) for case in cases]
@@ -224,7 +227,6 @@ class Examiner:
             if not other.unexplained:
                 explanation, cases, causal = other, guess, True
         self.target.checked.append(self.say["causal"] if causal else self.say["not_causal"])
-        self._properties(subject, cases[0], rebuild)
         return self._verdict(kind, explanation, cases, subject)
 
     def _skipped(self, reading: Reading) -> frozenset[str]:
@@ -310,13 +312,12 @@ class Examiner:
             return ["True = forbidden", "1 = forbidden"]
         return list(ENCODINGS)
 
-    def _properties(self, subject: Subject, case: Case, rebuild: Any) -> None:
-        """Does dropout rest in eval, and fall on weights; do documents meet?"""
-        again = next(iter(case.outputs.values()))
+    def _properties(self, subject: Subject, case: Case) -> None:
+        """Does dropout rest in eval, and fall on weights; do documents meet; does a cache change anything?"""
         mask = self._first_mask(subject, case.inputs)
-        repeat = [subject(case.inputs, mask) for _ in range(2)]
+        base, again = (subject(case.inputs, mask) for _ in range(2))
         drops = self.scope.says(r"drop|bernoulli|binomial|rand")
-        if subject.seen.in_eval or (drops and not _same(repeat[0], repeat[1])):
+        if subject.seen.in_eval or (drops and not _same(base, again)):
             self.bugs.append("dropout-in-eval")
         if drops and hasattr(subject.module, "train"):
             subject.module.train()
@@ -328,19 +329,27 @@ class Examiner:
             subject.module.eval()
             if subject.seen.on_scores:
                 self.bugs.append("dropout-on-scores")
-        if subject.rank == 3 and case.inputs[0].ndim == 3 and len(subject.inputs) == 1:
-            other = case.inputs[0].copy()
-            other[0] += 1.0
-            moved = subject((other,) * 3, mask)
-            base = subject(case.inputs, mask)
-            if not close(moved[1:], base[1:]) and _same(base, again):
+        if subject.rank == case.inputs[0].ndim and _same(base, again):
+            other = tuple(np.concatenate([self.rng.normal(size=x[:1].shape), x[1:]]) for x in case.inputs)
+            other = (other[0],) * 3 if len(subject.inputs) == 1 else other
+            if not close(subject(other, mask)[1:], base[1:]):
                 self.bugs.append("batch-mixed")
             self.target.checked.append(self.say["batch"])
+        if subject.module is not None and len(subject.inputs) == 1 and subject.rank == 3:
+            steps = cache_bug(subject, case.inputs[0], base, self.target.namespace)
+            if steps is not None:
+                self.target.checked.append(self.say["steps"])
+                self.bugs += [steps[0]] if steps[0] else []
+                self.gap = steps[1]
 
     def _verdict(self, kind: str, explanation: Explanation, cases: list[Case], subject: Subject) -> Verdict:
         bugs = list(explanation.bugs)
         meeting = {"batch-mixed", "softmax-axis", "mask-head-order"}
         for bug in self.bugs:
+            if bug == "dropout-on-scores" and "norm-missing" in bugs:
+                continue
+            if bug.startswith("cache") and any(re.match("mask|split|join|softmax|group-axis|batch", b) for b in bugs):
+                continue  # what mixes tokens differs step by step as well
             if bug == "batch-mixed" and (meeting & set(bugs)):
                 continue
             bugs.append(bug)
@@ -371,6 +380,8 @@ class Examiner:
         entry, lang = bug_named(bug), self.options.lang
         place = self.target.source.line_of(entry.lines, self.target.source.reach(self.target.name))
         evidence = evidence_of(entry, explanation, cases, self.say)
+        if bug.startswith("cache"):
+            evidence = self.say["by_property_cache-offset"].format(gap=self.gap)
         return Finding(bug, place[0] if place else None, place[1] if place else "", evidence, entry.text("fix", lang))
 
     def _unknown(self, explanation: Explanation, cases: list[Case]) -> Finding:

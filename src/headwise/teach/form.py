@@ -19,10 +19,12 @@ CORRECT: dict[str, Any] = {
     "scale": "head",  # by what scores are divided: see `_scale`
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
+    "top": "all",  # or "row": the largest of each row is taken off before a softmax along another axis
     "norm": "softmax",  # or "none", "exp": not divided by the sum
     "see": "past",  # which keys a causal query sees: see `_causal`
     "fill": -math.inf,  # what stands in the place of a forbidden score
     "fill_by": "replace",  # or "add" to the score
+    "fill_at": "scaled",  # or "raw": before the scores are divided
     "empty": "nan",  # what a row without any key gives: nan, zero, or uniform weights
     "mask_at": "scores",  # or "weights": after the softmax
     "mask_of": "own",  # whose mask a head of a document gets: see `_owner`
@@ -35,7 +37,8 @@ CORRECT: dict[str, Any] = {
     "k_from": "k",
     "v_from": "v",
     "v_input": "v",
-    "shared": "",  # those of q, k, v whose heads all use the projection of head 0
+    "shared": "",  # those of q, k, v whose heads all use the matrix of head 0; in capitals: its bias too
+    "bias_of": "matrix",  # or "place": q, k, v whose bias is added where the matrix of another is used
     "out_proj": True,
     "no_bias": "",  # those of q, k, v, o that leave their bias out
     "turned": "",  # those of q, k, v, o that use their matrix transposed
@@ -86,7 +89,7 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
 
     xp  numpy, or torch where the inputs are tensors
     """
-    s = {**CORRECT, **settings}
+    s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
     q = _project(weights, x["q"], s["q_from"], "q", s)
     k = _project(weights, x["k"], s["k_from"], "k", s)
@@ -121,10 +124,14 @@ def _project(w: Weights, x: Any, role: str, place: str, s: Settings) -> Any:
     if role in s["turned"]:
         matrix = matrix.T
     projected = x @ matrix
-    if role in w.biases and role not in s["no_bias"]:
-        projected = projected + w.biases[role]
-    heads = _split(projected, n, s[f"split_{place}"])
     if role in s["shared"]:
+        d = projected.shape[-1] // n
+        projected = (projected.reshape(*x.shape[:-1], n, d) * 0 + projected[..., None, :d]).reshape(projected.shape)
+    bias = w.biases.get(place if s["bias_of"] == "place" else role)
+    if bias is not None and role not in s["no_bias"]:
+        projected = projected + bias
+    heads = _split(projected, n, s[f"split_{place}"])
+    if role.upper() in s["shared"]:
         heads = heads[:, :1] + 0 * heads
     gain = w.gains.get(role)
     return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
@@ -205,8 +212,11 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     if allowed is not None:
         ok = xp.asarray(allowed) if xp is np else xp.as_tensor(allowed)
     if ok is not None and s["mask_at"] == "scores":
-        blocked = s["fill"] if s["fill_by"] == "replace" else scores + s["fill"]
+        fill = s["fill"] / (size if s["fill_at"] == "raw" else 1)
+        blocked = fill if s["fill_by"] == "replace" else scores + fill
         masked = xp.where(ok, scores, blocked)
+    if s["top"] == "row":
+        masked = masked - (masked.max(-1) if xp is np else masked.amax(-1))[..., None]
     weights = {"softmax": softmax, "exp": _exp}.get(s["norm"], _as_it_is)(masked, s["axis"], xp)
     if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
         rows = ok.any(-1)[..., None]
@@ -238,7 +248,13 @@ def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
     if isinstance(s["scale"], float):
         return float(s["scale"])
     sizes = {"head": d**0.5, "none": 1.0, "model": width**0.5, "times": d**-0.5, "square": float(d)}
-    sizes |= {"heads": n_heads**0.5, "tokens": tokens**0.5, "times-width": 1 / d, "whole-model": float(width)}
+    sizes |= {
+        "input": s["input_width"] ** 0.5,
+        "heads": n_heads**0.5,
+        "tokens": tokens**0.5,
+        "times-width": 1 / d,
+        "whole-model": float(width),
+    }
     return float(sizes[s["scale"]])
 
 

@@ -57,10 +57,11 @@ class Search:
 
     fills  numbers of the source that may stand for a forbidden score
     skip   bugs that are out of the question
+    pairs  are two bugs at once looked for?
     """
 
-    def __init__(self, fills: Sequence[float], seconds: float, skip: frozenset[str] = frozenset()) -> None:
-        self.fills, self.skip = fills, skip
+    def __init__(self, fills: Sequence[float], seconds: float, skip: frozenset[str], pairs: bool = True) -> None:
+        self.fills, self.skip, self.pairs = fills, skip, pairs
         self.strong = [fill for fill in fills if fill <= -1e4]
         self.until = time.monotonic() + seconds
 
@@ -95,7 +96,7 @@ class Search:
             settings = {**reading.settings, **base}
             if (hit := self._fit(reading, settings, case)) is not None:
                 yield reading.structural, reading, hit
-        for number in (1, 2):
+        for number in (1, 2) if self.pairs else (1,):
             for reading in readings:
                 if time.monotonic() > self.until:
                     return
@@ -145,6 +146,8 @@ class Search:
             yield {"empty": "zero"}
             yield {"empty": "uniform"}
         if empty or s["norm"] != "softmax" or s["axis"] != -1:
+            if s["norm"] == "none":
+                yield {"fill": 0.0}
             yield from ({"fill": fill, "fill_by": by} for fill in self.strong for by in ("replace", "add"))
 
 

@@ -13,13 +13,13 @@ _RIGHT_OR_TILE = {("bgsd", 1, "repeat"), ("bgsd", 1, "tile"), ("bsgd", 2, "repea
 
 SWITCHES: dict[str, Sequence[Change]] = {
     "scale-missing": [{"scale": "none"}],
-    "scale-model-width": [{"scale": "model"}],
+    "scale-model-width": [{"scale": "model"}, {"scale": "input"}],
     "scale-multiplied": [{"scale": "times"}],
     "scale-after-softmax": [{"scale_at": "weights"}],
     "scale-no-root": [{"scale": "square"}, {"scale": "whole-model"}, {"scale": "times-width"}],
     "scale-other-size": [{"scale": "heads"}, {"scale": "tokens"}],
-    "softmax-axis": [{"axis": axis} for axis in (-2, 1, 0)],
-    "norm-missing": [{"norm": "none"}, {"norm": "exp"}],
+    "softmax-axis": [{"axis": axis, "top": top} for top in ("all", "row") for axis in (-2, 1, 0)],
+    "norm-missing": [{"norm": "none"}, {"norm": "exp"}, {"norm": "exp", "top": "row"}],
     "mask-missing": [{"see": "all", "padding": "nothing"}, {"see": "all"}, {"padding": "nothing"}],
     "mask-inverted": [{"see": "future"}, {"see": "later"}, {"see": "inverse"}],
     "mask-sees-next": [{"see": "next"}],
@@ -48,9 +48,15 @@ SWITCHES: dict[str, Sequence[Change]] = {
         {"split_q": "interleaved", "split_k": "interleaved", "split_v": "interleaved"},
     ],
     "heads-averaged": [{"join": "mean"}, {"join": "sum"}, {"join": "mean-tiled"}],
-    "heads-share-projection": [{"shared": roles} for roles in ("qkv", "q", "qk", "v", "k", "kv")],
+    "heads-share-projection": [{"shared": roles} for roles in ("qkv", "QKV", "q", "qk", "v", "k", "kv")],
     "output-projection-missing": [{"out_proj": False}],
-    "values-from-keys": [{"v_from": "k"}, {"v_input": "k"}, {"v_from": "k", "v_input": "k"}, {"v_from": "q"}],
+    "values-from-keys": [
+        {"v_from": "k"},
+        {"v_input": "k"},
+        {"v_from": "k", "v_input": "k"},
+        {"v_from": "q"},
+        {"v_from": "k", "bias_of": "place"},
+    ],
     "keys-from-queries": [{"k_from": "q"}, {"q_from": "k"}],
     "rope-mixed-layout": [],  # depends on the layout that is right: see `changes`
     "rope-on-values": [{"rope_values": True}],
@@ -85,7 +91,8 @@ def changes(bug: str, base: Mapping[str, Any], fills: Sequence[float] = ()) -> I
         yield {"rope": (other, other, theta), "rope_k": (turn, turn, theta)}
     if bug == "mask-weak-fill":
         for by in ("replace", "add"):
-            yield from ({"fill": fill, "fill_by": by} for fill in fills if fill > -1e4)
+            for at in ("scaled", "raw"):
+                yield from ({"fill": fill, "fill_by": by, "fill_at": at} for fill in fills if fill > -1e4)
     for change in SWITCHES[bug]:
         if all(base.get(key) != value or key not in base for key, value in change.items()):
             yield dict(change)

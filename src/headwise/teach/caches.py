@@ -1,0 +1,125 @@
+"""The check of a layer that reads a text step by step through a cache: the whole text must give the same."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from headwise.teach.probe import Subject, pick, still_dropout, to_array, to_kind
+
+STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)
+
+
+def cache_bug(subject: Subject, x: Any, whole: Any, namespace: Mapping[str, Any]) -> tuple[str | None, float] | None:
+    """The bug of a layer's cache and the largest difference from the whole text; None where it has no cache.
+
+    x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once
+    """
+    names = inspect.signature(subject.call).parameters
+    cache = next((n for n in names if re.search(r"cache|past", n) and not n.startswith("use")), None)
+    use = next((n for n in names if re.fullmatch(r"use_?(kv_?)?cache", n)), None)
+    if cache is None and use is None:
+        return None
+    worst: tuple[str | None, float] | None = None
+    for steps in STEPS:
+        for first in _empty_caches(cache, namespace):
+            try:
+                out, held = _step_by_step(subject, x, steps, cache, use, first)
+            except Exception:  # this way of starting or of cutting was a guess
+                continue
+            gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
+            if gap < 1e-3 and not _out_of_order(held, x, subject, cache, use, first):
+                return "", gap
+            bug = "cache-order" if _out_of_order(held, x, subject, cache, use, first) else "cache-offset"
+            worst = worst or (bug, gap)
+    return worst
+
+
+def _empty_caches(cache: str | None, namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """What a first call may get for its cache, as functions that make one."""
+    yield lambda: None
+    for value in namespace.values():
+        if cache and isinstance(value, type) and "cache" in value.__name__.lower():
+            yield value
+    if cache:
+        yield dict
+        yield list
+
+
+def _step_by_step(
+    subject: Subject, x: Any, steps: tuple[int, ...], cache: str | None, use: str | None, first: Any
+) -> tuple[Any, list[Any]]:
+    """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
+    _reset(subject.module)
+    state, outs, start, result = first(), [], 0, None
+    for n in steps:
+        piece = x[:, start : start + n]
+        arguments = {subject.inputs[0]: to_kind(piece, subject.kind), **subject.fixed}
+        if cache:
+            arguments[cache] = state
+        if use:
+            arguments[use] = True
+        names = inspect.signature(subject.call).parameters
+        arguments |= {name: start for name in names if re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name)}
+        with still_dropout(subject.seen, False, n), np.errstate(all="ignore"):
+            result = subject.call(**arguments)
+        out = pick(result, (*piece.shape[:2], x.shape[2]))
+        if out is None:
+            raise ValueError("no output")
+        outs.append(out)
+        if isinstance(result, tuple) and len(result) > 1:
+            later = [r for r in result[1:] if r is not None]
+            state = later[-1] if len(later) == 1 or not hasattr(later[-1], "shape") else tuple(later)
+        start += n
+    held = list(_arrays(state)) or list(
+        _arrays({k: v for k, v in vars(subject.module).items() if re.search("cache|past", k)})
+    )
+    held += [
+        to_array(b)
+        for n, b in getattr(subject.module, "_buffers", {}).items()
+        if b is not None and re.search("cache|past", n)
+    ]
+    _reset(subject.module)
+    return np.concatenate(outs, 1), held
+
+
+def _out_of_order(held: list[Any], x: Any, subject: Subject, cache: str | None, use: str | None, first: Any) -> bool:
+    """Do the held keys stand in another order than those of the whole text, held at once?"""
+    try:
+        _, whole = _step_by_step(subject, x, (x.shape[1],), cache, use, first)
+    except Exception:  # a cache that takes single tokens alone
+        return False
+    total = x.shape[1]
+    for a, b in zip(held, whole, strict=False):
+        if a.shape == b.shape and total in a.shape:
+            axis = a.shape.index(total)
+            rows = [np.moveaxis(y, axis, 0).reshape(total, -1) for y in (a, b)]
+            if not np.allclose(*rows, atol=1e-3):
+                ordered = [y[np.lexsort(np.round(y.T, 3))] for y in rows]
+                return bool(np.allclose(*ordered, atol=1e-2))
+    return False
+
+
+def _arrays(state: Any) -> Iterator[Any]:
+    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else None
+    if values is None and state is not None and hasattr(state, "__dict__") and not hasattr(state, "shape"):
+        values = vars(state).values()
+    for value in values or ():
+        if isinstance(value, dict | list | tuple):
+            yield from _arrays(value)
+        elif hasattr(value, "shape") and len(value.shape) >= 3:
+            yield to_array(value)
+
+
+def _reset(module: Any) -> None:
+    for name in dir(module):
+        if re.match(r"(reset|clear|empty)_?\w*", name) and callable(getattr(module, name)):
+            getattr(module, name)()
+            return
+    for name, value in list(getattr(module, "__dict__", {}).items()):
+        if re.search("cache|past", name) and hasattr(value, "shape"):
+            setattr(module, name, None)

@@ -1,0 +1,75 @@
+"""Learners' code in many styles, and each style with each bug that makes sense there.
+
+`cases/NAME.py` is correct. `cases/NAME.bugs` has one block for each wrong version: `== bug` (several for several bugs at
+once), then texts to take out (`- `) and what stands there instead (`+ `).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from headwise.teach.check import check
+from headwise.teach.source import Candidates, Source
+from headwise.teach.verdict import Verdict
+
+FOLDER = Path(__file__).parent / "cases"
+
+
+class Version(NamedTuple):
+    """One file as a learner might hand it in."""
+
+    style: str
+    number: int  # 0 is the correct one
+    bugs: tuple[str, ...]
+    text: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.style}.{self.number} {'+'.join(self.bugs) or 'correct'}"
+
+
+def versions(styles: str = "*") -> Iterator[Version]:
+    for path in sorted(FOLDER.glob(f"{styles}.py")):
+        text = path.read_text(encoding="utf-8")
+        yield Version(path.stem, 0, (), text)
+        bugs = path.with_suffix(".bugs")
+        if bugs.exists():
+            blocks = re.split(r"^== ", bugs.read_text(encoding="utf-8"), flags=re.M)[1:]
+            for number, block in enumerate(blocks, 1):
+                yield _version(path.stem, number, block, text)
+
+
+def _version(style: str, number: int, block: str, text: str) -> Version:
+    head, *lines = block.splitlines()
+    changes: list[list[str]] = []
+    for line in lines:
+        if line.startswith("- "):
+            changes.append([line[2:]])
+        elif line.startswith("+"):
+            changes[-1].append(line[2:])
+    for old, *new in changes:
+        assert text.count(old) >= 1, f"{style} {head}: {old!r} is not in the file"
+        text = text.replace(old, "\n".join(new))
+    lines = [line for line in text.splitlines() if line.strip() or not line]
+    return Version(style, number, tuple(head.split()), "\n".join(lines) + "\n")
+
+
+def judge(version: Version) -> Verdict:
+    """The verdict in this process, on what the command would choose in the file."""
+    import linecache
+
+    source = Source(version.text)
+    names = list(Candidates.of(source).kinds)
+    assert len(names) == 1, f"{version.label}: candidates {names}"
+    module = types.ModuleType(f"learner_{version.style}_{version.number}")
+    path = f"<{module.__name__}>"
+    module.__file__ = path
+    linecache.cache[path] = (len(version.text), None, version.text.splitlines(keepends=True), path)
+    sys.modules[module.__name__] = module
+    exec(compile(version.text, path, "exec"), vars(module))
+    return check(vars(module)[names[0]])
