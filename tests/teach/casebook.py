@@ -1,7 +1,7 @@
 """Learners' code in many styles, and each style with each bug that makes sense there.
 
-`cases/NAME.py` is correct. `cases/NAME.bugs` has one block for each wrong version: `== bug` (several for several bugs at
-once), then texts to take out (`- `) and what stands there instead (`+ `).
+`cases/NAME.py` is correct. `cases/NAME.bugs` has a block for each wrong version: `== bug` (several for several bugs
+at once), then texts to take out (`- `) and what stands there instead (`+ `).
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ def judge(version: Version) -> Verdict:
     linecache.cache[path] = (len(version.text), None, version.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     exec(compile(version.text, path, "exec"), vars(module))
-    return check(vars(module)[names[0]])
+    return check(vars(module)[names[0]], seconds=120)  # of the clock, on a machine that others use as well

@@ -97,10 +97,10 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, cache: str | None, 
     for a, b in zip(held, whole, strict=False):
         if a.shape == b.shape and total in a.shape:
             axis = a.shape.index(total)
-            rows = [np.moveaxis(y, axis, 0).reshape(total, -1) for y in (a, b)]
-            if not np.allclose(*rows, atol=1e-3):
-                ordered = [y[np.lexsort(np.round(y.T, 3))] for y in rows]
-                return bool(np.allclose(*ordered, atol=1e-2))
+            first_rows, rows = (np.moveaxis(y, axis, 0).reshape(total, -1) for y in (a, b))
+            if not np.allclose(first_rows, rows, atol=1e-3):
+                ordered, whole_ordered = (y[np.lexsort(np.round(y.T, 3))] for y in (first_rows, rows))
+                return bool(np.allclose(ordered, whole_ordered, atol=1e-2))
     return False
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,8 +20,8 @@ from headwise.teach.catalogue import UNKNOWN, bug_named, words
 from headwise.teach.encodings import ENCODINGS, mask_convention
 from headwise.teach.evidence import evidence_of, stage_of
 from headwise.teach.form import Masks, Weights
-from headwise.teach.probe import Subject, kind_of_arrays, read_call
-from headwise.teach.reading import Parts, Reading, arrays_of, parts_of, readings, styles
+from headwise.teach.probe import Subject, kind_of_arrays, read_call, to_kind
+from headwise.teach.reading import Parts, Reading, arrays_of, parts_of, readings, role_of, styles
 from headwise.teach.search import Case, Explanation, Search, close
 from headwise.teach.source import Source
 from headwise.teach.verdict import Finding, Verdict
@@ -86,28 +88,39 @@ class Examiner:
     # A layer: weights inside, (B,T,C) in and out.
 
     def layer(self) -> Verdict:
-        thing, sizes = self.target.thing, self.options.sizes
-        is_class = isinstance(thing, type)
-        instance = build(thing, sizes, self.target.namespace) if is_class else thing
+        thing = self.target.thing
+        instance = build(thing, self.options.sizes, self.target.namespace) if isinstance(thing, type) else thing
         if hasattr(instance, "eval") and hasattr(instance, "train"):
             instance.eval()
+        return self._with_weights(instance, _method(instance), instance)
+
+    def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
+        """The verdict on what has weights, called by `call`."""
+        thing, sizes = self.target.thing, self.options.sizes
         folded = scale_is_folded(parts_of(instance, self.options.mapping))
         renew(arrays_of(instance), self.rng)
-        parts = parts_of(instance, self.options.mapping)
+        parts = replace(parts_of(instance, self.options.mapping), same_head=same_modules(instance))
         width = self._width(parts, instance)
-        heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h"), thing, sizes, size.HEADS)
+        heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h", "n_cabezas"), thing, sizes, size.HEADS)
         groups = count_of(
             instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), thing, sizes, None
         )
-        parts = replace(parts, same_head=same_modules(instance))
         choices = list(readings(parts, heads, groups, width))
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
         choices = [style for r in choices for style in styles(r, self._rotary(), self._bases())]
-        subject = self._subject(instance, _method(instance))
-        tokens = min(size.TOKENS, *(self._longest(instance),))
-        shapes: list[tuple[int, ...]] = [(size.BATCH, tokens, width)] * 3
-        inputs = self._inputs(subject, shapes)
+        subject = self._subject(module, call)
+        subject.rank = 3
+        tokens = min(size.TOKENS, self._longest(instance))
+        inputs = self._inputs(subject, [(size.BATCH, tokens, width)] * 3)
+        try:
+            subject(inputs, self._first_mask(subject, inputs))
+        except Exception:
+            subject.rank = 2  # one document at a time; if that fails too, its error is the one that is shown
+            try:
+                subject(inputs, self._first_mask(subject, inputs))
+            except Exception:
+                subject.rank = 3
         return self._judge(subject, choices, inputs, "layer")
 
     def _width(self, parts: Parts, instance: Any) -> int:
@@ -133,6 +146,10 @@ class Examiner:
     # A bare function: attention(q, k, v, mask=None).
 
     def function(self) -> Verdict:
+        holder = self._weights_as_arguments()
+        if holder is not None:
+            call = functools.partial(self.target.thing, **{n: x for n, x in vars(holder).items() if n != "n_heads"})
+            return self._with_weights(holder, call, None)
         subject = self._subject(None, self.target.thing)
         if len(subject.inputs) != 3:
             raise HeadwiseError(
@@ -163,6 +180,18 @@ class Examiner:
             raise HeadwiseError(f"{self.target.name}(q, k, v) fails: {type(failure).__name__}: {failure}")
         return min(verdicts, key=lambda v: (UNKNOWN in v.bugs, len(v.bugs)))
 
+    def _weights_as_arguments(self) -> Any:
+        """Matrices and biases for a function that takes them; None where it takes none."""
+        names = list(inspect.signature(self.target.thing).parameters)
+        roles = {n: role_of(n) for n in names if re.match(r"w|b", n, re.I)}
+        if not {"q", "k", "v"} <= set(roles.values()):
+            return None
+        kind = kind_of_arrays(None, self.scope.code)
+        shapes = {n: (size.WIDTH,) * (1 if n.lower().startswith("b") else 2) for n, role in roles.items() if role}
+        arrays = {n: to_kind(self.rng.normal(size=shape), kind) for n, shape in shapes.items()}
+        heads = any(re.search(r"head|^h$|cabeza", n, re.I) for n in names)
+        return types.SimpleNamespace(**arrays, n_heads=size.HEADS if heads else 1)
+
     def _ranks(self) -> list[int]:
         """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
         text = self.scope.text
@@ -186,7 +215,7 @@ class Examiner:
             kind = kind_of_arrays(None, self.scope.code + " " + str(inspect.signature(call)).lower())
         return Subject(call, kind, inputs, mask, required, 4 if module is None else 3, fixed, module=module)
 
-    def _inputs(self, subject: Subject, shapes: list[tuple[int, ...]]) -> tuple[Any, Any, Any]:
+    def _inputs(self, subject: Subject, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, Any, Any]:
         drawn = [self.rng.normal(size=shape) for shape in shapes]
         if len(subject.inputs) == 1:
             return (drawn[0],) * 3
@@ -344,6 +373,9 @@ class Examiner:
 
     def _verdict(self, kind: str, explanation: Explanation, cases: list[Case], subject: Subject) -> Verdict:
         bugs = list(explanation.bugs)
+        if "mask-missing" in bugs and self.scope.says(r"mask\w*(\[[^\]]*, none\]|\.unsqueeze\((-1|2)\))"):
+            # A number added to a whole row changes nothing: the mask lies on queries.
+            bugs[bugs.index("mask-missing")] = "padding-on-queries"
         meeting = {"batch-mixed", "softmax-axis", "mask-head-order"}
         for bug in self.bugs:
             if bug == "dropout-on-scores" and "norm-missing" in bugs:

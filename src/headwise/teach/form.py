@@ -217,7 +217,9 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         masked = xp.where(ok, scores, blocked)
     if s["top"] == "row":
         masked = masked - (masked.max(-1) if xp is np else masked.amax(-1))[..., None]
-    weights = {"softmax": softmax, "exp": _exp}.get(s["norm"], _as_it_is)(masked, s["axis"], xp)
+    weights = (
+        masked if s["norm"] == "none" else xp.exp(masked) if s["norm"] == "exp" else softmax(masked, s["axis"], xp)
+    )
     if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
         rows = ok.any(-1)[..., None]
         weights = xp.where(rows, weights, 0.0 if s["empty"] == "zero" else 1 / S)
@@ -228,19 +230,13 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     return masked, weights, weights @ v
 
 
-def softmax(x: Any, axis: int, xp: Any) -> Any:
+def softmax(x: Any, axis: Any, xp: Any) -> Any:
+    if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
+        return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
     x = x.swapaxes(axis, -1)
     top = x.max(-1) if xp is np else x.amax(-1)
     powers = xp.exp(x - top[..., None])
     return (powers / powers.sum(-1)[..., None]).swapaxes(axis, -1)
-
-
-def _exp(x: Any, axis: int, xp: Any) -> Any:
-    return xp.exp(x)
-
-
-def _as_it_is(x: Any, axis: int, xp: Any) -> Any:
-    return x
 
 
 def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:

@@ -22,6 +22,7 @@ B, H, T, D = size.BATCH, size.HEADS, size.TOKENS, size.HEAD_DIM
 PIECES = (4, 1, 6)
 SIZES = {"dim": D, "d": D, "d_model": D, "embed_dim": D, "head_dim": D, "dim_head": D, "n": T}
 SIZES |= dict.fromkeys(("batch", "batch_size", "max_batch_size", "max_batch", "bsz", "b"), B)
+LENGTHS = dict.fromkeys(("end", "seq_len", "context_length", "max_len", "T", "n_positions", "length", "max_seq_len"), T)
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
 # The axes of an input, as a learner's code may want them, and the way back to (B,H,T,d).
 LAYOUTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
@@ -199,17 +200,14 @@ def _tables(
             and re.search(r"freq|cos|sin|table|param|precomp|angle|build|cache|make", name)
         ):
             try:
-                arguments = {
-                    n: value_of(n, {**sizes, **dict.fromkeys(("end", "seq_len", "context_length", "max_len", "T", "n_positions", "length", "max_seq_len"), T)})
-                    for n, p in inspect.signature(maker).parameters.items() if p.default is p.empty
-                }  # fmt: skip
-                made.append(maker(**arguments))
+                wanted = [n for n, p in inspect.signature(maker).parameters.items() if p.default is p.empty]
+                made.append(maker(**{n: value_of(n, {**sizes, **LENGTHS}) for n in wanted}))
             except Exception:  # no builder, or one that wants something else
                 continue
     angles = np.outer(np.arange(T), 10000.0 ** (-np.arange(0, D, 2) / D))
     if not made:
-        for full in (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles):
-            made.append(tuple(to_kind(f(full), kind) for f in (np.cos, np.sin)))
+        tables = (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles)
+        made = [tuple(to_kind(f(table), kind) for f in (np.cos, np.sin)) for table in tables]
     for table in made:
         pair = table if isinstance(table, tuple) else (table,)
         if len(pair) == len(rest):

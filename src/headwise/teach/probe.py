@@ -72,7 +72,8 @@ def kind_of_arrays(target: Any, code: str) -> str:
         return "torch"
     if re.search(r"\btorch\b|\bf\.softmax", code):
         return "torch"
-    return "numpy" if re.search(r"\bnp\b|\bnumpy\b", code) else "lists"
+    arrays = any(isinstance(value, np.ndarray) for value in getattr(target, "__dict__", {}).values())
+    return "numpy" if arrays or not code or re.search(r"\bnp\b|\bnumpy\b", code) else "lists"
 
 
 def to_kind(x: Any, kind: str) -> Any:

@@ -159,6 +159,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         flat = array.value.ndim == 1 or (array.value.ndim == 2 and _BIAS.search(array.path) is not None)
         (parts.biases if flat else parts.weights).setdefault(role, []).append(array)
     if "q" not in parts.weights and "qkv" not in parts.weights:
+        if len(parts.weights.get("o", ())) > 2:  # `linears`, `projections`: a list of them all
+            lists["o"] = parts.weights.pop("o") + parts.biases.pop("o", [])
         _numbered(parts, lists)
     return parts
 

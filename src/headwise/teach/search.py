@@ -53,7 +53,7 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
 
 
 class Search:
-    """The search for an explanation, within some seconds.
+    """The search for an explanation, within some seconds of processor time.
 
     fills  numbers of the source that may stand for a forbidden score
     skip   bugs that are out of the question
@@ -63,7 +63,7 @@ class Search:
     def __init__(self, fills: Sequence[float], seconds: float, skip: frozenset[str], pairs: bool = True) -> None:
         self.fills, self.skip, self.pairs = fills, skip, pairs
         self.strong = [fill for fill in fills if fill <= -1e4]
-        self.until = time.monotonic() + seconds
+        self.until = time.process_time() + seconds
 
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
@@ -96,26 +96,27 @@ class Search:
             settings = {**reading.settings, **base}
             if (hit := self._fit(reading, settings, case)) is not None:
                 yield reading.structural, reading, hit
-        for number in (1, 2) if self.pairs else (1,):
+        # Pairs of the usual forms of each bug come before those of all forms.
+        for number, forms in ((1, None), (2, 2), (2, None)) if self.pairs else ((1, None),):
             for reading in readings:
-                if time.monotonic() > self.until:
+                if time.process_time() > self.until:
                     return
                 settings = {**reading.settings, **base}
-                for names, change in self._sets(number, settings, case):
-                    if number == 2 and time.monotonic() > self.until:
+                for names, change in self._sets(number, forms, settings, case):
+                    if number == 2 and time.process_time() > self.until:
                         return
                     if (hit := self._fit(reading, {**settings, **change}, case)) is not None:
                         yield (*reading.structural, *names), reading, hit
 
     def _sets(
-        self, number: int, settings: Mapping[str, Any], case: Case
+        self, number: int, forms: int | None, settings: Mapping[str, Any], case: Case
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         masked = case.masks.causal or case.masks.real is not None
         singles = [
             (bug, change)
             for bug in SWITCHES
             if bug not in self.skip and (masked or not bug.startswith(("mask", "padding")))
-            for change in changes(bug, settings, self.fills)
+            for change in itertools.islice(changes(bug, settings, self.fills), forms)
         ]
         if number == 1:
             yield from (((bug,), change) for bug, change in singles)

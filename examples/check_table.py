@@ -1,0 +1,45 @@
+"""Write the table of docs/check.md: what `headwise check` says of every case of the tests, and of every pair of bugs.
+
+PYTHONPATH=tests:tests/teach python examples/check_table.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from casebook import judge, versions
+from test_check import explained, pairs_of_bugs
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "check.md"
+
+
+def outcome(bugs: set[str], right: bool | None, named: set[str]) -> str:
+    if not bugs:
+        return "correct, found right" if right else "false alarms"
+    if right is not False:
+        return "missed"
+    return "found and named" if named == bugs else "found and not named"
+
+
+def main() -> None:
+    counts: dict[str, Counter[str]] = {}
+    for version in versions():
+        verdict = judge(version)
+        counts.setdefault(version.style, Counter())[outcome(set(version.bugs), verdict.right, set(verdict.bugs))] += 1
+    pairs = counts["all pairs of bugs, in one style"] = Counter()
+    for pair, case in pairs_of_bugs():
+        pairs[outcome(set(pair), False, explained(case))] += 1
+    columns = ("found and named", "found and not named", "missed", "correct, found right", "false alarms")
+    lines = [f"| style | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
+    total: Counter[str] = sum(counts.values(), Counter())
+    for style, count in [*counts.items(), ("**all**", total)]:
+        lines.append(f"| {style.replace('_', ' ')} | {' | '.join(str(count[column]) for column in columns)} |")
+    text = PAGE.read_text(encoding="utf-8")
+    block = "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end -->"
+    PAGE.write_text(re.sub(r"<!-- table -->.*?<!-- end -->", lambda _: block, text, flags=re.S), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""What training hides: the verb model trained with each bug and without, on the experiment engine of `lab.compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.gpt.data import Corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.train import evaluate, one_thread
+from headwise.intervals import Interval, interval_of
+from headwise.lab.compare.experiment import Arm, Experiment, Report, fit
+from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
+from headwise.lab.compare.results import Comparison, Metric
+from headwise.lab.compare.run import compare, silent
+from headwise.teach.catalogue import Bug, bug_named, catalogue
+from headwise.teach.form import Masks, Stages, Weights, compute
+from headwise.teach.switches import changes
+
+STEPS, SEEDS = 400, 3
+LINE = "he will write = él escribirá"
+# Bugs that need something which the training of the verb model lacks: these are shown by the check alone.
+UNTRAINED = {
+    "mask-head-order": "lines are not padded here",
+    "padding-on-queries": "lines are not padded here",
+    "cache-offset": "training uses no cache",
+    "cache-order": "training uses no cache",
+    "dropout-in-eval": "the model has no dropout",
+    "dropout-on-scores": "the model has no dropout",
+    "bias-dropped": "the model has no biases",
+}
+LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
+FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
+ROWS = Metric("rows", "distance of a row's sum from 1", "", lower_is_better=True)
+EVEN = Metric("even", "entropy of the weights, as a share of an even look", "")
+
+
+class SwitchedAttention(nn.Module):
+    """The attention of a block, computed by `form.compute` with the weights of the layer and changed settings."""
+
+    def __init__(self, layer: Any, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.layer, self.settings = layer, settings
+
+    def forward(self, x: Tensor, cache: Any = None) -> Tensor:
+        """(B,T,C) -> (B,T,C)"""
+        out: Tensor = self.stages(x).out
+        return out
+
+    def stages(self, x: Tensor) -> Stages:
+        layer = self.layer
+        names = {"q": layer.q_proj, "k": layer.k_proj, "v": layer.v_proj, "o": layer.o_proj}
+        weights = Weights(
+            layer.spec.n_heads, layer.spec.n_kv_heads, {role: linear.weight.T for role, linear in names.items()}
+        )
+        return compute(weights, (x, x, x), Masks(causal=True), self.settings, torch)
+
+
+@dataclass(frozen=True)
+class Switched:
+    """Builds a GPT whose attention has a bug; None is the correct form on the same arithmetic."""
+
+    bug: str | None
+
+    def __call__(self, config: GPTConfig) -> GPT:
+        model = GPT(config)
+        right = {"rope": ("half", "half", config.rope_theta)}
+        # A row that sees nothing would be NaN and end the training at once: it looks evenly, as with a fill of -1e9.
+        change = (
+            {"fill": 0.0 if self.bug == "norm-missing" else -1e9, **next(iter(changes(self.bug, right)))}
+            if self.bug
+            else {}
+        )
+        for block in model.blocks:
+            block.attention = SwitchedAttention(block.attention, {**right, **change})
+        return model
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__qualname__":  # by which a unit on the disk is known
+            return f"Switched({self.bug!r})"
+        raise AttributeError(name)
+
+
+def experiment(bugs: Sequence[str]) -> Experiment:
+    """The verb model without a bug, and with each; the bugs of groups have a grouped model to compare with."""
+    arms = [Arm(name="correct", shape=SHAPE, build=Switched(None))]
+    grouped = {**SHAPE, "n_kv_heads": SHAPE["n_heads"] // 2}
+    if any(bug.startswith("group") for bug in bugs):
+        arms.append(Arm(name="correct, grouped", shape=grouped, build=Switched(None)))
+    arms += [Arm(name=bug, shape=grouped if bug.startswith("group") else SHAPE, build=Switched(bug)) for bug in bugs]
+    return Experiment(
+        name="bugs",
+        question="Which bugs does training hide?",
+        task=replace(VERBS_OR_TEXT, text_recipe=None),
+        arms=tuple(arms),
+        metrics=(LOSS, FUTURE, ROWS, EVEN),
+        measure=measured,
+    )
+
+
+@torch.no_grad()
+def measured(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """The held-out loss, and three figures of the maps on one line of verbs, means over heads and rows."""
+    weights = np.stack(maps(model, corpus)[0])
+    T = weights.shape[-1]
+    if weights.shape[-2] != T:
+        return {"loss": evaluate(model, corpus.data)}
+    past = np.tril(np.ones((T, T), bool))
+    size = np.abs(weights)
+    shares = size / np.maximum(size.sum(-1, keepdims=True), 1e-9)
+    entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / np.log(T)
+    return {
+        "loss": evaluate(model, corpus.data),
+        "future": float((shares * ~past).sum(-1).mean()),
+        "rows": float(np.abs(weights.sum(-1) - 1).mean()),
+        "even": float(entropy.mean()),
+    }
+
+
+@torch.no_grad()
+def maps(model: GPT, corpus: Corpus) -> tuple[list[Any], list[str]]:
+    """The weights of every head on a line of verbs, (T,T) each, and the words of the line."""
+    ids = corpus.tokens.prompt(LINE)
+    x: Any = model.token_embedding(torch.tensor([ids]))
+    heads: list[Any] = []
+    for module in model.blocks:
+        block: Any = module
+        weights = block.attention.stages(block.attention_norm(x)).weights[0].double().numpy()
+        heads += list(weights)
+        x = block(x, None)
+    return heads, list(corpus.tokens.shown(ids))
+
+
+def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any], list[str]]:
+    """The maps of a model trained with that bug, or without any."""
+    unit = experiment([bug] if bug else [])
+    arm = unit.arms[-1]
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        corpus = verbs_or_text(None, seed)
+        model = arm.build(unit.config(arm, len(corpus.tokens)))
+        fit(model, unit.recipe(steps, None), corpus, seed)
+        return maps(model.eval(), corpus)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One bug beside the correct model."""
+
+    bug: str
+    loss: Interval | None  # None where it cannot be trained here
+    correct: Interval | None
+    difference: Interval | None
+    betrayed: bool | None  # by the loss
+    sentence: str
+
+
+def study(
+    bugs: Sequence[str], out: Path, seeds: int = SEEDS, steps: int = STEPS, workers: int = 1, report: Report = silent
+) -> tuple[Comparison | None, tuple[Shown, ...]]:
+    """Train with each bug and without; what is finished in the folder `out` is not trained again."""
+    if seeds < SEEDS:
+        raise HeadwiseError(f"seeds={seeds} is too few to tell a bug from chance; pass {SEEDS} or more")
+    trained = [bug for bug in bugs if bug_named(bug).id not in UNTRAINED]
+    comparison = compare([experiment(trained)], out, seeds, steps, None, workers, report)[0] if trained else None
+    return comparison, tuple(shown(bug_named(bug), comparison) for bug in bugs)
+
+
+def shown(bug: Bug, comparison: Comparison | None) -> Shown:
+    """The verdict on one bug.
+
+    The rule: the loss betrays a bug if training fails, or if every seed's loss is more than twice or less than half
+    that of the correct model with the same seed. Whatever is less, nobody sees without the correct curve beside it.
+    """
+    if bug.id in UNTRAINED or comparison is None:
+        return Shown(bug.id, None, None, None, None, f"not trained: {UNTRAINED.get(bug.id, '')}")
+    arm = comparison.arm(bug.id)
+    right = comparison.arm("correct, grouped" if bug.id.startswith("group") else "correct").scores
+    if arm.failure is not None:
+        return Shown(bug.id, None, right["loss"].mean, None, True, f"the loss betrays it: training {arm.failure}")
+    pairs = list(zip(arm.scores["loss"].values, right["loss"].values, strict=True))
+    betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
+    difference = interval_of([a - b for a, b in pairs])
+    losses = f"{arm.scores['loss'].mean.mean:.2f} against {right['loss'].mean.mean:.2f} nats"
+    differing = [
+        f"{metric.words} {arm.scores[metric.name].mean.mean:.2f} against {right[metric.name].mean.mean:.2f}"
+        for metric in (FUTURE, ROWS, EVEN)
+        if metric.name in arm.scores
+        and abs(arm.scores[metric.name].mean.mean - right[metric.name].mean.mean) > (0.1 if metric is EVEN else 0.02)
+    ]
+    start = "the loss betrays it" if betrayed else "training hides it"
+    end = (
+        f"; the maps do not: {', '.join(differing)}"
+        if differing
+        else "; the maps look sound too: only a check finds it"
+    )
+    end = f"; and the maps: {', '.join(differing)}" if betrayed and differing else "" if betrayed else end
+    return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, f"{start}: {losses}{end}")
+
+
+def all_bugs() -> list[str]:
+    return list(catalogue())
