@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwise.cli.app import Debug, Json, Progress, app, check_outputs, err, needs_torch, out, print_json
 from headwise.files import write_whole
+
+if TYPE_CHECKING:
+    from headwise.teach.study import Shown
 
 FOLDER = Path("runs") / "bugs"
 PAGE = Path("docs") / "bugs.md"
@@ -38,59 +41,68 @@ def bugs(
     same command goes on where it was. `all` trains them all and writes docs/bugs.md.
     """
     from headwise.teach.catalogue import bug_named, catalogue, words
-    from headwise.view.bugs import bug_text
 
     words(lang)
     if bug is None:
-        if as_json:
-            print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in catalogue().values()]})
-        else:
-            out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in catalogue().values()))
+        _list(lang, as_json)
         return
-    if bug != "all":
-        bug_named(bug)
-    if bug == "all":
-        page = page or PAGE
+    names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
+    page = page or PAGE if bug == "all" else None
     check_outputs(html=html, page=page)
     with needs_torch():
-        from headwise.teach import study
+        from headwise.teach.study import study
     try:
         with Progress() as progress:
-            comparison, shown = study.study(
-                list(catalogue()) if bug == "all" else [bug], folder, seeds, steps, workers or os.cpu_count() or 1,
-                lambda text, done, total: progress("unit", done, total, text, milestone=True),
-            )  # fmt: skip
+
+            def report(text: str, done: int, total: int) -> None:
+                progress("unit", done, total, text, milestone=True)
+
+            comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report)
     except KeyboardInterrupt:
         err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
         raise
-    if html is not None and bug != "all" and shown[0].loss is not None:
-        _write_maps(html, bug, shown[0], steps, lang)
-    if page is not None:
-        from headwise.view.bugs import bugs_page
-
-        extra = f" --steps {steps}" if steps != study.STEPS else ""
-        command = shlex.join(["headwise", "bugs", "all"]) + extra
-        setting = f"Seeds 0 to {seeds - 1}, {steps} steps each, the verb model without qk-norm."
-        write_whole(page, bugs_page(shown, catalogue(), command, setting))
+    _write(html, page, shown, seeds, steps, lang)
     if as_json:
-        print_json(
-            {"bugs": [asdict(entry) for entry in shown], "comparison": asdict(comparison) if comparison else None}
-        )
+        compared = asdict(comparison) if comparison else None
+        print_json({"bugs": [asdict(entry) for entry in shown], "comparison": compared})
         return
-    if bug != "all":
-        out.print(bug_text(bug_named(bug), lang))
-    out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
+    _print(shown, lang)
     for path in (html, page):
         if path is not None and path.exists():
             out.print(f"written: {path}")
 
 
-def _write_maps(path: Path, bug: str, shown: Any, steps: int, lang: str) -> None:
-    from headwise.lab.compare.experiments import SHAPE
-    from headwise.teach.catalogue import bug_named
-    from headwise.teach.study import trained_maps
-    from headwise.view.bugs import maps_page
+def _list(lang: str, as_json: bool) -> None:
+    from headwise.teach.catalogue import catalogue
 
-    right, tokens = trained_maps(None, steps)
-    wrong, _ = trained_maps(bug, steps)
-    write_whole(path, maps_page(bug_named(bug), shown, (right, wrong), tokens, SHAPE["n_heads"], lang))
+    if as_json:
+        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in catalogue().values()]})
+    else:
+        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in catalogue().values()))
+
+
+def _print(shown: Sequence[Shown], lang: str) -> None:
+    from headwise.teach.catalogue import bug_named
+    from headwise.view.bugs import bug_text
+
+    if len(shown) == 1:
+        out.print(bug_text(bug_named(shown[0].bug), lang))
+    out.print("\n".join(f"{entry.bug}: {entry.sentence}" for entry in shown))
+
+
+def _write(html: Path | None, page: Path | None, shown: Sequence[Shown], seeds: int, steps: int, lang: str) -> None:
+    """The page of maps of one bug, and the page of all."""
+    from headwise.lab.compare.experiments import SHAPE
+    from headwise.teach.catalogue import bug_named, catalogue
+    from headwise.teach.study import STEPS, trained_maps
+    from headwise.view.bugs import bugs_page, maps_page
+
+    if html is not None and len(shown) == 1 and shown[0].loss is not None:
+        right, tokens = trained_maps(None, steps)
+        wrong, _ = trained_maps(shown[0].bug, steps)
+        text = maps_page(bug_named(shown[0].bug), shown[0], (right, wrong), tokens, SHAPE["n_heads"], lang)
+        write_whole(html, text)
+    if page is not None:
+        command = "headwise bugs all" + (f" --steps {steps}" if steps != STEPS else "")
+        setting = f"Seeds 0 to {seeds - 1}, {steps} steps each, the verb model without qk-norm."
+        write_whole(page, bugs_page(shown, catalogue(), command, setting))
