@@ -23,7 +23,7 @@
   function weightAt(map, row, column) { return column > row ? 0 : map[row * (row + 1) / 2 + column] / 255; }
 
   function hasRole(index, head, role) {
-    const known = film.known && film.known[film.header.heads[head]];
+    const known = film.known && (film.known[film.header.heads[head]] ?? []); // a report knows which roles were awarded
     return film.frames[index].roles[head].includes(role) && (!known || known.includes(role));
   }
 

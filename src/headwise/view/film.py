@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headwise.heads.profiles import Survey
 from headwise.view.page.assemble import json_block, package_text
 
 STYLES, SCRIPTS, WORDS = ("film.css",), ("film.js",), ("film", "role")
@@ -19,11 +18,10 @@ def film_section() -> str:
     return package_text("film.html")
 
 
-def film_data(film: Film, survey: Survey) -> str:
-    """The block of data for a report: the roles that a head earns are those that the survey awards it."""
+def film_data(film: Film, known: Mapping[str, Sequence[str]]) -> str:
+    """The block of data for a report, by the name `film-data`. `known` are the roles that a survey awards each head."""
     header, frames, losses = film
     every = -(-len(losses) // LOSSES)
     kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row]
-    known = {profile.name: profile.roles for profile in survey.profiles}
     seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
-    return json_block({"header": header, "frames": seen, "losses": kept, "known": known})
+    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(known)})
