@@ -74,7 +74,7 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
     """Scores are those of a survey of the same documents; maps those of the model, to half a level of 255."""
     run = verbs if settings is VERBS else filmed(tmp_path_factory.mktemp("run"), settings)
     film, models = run.film, run.models
-    header, frames = read_film(run.folder) or ({}, [])
+    header, frames, _ = read_film(run.folder) or ({}, [], [])
     expected = [0, 1, 2, 4, 8, 16, 25, STEPS] if settings is VERBS else [0, 1, 2, 4, 8, 16, 32, STEPS]  # one is tiny
     assert [frame["step"] for frame in frames] == sorted(models) == expected
     first = frames[0]["scores"]
@@ -180,7 +180,7 @@ def test_a_film_of_other_lines_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / FILM).write_text('{"heads": []}\n{"step": 0, "scores": {}}\n')
     film = Film(tmp_path, corpus, config, recipe)
     film(GPT(config), 0)
-    header, frames = read_film(tmp_path) or ({}, [])
+    header, *frames = map(json.loads, (tmp_path / FILM).read_text().splitlines())
     assert header["heads"] and len(frames) == 1
 
 
@@ -226,7 +226,9 @@ def test_lines_are_cut_to_the_room_there_is() -> None:
 def test_a_damaged_film_is_said(tmp_path: Path) -> None:
     assert read_film(tmp_path) is None
     (tmp_path / FILM).write_text("{")
-    with pytest.raises(HeadwiseError, match=r"film.jsonl is damaged .*; remove it: the run is whole without it"):
+    with pytest.raises(
+        HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"
+    ):
         read_film(tmp_path)
 
 

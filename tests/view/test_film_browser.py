@@ -11,8 +11,8 @@ import torch
 from browsing import Opener, faults, unreadable, width_beyond
 
 from headwise.gpt.gpt import GPT
-from headwise.gpt.run import Settings
-from headwise.heads.film import Film, read_film, unpacked
+from headwise.gpt.run import FILM, Settings
+from headwise.heads.film import Film, unpacked
 from headwise.view.film import SCRIPTS, STYLES, WORDS, film_data, film_section
 from headwise.view.live import Live, live_html
 from headwise.view.page.assemble import page
@@ -41,7 +41,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Filmed:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         take(model, step)
-    header, frames = read_film(folder) or ({}, [])
+    header, *frames = map(json.loads, (folder / FILM).read_text().splitlines())
     for place, frame in enumerate(frames):
         frame["roles"] = [["self"] if place in (1, 4, 5, 6) else []] + [["tense"] if place > 2 else []] * 5
     header["lines"][0][1] = HOSTILE

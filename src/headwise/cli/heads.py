@@ -220,12 +220,13 @@ def _write_report(
     against_maps: HeadMaps | None = None,
 ) -> None:
     from headwise.gpt.run import load_run, read_summary
+    from headwise.heads.film import read_film
     from headwise.models.open import is_own
     from headwise.models.pack import pack_model
     from headwise.view.report import write_report
 
     packed = pack_model(*load_run(model)) if is_own(model) else {"reason": "foreign"}
-    write_report(path, survey, maps, read_summary(model), against, against_maps, packed)
+    write_report(path, survey, maps, read_summary(model), against, against_maps, packed, film=read_film(model))
 
 
 def write_report_of(run: Path) -> Path:

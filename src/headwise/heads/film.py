@@ -35,7 +35,7 @@ from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM
-from headwise.gpt.train import require_finite
+from headwise.gpt.train import METRICS, require_finite
 from headwise.heads.glance import Glance
 from headwise.heads.labels import Relations, verb_relations
 from headwise.heads.profiles import ROLES, relation_role
@@ -54,6 +54,9 @@ CONJUGATIONS = 15  # one in so many of those in which relations are known
 DIGITS = 4  # of a number
 
 
+Row = dict[str, Any]
+
+
 class Film:
     """Takes a frame of the model it is shown where one is due. `tell` hears of each line of the file."""
 
@@ -63,7 +66,7 @@ class Film:
         corpus: Corpus,
         config: GPTConfig,
         recipe: Recipe,
-        tell: Callable[[dict[str, Any]], None] = lambda row: None,
+        tell: Callable[[Row], None] = lambda row: None,
     ) -> None:
         self.path, self.tell = folder / FILM, tell
         self.log: StepLog | None = None
@@ -81,7 +84,7 @@ class Film:
         others = (list(ids) for ids in self.text.documents if ids[:LONGEST] != example[:LONGEST])
         self.lines = fitting([example, *others], cells)
         self.glance = Glance(self.lines, self.text, config.context, PROBES)
-        self.header: dict[str, Any] = {
+        self.header: Row = {
             "heads": names,
             "lines": [list(tokens.shown(line)) for line in self.lines],
             "roles": [[role.name, role.score, role.threshold] for role in self.roles],
@@ -100,7 +103,7 @@ class Film:
             self.log.add(self._frame(model, step, rows[0]["scores"] if rows else {}))
             self.tell(rows[-1])
 
-    def _frame(self, model: GPT, step: int, untrained: dict[str, list[float]]) -> dict[str, Any]:
+    def _frame(self, model: GPT, step: int, untrained: dict[str, list[float]]) -> Row:
         maps, tensors, elsewhere = self.glance.look(model, sites_of(model))
         require_finite(step, weights=float(maps.sum()))
         layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
@@ -171,7 +174,7 @@ def packed(maps: Sequence[NDArray[np.float32]]) -> str:
     return base64.b64encode(np.rint(255 * cells).astype(np.uint8).tobytes()).decode("ascii")
 
 
-def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[NDArray[np.float32]]]:
+def unpacked(header: Row, frame: Row) -> dict[str, list[NDArray[np.float32]]]:
     """The maps of a frame by head: for each line (T,T), to within 1/510."""
     cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
     maps: dict[str, list[NDArray[np.float32]]] = {name: [] for name in header["heads"]}
@@ -184,13 +187,16 @@ def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[ND
     return maps
 
 
-def read_film(run: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-    """The header and the frames of a run folder; None where it has no film."""
-    path = Path(run) / FILM
-    if not path.exists():
+def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
+    """The header and the frames of a run folder, and the rows of its losses; None where it has no film."""
+    if not (Path(run) / FILM).exists():
         return None
+    header, *frames = _rows(Path(run) / FILM)
+    return header, frames, _rows(Path(run) / METRICS)
+
+
+def _rows(path: Path) -> list[Row]:
     try:
-        header, *frames = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    except ValueError as error:
-        raise HeadwiseError(f"{path} is damaged ({error}); remove it: the run is whole without it") from None
-    return header, frames
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        raise HeadwiseError(f"{path} cannot be read ({error}); remove {FILM}: the run is whole without it") from None

@@ -1,5 +1,5 @@
 // --- The film: what the heads did while the model trained. A block of its own: other scripts share the page ---
-{
+if (byId('film')) {
   const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
   const BEAT = 250; // milliseconds a frame
   const PATIENCE = 3; // times that a live page asks in vain

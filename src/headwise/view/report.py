@@ -15,6 +15,7 @@ from headwise.files import write_whole
 from headwise.heads.profiles import Survey
 from headwise.markup import escaped
 from headwise.records import HeadMaps, RunSummary
+from headwise.view import film as film_page
 from headwise.view.page.assemble import json_block, package_text, page, word
 from headwise.view.survey_data import check_survey, plain_data, survey_data
 from headwise.view.survey_words import columns_of
@@ -45,6 +46,7 @@ def write_report(
     against_maps: HeadMaps | None = None,
     model: Mapping[str, Any] | None = None,
     lang: str = "en",
+    film: film_page.Film | None = None,
 ) -> None:
     """Write the report of a survey as one HTML file, whole or not at all.
 
@@ -54,10 +56,11 @@ def write_report(
     against_maps  exact maps of the same tokens in that model
     model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
     lang          the language that the page opens in: en or es; a switch is in it
+    film          what the heads did while the model trained
 
     Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
     """
-    write_whole(path, report_html(survey, maps, summary, against, against_maps, model, lang))
+    write_whole(path, report_html(survey, maps, summary, against, against_maps, model, lang, film))
 
 
 def report_html(
@@ -68,6 +71,7 @@ def report_html(
     against_maps: HeadMaps | None = None,
     model: Mapping[str, Any] | None = None,
     lang: str = "en",
+    film: film_page.Film | None = None,
 ) -> str:
     """The page itself; arguments and errors as in `write_report`."""
     for each in (survey, against):
@@ -77,17 +81,22 @@ def report_html(
         if pictures is not None:
             check_maps(pictures)
     pane = package_text("report_pane.html")
-    body = Template(package_text("report.html")).substitute(heading=_heading(survey, against), film="", panes=2 * pane)
+    blocks = {}
+    if film is not None:
+        blocks["film-data"] = film_page.film_data(film, {profile.name: profile.roles for profile in survey.profiles})
+    body = Template(package_text("report.html")).substitute(
+        heading=_heading(survey, against), film=film_page.film_section() if film else "", panes=2 * pane
+    )
     name = survey.model if against is None else f"{survey.model} · {against.model}"
     data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps)
     return page(
         "report",
         body,
         title=word("report.title", "title", model=name),
-        styles=STYLES,
-        scripts=SCRIPTS,
-        data={"data": json_block(plain_data(data)), "model": json_block(model)},
-        words=WORDS,
+        styles=(*STYLES, *film_page.STYLES),
+        scripts=(*SCRIPTS, *film_page.SCRIPTS),
+        data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},
+        words=(*WORDS, *film_page.WORDS),
         lang=lang,
     )
 
