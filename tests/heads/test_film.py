@@ -226,9 +226,7 @@ def test_lines_are_cut_to_the_room_there_is() -> None:
 def test_a_damaged_film_is_said(tmp_path: Path) -> None:
     assert read_film(tmp_path) is None
     (tmp_path / FILM).write_text("{")
-    with pytest.raises(
-        HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"
-    ):
+    with pytest.raises(HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"):
         read_film(tmp_path)
 
 

@@ -3,6 +3,7 @@ if (byId('film')) {
   const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
   const BEAT = 250; // milliseconds a frame
   const PATIENCE = 3; // times that a live page asks in vain
+  const LABELLED = 14; // tokens of a line at most that have room beside a picture
   const HEAD = byId('film-heads');
   const film = { header: null, frames: [], losses: [], known: null, ...readData('film-data') };
   const view = { at: 0, line: 0, timer: 0, follow: true, ramp: [], tiles: [] };
@@ -169,10 +170,21 @@ if (byId('film')) {
       canvas.setAttribute('role', 'img');
       canvas.addEventListener('pointermove', (event) => sayCell(event, head));
       canvas.addEventListener('pointerleave', () => { byId('film-said').textContent = ''; });
-      figure.append(canvas, words);
-      return { figure, canvas, words, name };
+      const [top, side, map] = ['film-top', 'film-side', 'film-map'].map((className) => element('div', className));
+      for (const labels of [top, side]) labels.setAttribute('aria-hidden', 'true');
+      map.append(top, side, canvas);
+      figure.append(map, words);
+      return { figure, canvas, words, name, labels: [top, side] };
     });
     HEAD.replaceChildren(...view.tiles.map((tile) => tile.figure));
+    labelTiles();
+  }
+
+  function labelTiles() {
+    const tokens = film.header.lines[view.line], some = tokens.length <= LABELLED ? tokens : [];
+    for (const { labels } of view.tiles) {
+      for (const label of labels) label.replaceChildren(...some.map((token) => element('span', '', shown(token))));
+    }
   }
 
   function sayCell(event, head) {
@@ -210,7 +222,7 @@ if (byId('film')) {
     const labels = film.header.lines.map((tokens, line) => {
       const label = element('label', 'switch'), radio = element('input');
       Object.assign(radio, { type: 'radio', name: 'film-line', autocomplete: 'off', checked: line === view.line });
-      radio.addEventListener('change', () => { view.line = line; drawTiles(); });
+      radio.addEventListener('change', () => { view.line = line; labelTiles(); drawTiles(); });
       label.append(radio, element('bdi', '', tokens.map(shown).join(tokens.every((token) => token.length < 2) ? '' : ' ')));
       return label;
     });
