@@ -134,6 +134,14 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
     assert code == 0 and "what belongs together" in out and "L0.H0: " in out
 
 
+def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    args = ("heads", models / "gpt2", "--ids", models / "ids.txt", "--headvis", tmp_path / "tree")
+    code, out, _ = invoke(*args)
+    assert code == 0 and f"HeadVis: {tmp_path / 'tree'}" in out
+    assert len(list((tmp_path / "tree" / "heads").iterdir())) == 6
+    refused(invoke(*args), "--headvis", "not empty; pass a new folder")
+
+
 BAD = {
     "--relations . --bench grammar": ("--relations and --bench: pass one of them",),
     "--bench poems": ("there is no bench 'poems'; there is grammar",),

@@ -45,6 +45,10 @@ Html = Annotated[Path | None, Option(help="Write the report to this file. Defaul
 Png = Annotated[Path | None, Option(help="Write a picture of all heads to this file.")]
 Csv = Annotated[Path | None, Option(help="Write the table to this file.")]
 Parquet = Annotated[Path | None, Option(help="Write the table to this Parquet file.")]
+Headvis = Annotated[
+    Path | None,
+    Option(metavar="DIR", help="Write a folder that HeadVis, the browser of heads of Neuronpedia, reads."),
+]
 Relations = Annotated[
     Path | None,
     Option(help="A JSON file of texts with pairs of spans that belong together; each name in it is a role."),
@@ -71,6 +75,7 @@ def heads(
     png: Png = None,
     csv: Csv = None,
     parquet: Parquet = None,
+    headvis: Headvis = None,
     relations: Relations = None,
     bench: Bench = None,
     seed: Seed = 0,
@@ -78,12 +83,12 @@ def heads(
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
-    _check(model, against, sort, (relations, bench), html=html, png=png, csv=csv, parquet=parquet)
+    _check(model, against, sort, (relations, bench), headvis, html=html, png=png, csv=csv, parquet=parquet)
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
     options["unknown"] = unknown
-    survey, maps = look(model, **options)
+    survey, maps = look(model, headvis=headvis, **options)
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
     # The report in a run tells of the run: a look at another text goes where --html says.
     special = text or ids is not None or not controls or other is not None or options["relations"]
@@ -96,7 +101,7 @@ def heads(
         _print_json(survey, other, report)
         return
     _print_survey(survey, maps, sort, other)
-    for what, path in (("report", report), ("picture", png), ("table", csv), ("table", parquet)):
+    for what, path in (("report", report), ("picture", png), ("table", csv), ("table", parquet), ("HeadVis", headvis)):
         if path is not None:
             out.print(f"{what}: {path}")
 
@@ -138,7 +143,12 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
 
 
 def _check(
-    model: Path, against: Path | None, sort: str, labels: tuple[Path | None, str | None], **outputs: Path | None
+    model: Path,
+    against: Path | None,
+    sort: str,
+    labels: tuple[Path | None, str | None],
+    headvis: Path | None,
+    **outputs: Path | None,
 ) -> None:
     """Refuse what would fail only after long work."""
     from headwise.gpt.verbs import RELATIONS
@@ -147,6 +157,10 @@ def _check(
     from headwise.view.survey_table import check_order
 
     check_outputs(**outputs)
+    if headvis is not None:
+        with needs_torch():
+            from headwise.heads.headvis import check_headvis
+        check_headvis(headvis)
     if outputs["parquet"] is not None:
         parquet([])  # is it installed?
     png = outputs["png"]
@@ -170,19 +184,21 @@ def look(
     on: Path | None = None,
     relations: Path | str | None = None,
     unknown: str = "refuse",
+    headvis: Path | None = None,
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
 
     `on` names the run whose held-out text is looked at where no text is given; default `model` itself. The maps are
-    then of the run's example. Where relations come without a text, they bring it.
+    then of the run's example. Where relations come without a text, they bring it. `headvis` is a folder to write to.
     """
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     with needs_torch():
         from headwise.gpt.run import read_run
+        from headwise.heads.headvis import write_headvis
         from headwise.heads.maps import maps_of_text
-        from headwise.heads.survey import survey
+        from headwise.heads.survey import survey, text_of
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
@@ -193,7 +209,11 @@ def look(
     elif text or relations is None:
         read = read_texts(folder, text or None, tokens, documents, on, unknown)
     with Progress() as progress:
-        result = survey(folder.model, read, progress=progress, relations=relations, **options)
+        labelled = text_of(folder, read, tokens, documents, relations)
+        result = survey(folder.model, labelled, progress=progress, **options)
+        if headvis is not None:
+            progress("HeadVis", 0, 0)
+            write_headvis(headvis, folder.model, labelled, result)
     run = run_of(on or model) if read is not None and not text and ids is None else None
     example = None if run is None else (read_run(run) or {}).get("example")
     if read is not None and example and folder.tokens is not None:

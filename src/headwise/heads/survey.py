@@ -90,7 +90,7 @@ def survey(
             f"{type(folder.model).__name__} reads no tokens; watch it in Python on its own input, with "
             f"headwise.watch(model)"
         )
-    text = _text(folder, texts, tokens, documents, relations)
+    text = text_of(folder, texts, tokens, documents, relations)
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
@@ -112,7 +112,7 @@ def _folder(model: nn.Module, tokenizer: Any) -> Folder:
     return replace(folder, tokens=tokenizer)
 
 
-def _text(
+def text_of(
     folder: Folder,
     texts: Texts | Text | None,
     tokens: int | None,

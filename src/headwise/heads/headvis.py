@@ -1,0 +1,225 @@
+"""A survey in the format of HeadVis (Anthropic 2026), the browser of heads that Neuronpedia hosts, too.
+
+config.json, scatter_data.json (a row a head), server_config.json and attributions/manifest.json (empty: no server), and
+heads/L3H5.json: documents from the least to the strongest weight, each with its weights as sparse rows. An index is
+query * seq_len + key; a row has its 8 largest weights, those of at least 0.005.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.documents import Document, listening
+from headwise.heads.measure import top_keys
+from headwise.heads.profiles import DISTANCES, HeadProfile, Survey
+from headwise.heads.tally import batches
+from headwise.heads.texts import Text
+from headwise.models.ask import evaluating, run_body
+from headwise.models.sites import Site
+from headwise.records import Call
+
+ROW, LEAST = 8, 0.005  # weights of a row, and the smallest
+INTERVALS, SAMPLES, STRONGEST = (
+    10,
+    3,
+    10,
+)  # bands of documents by their largest weight; of each so many, of the last more
+ROWS = 256  # queries whose weights are held at once
+BINS = 50
+# Where one of our statistics is what HeadVis calls by another name.
+NAMES = {
+    "self": "self_attention_score",
+    "previous": "prev_token_score",
+    "entropy": "pattern_entropy",
+    "distance": "qk_distance",
+    "induction": "induction_score",
+}
+
+
+def check_headvis(folder: Path) -> None:
+    """Raise HeadwiseError unless the tree can be written there: a new folder, or an empty one."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise HeadwiseError(f"--headvis {folder} is there already and not empty; pass a new folder")
+    if not folder.absolute().parent.is_dir():
+        raise HeadwiseError(f"--headvis {folder}: the folder {folder.parent} does not exist; make it first")
+
+
+@torch.no_grad()
+def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, seed: int = 0) -> None:
+    """Write the tree, whole or not at all; the model reads the documents once more, and those that are shown twice.
+
+    Raises HeadwiseError for a model of several stacks, whose heads HeadVis cannot name.
+    """
+    parts = {profile.part for profile in survey.profiles}
+    if parts != {""}:
+        raise HeadwiseError(f"HeadVis names heads by layer and number alone, and {survey.model} has several stacks")
+    check_headvis(folder)
+    strongest = _strongest(model, text)
+    chosen = {name: _choose(values, random.Random(f"{seed} {name}")) for name, values in strongest.items()}
+    rows = _sparse(model, text, chosen)
+    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as temporary:
+        tree = Path(temporary) / "tree"
+        (tree / "heads").mkdir(parents=True)
+        (tree / "attributions").mkdir()
+        _write(tree / "server_config.json", {})
+        _write(tree / "attributions" / "manifest.json", {})
+        _write(tree / "scatter_data.json", [_metrics(survey, profile) for profile in survey.profiles])
+        for profile in survey.profiles:
+            name = f"L{profile.layer}H{profile.head}.json"
+            _write(tree / "heads" / name, _head(profile, strongest[profile.name], chosen[profile.name], rows, text))
+        _write(tree / "config.json", _config(survey, seed))
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(tree, folder)
+
+
+def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
+    """The keys with the largest weights of every query, and those weights, (H,T,8); missing ones have weight 0."""
+    T = call.q.shape[2]
+    parts = [top_keys(call, b, range(start, min(start + ROWS, T)), ROW) for start in range(0, T, ROWS)]
+    return torch.cat([keys for keys, _ in parts], 1).cpu(), torch.cat([weights for _, weights in parts], 1).cpu()
+
+
+def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
+    """Of each head the largest weight in each document, without the first row and column, as HeadVis counts."""
+    strongest: dict[str, list[float]] = {}
+
+    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
+        for b in range(len(described)):
+            keys, weights = _rows(call, b)
+            weights = weights.masked_fill(keys == 0, 0)[:, 1:]
+            for name, value in zip(site.heads, weights.amax((1, 2)).tolist(), strict=True):
+                strongest.setdefault(name, []).append(value)
+
+    with listening(model, listener), evaluating(model):
+        for ids in batches(text.documents):
+            run_body(model, ids)
+    return strongest
+
+
+def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
+    """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
+    order = sorted(range(len(values)), key=lambda n: (values[n], -n))
+    bands: dict[int, list[int]] = {}
+    for rank, number in enumerate(reversed(order)):
+        bands.setdefault(INTERVALS - rank * INTERVALS // len(order), []).append(number)
+    chosen: dict[int, int] = {}
+    for band, numbers in sorted(bands.items()):
+        some = numbers[:STRONGEST] if band == INTERVALS else draw.sample(numbers, min(SAMPLES, len(numbers)))
+        chosen |= dict.fromkeys(some, band)
+    return chosen
+
+
+def _sparse(
+    model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]
+) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
+    """Of each head and document that it shows the indices and weights of its sparse rows."""
+    rows: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+    for number in sorted(set().union(*chosen.values())):
+
+        def listener(site: Site, call: Call, described: Sequence[Document], number: int = number) -> None:
+            heads = [h for h, name in enumerate(site.heads) if number in chosen[name]]
+            if heads:
+                keys, weights = _rows(call, 0)
+                for h in heads:
+                    rows[site.head(h), number] = _indices(keys[h], weights[h])
+
+        with listening(model, listener), evaluating(model):
+            run_body(model, torch.tensor([list(text.documents[number])]))
+    return rows
+
+
+def _indices(keys: Tensor, weights: Tensor) -> tuple[list[int], list[float]]:
+    index = torch.arange(len(keys))[:, None] * len(keys) + keys
+    kept = weights >= LEAST
+    order = index[kept].argsort()
+    values = weights[kept].double()[order]
+    return index[kept][order].tolist(), [round(value, 4) for value in values.tolist()]
+
+
+def _head(
+    profile: HeadProfile,
+    strongest: Sequence[float],
+    chosen: dict[int, int],
+    rows: dict[tuple[str, int], tuple[list[int], list[float]]],
+    text: Text,
+) -> dict[str, Any]:
+    """heads/L3H5.json."""
+    sequences = []
+    looking: dict[str, float] = {}
+    for number, band in sorted(chosen.items(), key=lambda item: (-item[1], -strongest[item[0]])):
+        tokens, (indices, values) = text.shown(text.documents[number]), rows[profile.name, number]
+        for index, value in zip(indices, values, strict=True):
+            looks = tokens[index // len(tokens)]
+            looking[looks] = looking.get(looks, 0.0) + value
+        sequence = {"sequence_id": number, "interval": band, "tokens": tokens, "seq_len": len(tokens)}
+        sequence |= {"attention_indices": indices, "attention_values": values}
+        sequences.append(sequence | {"max_activation": round(strongest[number], 4)})
+    queries = sorted(looking.items(), key=lambda item: -item[1])[:BINS]
+    counts, edges = np.histogram(strongest, BINS, (0, 1))
+    last = max((n for n, count in enumerate(profile.distances) if count), default=0) + 1
+    return {
+        "sequences": sequences,
+        "qk_distance_histogram": {"bin_edges": DISTANCES[: last + 1], "bin_values": profile.distances[:last]},
+        "top_query_tokens": [{"token": token, "weight": round(weight, 4)} for token, weight in queries],
+        "top_key_tokens": [{"token": token, "weight": round(share, 4)} for token, share in profile.attended],
+        "histogram": {"bin_edges": edges.round(4).tolist(), "bin_values": counts.tolist()},
+        "statistics": {"n_samples": len(sequences), "mean_max_activation": round(float(np.mean(strongest)), 4)},
+    }
+
+
+def _metrics(survey: Survey, profile: HeadProfile) -> dict[str, Any]:
+    means = {NAMES.get(key, key): profile.means.get(key, math.nan) for key in survey.statistics}
+    row = {key: round(mean, 4) if math.isfinite(mean) else None for key, mean in means.items()}
+    return {"layer": profile.layer, "head": profile.head, **row}
+
+
+def _config(survey: Survey, seed: int) -> dict[str, Any]:
+    """config.json, which the browser reads first."""
+    shown = {"n_samples": "Samples kept", "mean_max_activation": "Mean max activation"}
+    return {
+        "model_name": survey.model,
+        "dataset_name": ", ".join(survey.texts),
+        "heads": [[profile.layer, profile.head] for profile in survey.profiles],
+        "n_layers": 1 + max(profile.layer for profile in survey.profiles),
+        "n_heads": 1 + max(profile.head for profile in survey.profiles),
+        "n_intervals": INTERVALS,
+        "metrics": [NAMES.get(key, key) for key in survey.statistics],
+        "metric_descriptions": {NAMES.get(key, key): meaning for key, meaning in survey.statistics.items()},
+        "head_data_pattern": "L{layer}H{head}.json",
+        "has_umap": False,
+        "umap_heads": [],
+        "custom_plots": [
+            {"key": "qk_distance_histogram", "label": "Distance of the largest weight, rows"},
+            {"key": "histogram", "label": "Largest weight, documents"},
+        ],
+        "custom_tables": [
+            {"key": "top_query_tokens", "label": "Top query tokens"},
+            {"key": "top_key_tokens", "label": "Top key tokens"},
+        ],
+        "statistics_display": {key: {"label": label, "format": "default"} for key, label in shown.items()},
+        "pipeline_config": {
+            "made_by": "headwise",
+            "n_sequences": survey.n_documents,
+            "n_tokens": survey.n_tokens,
+            "sparse_topk_per_row": ROW,
+            "sparse_threshold": LEAST,
+            "sample_seed": seed,
+        },
+    }
+
+
+def _write(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

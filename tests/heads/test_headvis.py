@@ -1,0 +1,141 @@
+"""The HeadVis tree: the public shape of every file, and numbers that are those of the maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_corpus import V
+
+import headwise as hw
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.heads import headvis
+from headwise.heads.headvis import check_headvis, write_headvis
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
+
+number = (int, float)
+# The shape that the public pipeline of HeadVis documents: a type, a list of one kind, a dict of keys, or a check.
+HISTOGRAM: dict[str, Any] = {"bin_edges": [number], "bin_values": [number]}
+TOKENS: list[Any] = [{"token": str, "weight": number}]
+SEQUENCE: dict[str, Any] = {
+    "sequence_id": int,
+    "interval": lambda value: 1 <= value <= 10,
+    "tokens": [str],
+    "attention_indices": [int],
+    "attention_values": [number],
+    "seq_len": int,
+    "max_activation": number,
+}
+HEAD: dict[str, Any] = {
+    "sequences": [SEQUENCE],
+    "qk_distance_histogram": HISTOGRAM,
+    "top_query_tokens": TOKENS,
+    "top_key_tokens": TOKENS,
+    "histogram": HISTOGRAM,
+    "statistics": dict,
+}
+CONFIG: dict[str, Any] = {
+    "model_name": str,
+    "dataset_name": str,
+    "heads": [[int]],
+    "n_layers": int,
+    "n_heads": int,
+    "n_intervals": int,
+    "metrics": [str],
+    "metric_descriptions": dict,
+    "head_data_pattern": lambda value: value == "L{layer}H{head}.json",
+    "has_umap": bool,
+    "umap_heads": list,
+    "custom_plots": [{"key": str, "label": str}],
+    "custom_tables": [{"key": str, "label": str}],
+    "statistics_display": dict,
+    "pipeline_config": dict,
+}
+
+
+def fits(value: Any, shape: Any, where: str) -> None:
+    if isinstance(shape, dict):
+        assert isinstance(value, dict) and set(value) == set(shape), f"{where}: {sorted(value)}"
+        for key, inner in shape.items():
+            fits(value[key], inner, f"{where}.{key}")
+    elif isinstance(shape, list):
+        assert isinstance(value, list), where
+        for each in value:
+            fits(each, shape[0], where)
+    elif isinstance(shape, Callable) and not isinstance(shape, type):  # type: ignore[arg-type]
+        assert shape(value), where
+    else:
+        assert isinstance(value, shape), f"{where}: {value!r}"
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return GPT(GPTConfig(vocab_size=V, context=23, n_layers=2, n_heads=3, d_model=30, init_std=0.2))
+
+
+@pytest.fixture(scope="module")
+def text() -> Text:
+    generator = torch.Generator().manual_seed(1)
+    documents = [torch.randint(V, (11 + n % 13,), generator=generator).tolist() for n in range(47)]
+    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
+
+
+def test_the_tree_has_the_public_shape_and_the_models_weights(
+    model: GPT, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headvis, "ROWS", 5)
+    made = survey(model, text, controls=False, ablate="none")
+    write_headvis(tmp_path / "tree", model, text, made)
+    tree = {path.relative_to(tmp_path / "tree").as_posix(): path for path in (tmp_path / "tree").rglob("*.json")}
+    data = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in tree.items()}
+    assert list(tmp_path.iterdir()) == [tmp_path / "tree"]
+    assert data.pop("server_config.json") == data.pop("attributions/manifest.json") == {}
+    config, scatter = data.pop("config.json"), data.pop("scatter_data.json")
+    fits(config, CONFIG, "config")
+    fits(scatter, [{"layer": int, "head": int} | dict.fromkeys(config["metrics"], number)], "scatter")
+    assert [[row["layer"], row["head"]] for row in scatter] == config["heads"]
+    assert scatter[4]["pattern_entropy"] == pytest.approx(made["L1.H1"].entropy.mean, abs=1e-4)
+    assert set(data) == {f"heads/L{layer}H{head}.json" for layer, head in config["heads"]}
+    for name, head in data.items():
+        fits(head, HEAD, name)
+        shown = {band: sum(each["interval"] == band for each in head["sequences"]) for band in range(1, 11)}
+        assert shown == {**dict.fromkeys(range(1, 10), 3), 10: 5}  # of 47 documents 4 or 5 stand in each band
+        assert head["histogram"]["bin_values"] and sum(head["histogram"]["bin_values"]) == 47
+        histogram = head["qk_distance_histogram"]
+        assert len(histogram["bin_edges"]) == len(histogram["bin_values"]) + 1
+    for each in data["heads/L1H2.json"]["sequences"]:
+        check_sequence(model, text, each)
+
+
+def check_sequence(model: GPT, text: Text, sequence: dict[str, Any]) -> None:
+    """Its sparse rows are the 8 largest weights of each row, those of 0.005 and more."""
+    ids = text.documents[sequence["sequence_id"]]
+    with hw.watch(model, maps=True) as seen, torch.no_grad():
+        model(torch.tensor([ids]))
+    p = seen["L1.H2"].map
+    T = sequence["seq_len"]
+    assert sequence["tokens"] == [f"t{i}" for i in ids] and len(ids) == T
+    kept = np.zeros((T, T))
+    for row in range(T):
+        keys = np.argsort(-p[row])[:8]
+        kept[row, keys] = np.where(p[row, keys] >= 0.005, p[row, keys], 0)
+    dense = np.zeros(T * T)
+    dense[sequence["attention_indices"]] = sequence["attention_values"]
+    assert dense.reshape(T, T) == pytest.approx(kept, abs=6e-5)
+    assert sequence["max_activation"] == pytest.approx(p[1:, 1:].max(), abs=6e-5)
+
+
+def test_what_the_tree_refuses(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for folder, said in (("full", "there already and not empty"), ("no/where", "does not exist; make it first")):
+        with pytest.raises(hw.HeadwiseError, match=said):
+            check_headvis(tmp_path / folder)
