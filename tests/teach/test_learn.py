@@ -123,7 +123,8 @@ def test_what_does_not_run_is_said_with_its_line(in_process: None) -> None:
     assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
     verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
     assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
-    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") == "1"
+    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") is None
+    assert guess_of("answer = 'B)'") == "b"
 
 
 @pytest.mark.slow
@@ -215,6 +216,9 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
         ({}, ["--lang", "fr"], "no language 'fr'"),
         ({}, ["--reset", 19], "there is no exercise 19; they are 1 to 18"),
         ({}, ["--solution", 0], "there is no exercise 0"),
+        ({}, ["--watch", "--reset", 2], "--watch and --reset do not go together"),
+        ({}, ["--watch", "--json"], "--watch and --json do not go together"),
+        ({}, ["--steps", 3], "--steps do not go together"),
         ({}, ["--train"], "11_torch.py is not right yet"),
     ],
 )
@@ -234,3 +238,24 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "learn").write_text("")
     with pytest.raises(HeadwiseError, match="is a file; pass a folder"):
         open_course(tmp_path / "learn", None)
+
+
+def test_watching_checks_at_each_save(
+    invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, looks = tmp_path / "learn", 0
+    open_course(folder, "en")
+
+    def save(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            (folder / ALL[0].file).write_text(ALL[0].source("en", True, "b"), encoding="utf-8")
+        if looks == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.cli.learn.time.sleep", save)
+    outcome = invoke("learn", folder, "--watch")
+    assert outcome.code == 130
+    assert outcome.out.count("is not finished") == 1 and outcome.out.count("Exercise 1 is right") == 1
+    assert "Next, Exercise 2 of 18" in outcome.out

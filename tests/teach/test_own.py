@@ -83,4 +83,3 @@ def test_the_command_trains_it_and_writes_the_report(invoke: Invoke, tmp_path: P
     assert Path(document["report"]).read_text(encoding="utf-8").startswith("<!doctype html>")
     assert isinstance(open_model(folder / "model"), GPT)
     assert free_folder(folder / "model") == folder / "model-2"
-    assert "--steps is for --train" in invoke("learn", folder, "--steps", 2).err

@@ -16,6 +16,7 @@ from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from headwise.teach.course import Course
+    from headwise.teach.exercises import Exercise
 
 DEFAULT = Path("learn")
 CLASS = 11  # the exercise whose class may learn the verbs
@@ -56,13 +57,20 @@ def learn(
     The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
     Exit code 1 says that an exercise is not right yet.
     """
-    if steps is not None and not train:
-        raise HeadwiseError("--steps is for --train; pass both, or neither")
-    course, new = _open(folder, lang, (reset, solution))
-    if reset is not None:
-        _reset(course, reset, as_json)
-    elif solution is not None:
-        _print_solution(course, solution, as_json)
+    modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
+    chosen = [option for option, value in modes.items() if value not in (None, False)]
+    if len(chosen) > 1 or (watch and as_json) or (steps is not None and not train):
+        options = [*chosen, *["--steps"] * (steps is not None), *["--json"] * (watch and as_json)]
+        raise HeadwiseError(
+            f"{' and '.join(options)} do not go together: one at a time, and --steps with --train alone"
+        )
+    course, exercise, new = _open(folder, lang, solution if reset is None else reset)
+    if reset is not None and exercise is not None:
+        backup, path = str(course.reset(exercise)), str(course.path(exercise))
+        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup}, as_json)
+    elif solution is not None and exercise is not None:
+        code = exercise.code(course.language).rstrip("\n")
+        print_json({"exercise": solution, "solution": code}) if as_json else out.print(code)
     elif notebook:
         _notebooks(course, as_json)
     elif train:
@@ -77,37 +85,22 @@ def learn(
             raise Exit(1)
 
 
-def _open(folder: Path | None, lang: str | None, numbers: tuple[int | None, ...]) -> tuple[Course, bool]:
-    """The course, and whether it is new; inside a course's folder, that one. A wrong number makes nothing."""
+def _open(folder: Path | None, lang: str | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
+    """The course, the exercise that was named, and is the course new? Inside its folder no name is needed."""
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    for number in numbers:
-        if number is not None:
-            find_exercise(number)
+    exercise = None if number is None else find_exercise(number)
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
-    return open_course(folder or (Path() if inside else DEFAULT), lang)
+    course, new = open_course(folder or (Path() if inside else DEFAULT), lang)
+    return course, exercise, new
 
 
-def _reset(course: Course, number: int, as_json: bool) -> None:
-    from headwise.teach.exercises import find_exercise
-
-    exercise = find_exercise(number)
-    backup = course.reset(exercise)
+def _tell(course: Course, word: str, document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        print_json({"exercise": number, "file": str(course.path(exercise)), "backup": str(backup)})
+        print_json(document)
     else:
-        out.print(course.words["reset"].format(file=course.path(exercise), backup=backup))
-
-
-def _print_solution(course: Course, number: int, as_json: bool) -> None:
-    from headwise.teach.exercises import find_exercise
-
-    code = find_exercise(number).code(course.language)
-    if as_json:
-        print_json({"exercise": number, "solution": code})
-    else:
-        out.print(code.rstrip("\n"))
+        out.print(course.words[word].format(**document))
 
 
 def _command(course: Course, option: str = "") -> str:
@@ -181,11 +174,9 @@ def _watch(course: Course) -> None:
 def _notebooks(course: Course, as_json: bool) -> None:
     from headwise.teach.notebook import write_notebooks
 
-    paths = write_notebooks(course.folder / "notebooks", course.language)
-    if as_json:
-        print_json({"notebooks": [str(path) for path in paths]})
-    else:
-        out.print(course.words["notebooks"].format(count=len(paths), folder=course.folder / "notebooks"))
+    folder = course.folder / "notebooks"
+    paths = [str(path) for path in write_notebooks(folder, course.language)]
+    _tell(course, "notebooks", {"folder": str(folder), "count": len(paths), "notebooks": paths}, as_json)
 
 
 def _train(course: Course, steps: int | None, as_json: bool) -> None:

@@ -97,12 +97,17 @@ def _fix(exercise: Exercise, bugs: tuple[str, ...], language: str) -> str:
 
 
 def guess_of(source: str) -> str | None:
-    """The value of `answer` in a file, None where it is empty or not there. Raises SyntaxError."""
+    """The value of `answer` in a file, a, b or c; None where it is another or not there. Raises SyntaxError."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "answer" for t in node.targets):
-            value = node.value.value if isinstance(node.value, ast.Constant) else None
-            return str(value).strip().lower() or None if value is not None else None
+            return choice(node.value.value if isinstance(node.value, ast.Constant) else None)
     return None
+
+
+def choice(value: object) -> str | None:
+    """a, b or c, as people write them; None for anything else."""
+    letter = str(value).strip(" ().").lower()
+    return letter if letter in ("a", "b", "c") else None
 
 
 def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from headwise.files import write_whole
 from headwise.markup import escaped
 from headwise.teach.course import HINTS, told
 from headwise.teach.exercises import WORDS, Exercise, exercises, find_exercise, room
-from headwise.teach.marking import mark_names
+from headwise.teach.marking import choice, mark_names
 
 _tries: dict[int, int] = {}  # of this notebook, by exercise
 
@@ -34,8 +34,7 @@ class Told:
 def check(number: int, names: Mapping[str, Any], language: str = "en") -> Told:
     """Mark exercise `number` by the names of a notebook, `globals()`; each try that fails brings the next hint."""
     exercise = find_exercise(number)
-    guess = str(names.get("answer", "")).strip().lower() or None
-    verdict = mark_names(exercise, names, guess, language)
+    verdict = mark_names(exercise, names, choice(names.get("answer")), language)
     if verdict.status != "passed":
         _tries[number] = _tries.get(number, 0) + (verdict.status != "open")
     step = min(_tries.get(number, 0), HINTS)
