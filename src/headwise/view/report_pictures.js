@@ -26,7 +26,7 @@ function withoutFirst(picture) {
 
 // The largest weight where a row has a choice: the first row of a causal map can look only at itself.
 function largestChoice(picture, drawn) {
-  const forced = picture.rows > 1 && picture.columns > 1 && picture.weights[0] > 0.9995 && !picture.blocks;
+  const forced = picture.rows > 1 && picture.weights.slice(1, picture.columns).every((weight) => weight < 1 / LEVELS);
   return largestOf(forced ? drawn.slice(picture.columns) : drawn) || 1;
 }
 

@@ -1,0 +1,136 @@
+"""The report of the default run in three pictures: writes docs/report.md, docs/report-*.png.
+
+    headwise train                                     # half a minute: runs/verbs
+    python examples/report_pictures.py runs/verbs      # some seconds, with the package playwright and a Chromium
+
+It does what a reader does: opens the page, looks for the head that reads the tense, silences it, types a sentence, and
+puts two heads side by side. The numbers in docs/report.md are those that the page shows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+AUXILIARIES = ("will", "would", "am", "are", "is", "have", "has")
+
+
+def looks(page: Page) -> list[dict[str, Any]]:
+    """Every head: where it looks from the word that the page looks at, and how hard."""
+    found: list[dict[str, Any]] = page.evaluate(
+        """heads.map(({ name }, number) => {
+          const { inside } = looksOf(number, view.at), key = inside.indexOf(Math.max(...inside));
+          return { name, at: shown.tokens[key], weight: inside[key] };
+        })"""
+    )
+    return found
+
+
+def strongest(page: Page, words: tuple[str, ...]) -> dict[str, Any]:
+    """The head that looks hardest at one of these words."""
+    return max((look for look in looks(page) if look["at"] in words), key=lambda look: look["weight"])
+
+
+def silence(page: Page, head: str) -> None:
+    page.get_by_role("button", name=f"Silence {head}").first.click()
+
+
+def after(page: Page) -> dict[str, str]:
+    """What the page says of the next token, with and without the silenced heads."""
+    told: dict[str, str] = page.evaluate(
+        """(() => { const { before, after, chosen, place } = prediction();
+          const [first, now] = [before, after].map(likeliest);
+          const name = (id) => vocabulary()[id];
+          return { from: shown.tokens[place], chosen: name(chosen), first: name(first), now: name(now),
+            whole: percent(before[chosen]), less: percent(after[chosen]), then: percent(after[now]) }; })()"""
+    )
+    return told
+
+
+def page_of(
+    text: str, tense: dict[str, Any], verb: dict[str, Any], first: dict[str, str], other: dict[str, str]
+) -> str:
+    return f"""# The report is a page that one touches
+
+Written by `python examples/report_pictures.py`, which opens the report of the default run (seed 0) in a browser, does
+what stands here, and reads the numbers off the page. The numbers are of one machine.
+
+`make run` ends with `runs/verbs/report.html`. The file needs no network, and the model itself is inside it.
+
+![The report opens with a held-out line]({"report-sentence.png"})
+
+**Point at a word.** The page opens with a line that the model has never seen, `{text}`, and looks at `{first["from"]}`:
+from there the next word is predicted. The row of that word lights up in every head's picture, and the words it looks at
+are coloured. With the pointer on the picture of {tense["name"]} the line is seen through that head: it looks at
+`{tense["at"]}` ({tense["weight"]:.2f}), the word that decides the tense. {verb["name"]} looks at `{verb["at"]}`
+({verb["weight"]:.2f}), the word that decides the verb.
+
+![The head that reads the tense is silenced]({"report-silenced.png"})
+
+**Silence it.** A click on the picture of {tense["name"]}: the model said `{first["first"]}` ({first["whole"]}), and now
+it says `{first["now"]}` ({first["then"]}). `{first["chosen"]}` falls to {first["less"]}. Without {verb["name"]} instead
+it says `{other["now"]}` ({other["then"]}). "Silence each in turn" ranks all heads for this very word.
+
+![Two heads side by side]({"report-heads.png"})
+
+**Look closer.** The name below a picture enlarges it; another head, or the same head of another model, can stand beside
+it. Under "Your own sentence" type what you like: maps, numbers and the expected words follow at each key, and
+"+ likeliest" goes on by one word. `#{tense["name"]}/5` behind the address opens that head at that word, so a link can
+be sent. The switch above changes between English and Spanish.
+
+Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three. A large weight is not a
+cause: silence the head and see.
+"""
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    report = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/verbs").resolve() / "report.html"
+    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+        page.goto(report.as_uri())
+        page.wait_for_function("() => document.getElementById('main').dataset.drawn > 0")
+        text = page.input_value("#own-text")
+        page.locator("#sentence .looking").click()
+        tense = strongest(page, AUXILIARIES)
+        verb = max(
+            (
+                look
+                for look in looks(page)
+                if look["at"] == page.evaluate("shown.tokens[shown.tokens.indexOf('=') - 1]")
+            ),
+            key=lambda look: look["weight"],
+        )
+        page.locator(f".head .name[aria-label^='{tense['name']},']").hover()
+        page.screenshot(path=DOCS / "report-sentence.png")
+        page.mouse.move(640, 60)
+        silence(page, verb["name"])
+        other = after(page)
+        page.click("#wake")
+        page.click("#each")
+        page.wait_for_selector("#ranking li")
+        silence(page, tense["name"])
+        page.mouse.move(640, 60)
+        first = after(page)
+        page.screenshot(path=DOCS / "report-silenced.png")
+        page.click("#wake")
+        page.locator(f".head .name[aria-label^='{tense['name']},']").click()
+        page.select_option("#beside", verb["name"])
+        page.screenshot(path=DOCS / "report-heads.png")
+        browser.close()
+    (DOCS / "report.md").write_text(page_of(text, tense, verb, first, other), encoding="utf-8")
+    print(f"wrote {DOCS / 'report.md'} and three pictures")
+
+
+if __name__ == "__main__":
+    main()
