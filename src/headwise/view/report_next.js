@@ -56,8 +56,8 @@ function nextRow(id, before, after, silent, chosen, truth) {
 
 function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus(); }
 
-function bar(part, kind) {
-  const cell = element('td', 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
+function bar(part, kind, tag = 'td') {
+  const cell = element(tag, 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
   filled.style.width = `${(100 * part).toFixed(2)}%`;
   track.append(filled);
   cell.append(track, element('span', 'part', percent(part)));

@@ -68,6 +68,6 @@ function rankingRow(name, whole) {
   const words = element('span', 'then'), change = part - whole;
   putWords(words, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at',
     { token: quoted(visible(vocabulary()[then])) });
-  item.append(button, bar(part, 'theirs'), words);
+  item.append(button, bar(part, 'theirs', 'span'), words);
   return item;
 }
