@@ -59,11 +59,12 @@ def small(config: PretrainedConfig, more: dict[str, Any]) -> dict[str, Any]:
         number = isinstance(now, int | float) and not isinstance(now, bool)
         if name in names and (number or name in SIZES["may_be_none"]):
             wanted[name] = value
-    for name in ("rope_parameters", "rope_scaling"):
-        rope = getattr(config, name, None)
-        if isinstance(rope, dict) and "mrope_section" in rope:
-            pairs = int(wanted.get("head_dim", 8) * rope.get("partial_rotary_factor", 1.0)) // 2
-            wanted[name] = rope | {"mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
+    if "kv_lora_rank" in wanted and "num_key_value_heads" in wanted:  # keys and values are made for every head
+        wanted["num_key_value_heads"] = wanted["num_attention_heads"]
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and "mrope_section" in getattr(config, "ignore_keys_at_rope_validation", rope):
+        pairs = int(wanted.get("head_dim", 8) * rope.get("partial_rotary_factor", 1.0)) // 2
+        wanted["rope_parameters"] = rope | {"mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
     if kinds and not isinstance(getattr(type(config), "layer_types", None), property):
         wanted["layer_types"] = [kinds[i % len(kinds)] for i in range(max(2, len(kinds)))]
@@ -107,8 +108,8 @@ def build(family: str) -> nn.Module:
     return model
 
 
-def inputs_of(model: Any, padding: str) -> dict[str, Any]:
-    """What the model is called with."""
+def inputs_of(model: Any, padding: str, turned: bool = False) -> dict[str, Any]:
+    """What the model is called with; `turned` has frames before the bins of a spectrum."""
     generator = torch.Generator().manual_seed(1)
     names = list(inspect.signature(model.forward).parameters)
     mask = torch.ones(B, T, dtype=torch.long)
@@ -118,11 +119,12 @@ def inputs_of(model: Any, padding: str) -> dict[str, Any]:
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or 20
     height, width = size if isinstance(size, list | tuple) else (size, size)
+    bins = next((n for key in ("num_mel_bins", "feature_size") if (n := getattr(config, key, None))), 80)
     frames = 2 * (getattr(config, "max_source_positions", 0) or 40)
     shapes = {
         "pixel_values": (B, getattr(vision, "num_channels", 3), height, width),
         "input_values": (B, 1600),
-        "input_features": (B, getattr(config, "num_mel_bins", 16), frames),
+        "input_features": (B, frames, bins) if turned else (B, bins, frames),
     }
     inputs: dict[str, Any] = {}
     ids = torch.randint(3, 17, (B, T), generator=generator)
@@ -154,6 +156,12 @@ def tensors(output: Any) -> list[Tensor]:
         return [output]
     values = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else []
     return [tensor for value in values for tensor in tensors(value)]
+
+
+def run(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+    """The model's answers; some draw numbers, the same each time."""
+    torch.manual_seed(0)
+    return tensors(model(**inputs))
 
 
 # Comparing
@@ -205,7 +213,7 @@ class Comparison:
             return site.projection.register_forward_pre_hook(lambda module, args: joined[site.module].append(args[0]))
 
         with eager_maps(model) as maps, hooked([keep(site) for site in sites_of(model) if site.projection is not None]):
-            self.eager = tensors(model(**inputs))
+            self.eager = run(model, inputs)
         self.maps, self.joined = maps, joined
         self.weights = self.norm = 0.0
         self.rows = 0
@@ -218,7 +226,8 @@ class Comparison:
         if call.note:
             self.notes.setdefault(call.note.partition(": ")[2])
         maps, joined = self.maps.get(site.module, []), self.joined[site.module]
-        times = max(1, len(maps) // max(1, len(joined)))  # some lay the same maps over several values
+        whole = bool(joined) and joined[0].numel() == call.out.numel()  # else W_O reads several calls at once
+        times = len(maps) // len(joined) if whole else 1  # some lay the same maps over several values
         factors = None if site.w_o is None or not call.at_w_o else output_factors(site.w_o, site.n_heads)
         for b, document in enumerate(documents):
             measured = measure(call, b, document, w_o=factors)
@@ -229,7 +238,7 @@ class Comparison:
                 ours = row_weights(call, b, range(call.q.shape[2]))[:, measured.places]
                 dense = maps[number * times][b][:, measured.places]
                 self.weights = max(self.weights, float((ours - dense).abs().max()))
-            if factors is not None and number < len(joined) and len(joined) * times == len(maps):
+            if factors is not None and whole and number < len(joined):
                 batch, _, rows, _ = call.out.shape
                 heads = joined[number].reshape(batch, rows, site.n_heads, -1)[b, measured.places]
                 blocks = site.w_o.reshape(len(site.w_o), site.n_heads, -1)
@@ -242,17 +251,21 @@ class Comparison:
 def try_padding(model: nn.Module, padding: str) -> dict[str, Any]:
     """Run, run by eager functions, run watched; how far the watched one is from both."""
     inputs, sites = inputs_of(model, padding), sites_of(model)
-    plain = tensors(model(**inputs))
+    try:
+        run(model, inputs)
+    except Exception:
+        inputs = inputs_of(model, padding, turned=True)
+    plain = run(model, inputs)
     seen = Comparison(model, inputs)
     with listening(model, seen.note):
-        watched = tensors(model(**inputs))
+        watched = run(model, inputs)
     same = all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(plain, watched, strict=True))
     pairs = [(x, y) for x, y in zip(plain, seen.eager, strict=False) if x.shape == y.shape and x.is_floating_point()]
     ways = max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
     if seen.weights > TOLERANCE and ways > TOLERANCE:  # the library's two ways differ: held to the one that has maps
         seen = Comparison(model, inputs)
         with spelled_out(model), listening(model, seen.note):
-            model(**inputs)
+            run(model, inputs)
         seen.notes.setdefault(f"its sdpa and eager ways differ by {ways:.2g} in the library itself; held to eager")
     return {
         "weights": seen.weights,

@@ -471,6 +471,11 @@ class _OfArray(Mask):
         shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
         if len(shape) > 4 or any(n != 1 and n != m for n, m in zip(shape[::-1], full[::-1], strict=False)):
             raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
+        if len(shape) == 3 and shape[0] == grid.B == grid.H > 1:
+            raise HeadwiseError(
+                f"{name} has shape {shape}, and B = H = {grid.B}: it may mean (B,T,S) or (H,T,S); pass four axes, "
+                f"(B,1,T,S) or (1,H,T,S)"
+            )
 
     def counts_from_first(self) -> bool:
         return False

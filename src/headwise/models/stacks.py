@@ -114,11 +114,15 @@ def without_maps(model: nn.Module) -> list[str]:
             next(iter(_stack_names(model, [stack]).values()), "") if with_heads and with_heads != set(numbers) else ""
         )
         lines += [f"{_ranges(place, layers)}: {kind}, no map" for kind, layers in kinds.items()]
+    outside: dict[str, list[str]] = {}
     for path, module in modules.items():
         inside = any(path == each or path.startswith(each + ".") or each.startswith(path + ".") for each in covered)
         if not inside and "attention" in type(module).__name__.lower() and any(True for _ in module.parameters()):
             covered.add(path)
-            lines.append(f"{path}: {type(module).__name__} is outside the attention interface, no map")
+            outside.setdefault(type(module).__name__, []).append(path)
+    for kind, paths in outside.items():
+        place = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        lines.append(f"{place}: {kind} is outside the attention interface, no map")
     return lines
 
 

@@ -42,6 +42,7 @@ FEW_KEYS = 16
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
+    _check_nested(q, k, v)
     sizes = check_shapes(q.shape, k.shape, v.shape)
     path = paths.choose(sizes, options)
     if path.name == paths.EXPLICIT:
@@ -60,6 +61,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
 
 def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
+    _check_nested(q, k, v)
     sizes = check_shapes(q.shape, k.shape, v.shape)
     call = _Call(q, k, v, sizes, options)
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
@@ -246,6 +248,14 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     total = torch.where(empty, 1, total)
     lse = torch.where(empty, -math.inf, torch.log(total) + top)
     return powers / total, lse[..., 0]
+
+
+def _check_nested(*tensors: Tensor) -> None:
+    if any(x.is_nested for x in tensors):
+        raise HeadwiseError(
+            "a nested tensor has texts of several lengths; pad it (torch.nested.to_padded_tensor) and pass the lengths "
+            "as mask=Lengths(lengths)"
+        )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -104,7 +104,9 @@ def _runs(
     values = None if context is None or spec.d_values == spec.d_context else others
     keys = x if context is None else context
     masks: list[Mask | None] = [None]
-    masks += [CAUSAL] * (way == "self" and spec.mask is None) + [Lengths([n_keys, n_keys // 2 + 1, 1])] * padding
+    masks += [CAUSAL] * (way == "self" and spec.mask is None and padding) + [
+        Lengths([n_keys, n_keys // 2 + 1, 1])
+    ] * padding
     for mask in masks:
         added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
         expected = original(x, keys, keys if values is None else values, added)

@@ -55,7 +55,7 @@ def import_attention(module: nn.Module) -> Imported:
         f"{type(module).__name__} is not known; import_attention knows nn.MultiheadAttention, transformers' "
         f"{', '.join(family.whole for family in families())}, and modules with {', '.join(COURSE)} and a mask. Pass "
         f"the weights of others to from_separate, from_packed (one matrix such as query_key_value or Wqkv), "
-        f"from_conv1d or from_keras"
+        f"from_conv1d or from_keras of headwise.layer.importing.importers"
     )
 
 

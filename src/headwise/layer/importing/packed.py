@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +20,9 @@ from headwise.positions import RoPE
 from headwise.spec import require_size
 
 
+Module = Callable[[Tensor], Tensor]
+
+
 def from_packed(
     weight: Tensor,
     n_heads: int,
@@ -32,6 +36,7 @@ def from_packed(
     rope: RoPE | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    module: Module | None = None,
 ) -> Imported:
     """A layer from one matrix that holds queries, keys and values; certified against the formula written out.
 
@@ -43,6 +48,8 @@ def from_packed(
                 "per_group"  for each key/value head the queries that read it, then the key, then the value:
                              Falcon-40B, InternLM2
     mask, rope, scale, dropout    as in MultiHeadAttention; weights do not say them. `mask` must fit any batch
+    module      where the weights come from, a function of x (B,T,d_in): then it is run for the certificate. The formula
+                alone cannot know what else the module does
 
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
@@ -63,7 +70,8 @@ def from_packed(
         return of_x[..., : rows[0]], *of_keys[..., rows[0] :].chunk(2, -1)
 
     parts, path = Parts(q, k, v, (out_weight, out_bias)), f'from_packed, layout "{layout}"'
-    return _from_bare(parts, n_heads, kv_heads, path, projected, mask=mask, rope=rope, scale=scale, dropout=dropout)
+    options: dict[str, Any] = {"mask": mask, "rope": rope, "scale": scale, "dropout": dropout}
+    return _from_bare(parts, n_heads, kv_heads, path, projected, module, **options)
 
 
 def from_conv1d(
@@ -110,12 +118,13 @@ def from_separate(
     rope: RoPE | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
+    module: Module | None = None,
 ) -> Imported:
     """A layer from four nn.Linear, or four matrices and their biases; certified against the formula written out.
 
     q (h*d, d_in), k (g*d, d_context), v (g*e, d_values), o (d_out, h*e) or None, y = W x. Where only one of k and v
     has a bias (Whisper), the other gets zeros. mask, rope, scale, dropout as in MultiHeadAttention; `mask` must fit
-    any batch and length.
+    any batch and length. With `module`, a function of x (B,T,d_in), the certificate runs where the weights come from.
 
     Raises HeadwiseError when sizes do not fit, or when the weights are no floats (quantised) or of several dtypes.
     """
@@ -127,7 +136,7 @@ def from_separate(
         return (project(y, *pair) for y, pair in zip(inputs, pairs, strict=True))
 
     parts, options = Parts(*pairs, w_o), {"mask": mask, "rope": rope, "scale": scale, "dropout": dropout}
-    return _from_bare(parts, n_heads, kv_heads, "from_separate", projected, **options)
+    return _from_bare(parts, n_heads, kv_heads, "from_separate", projected, module, **options)
 
 
 def _from_bare(
@@ -136,10 +145,19 @@ def _from_bare(
     kv_heads: int,
     path: str,
     projected: Callable[[Tensor, Tensor, Tensor], Iterable[Tensor]],
+    module: Module | None,
     **options: Any,
 ) -> Imported:
-    """The layer, held against the formula; `projected` makes queries, keys and values of its inputs."""
+    """The layer, held against its module or the formula; `projected` makes queries, keys and values of its inputs."""
     layer = build(parts, n_heads, kv_heads, **options)
+    if module is not None:
+        twin = copy.deepcopy(module)
+        twin = twin.eval() if isinstance(twin, nn.Module) else twin
+
+        def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+            return twin(x)  # which takes no mask: its own must be the layer's
+
+        return certified(layer, original, path, type(module).__name__, ("self",), padding=False)
 
     def formula(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
         counts = (n_heads, kv_heads, kv_heads)
