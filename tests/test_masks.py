@@ -6,6 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, paper_slope
 
 import headwise as hw
@@ -139,3 +140,18 @@ def test_kind_of(values, kind: str) -> None:
 
 def test_shape_of() -> None:
     assert [shape_of(x) for x in (3, [], [[1, 2, 3]], np.zeros((2, 0)), [[]])] == [(), (0,), (1, 3), (2, 0), (1, 0)]
+
+
+def test_three_axes_that_may_mean_two_things_are_refused() -> None:
+    q = torch.randn(3, 3, 5, 7)
+    for mask in (hw.Allowed(torch.ones(3, 5, 5).bool()), hw.Bias(torch.zeros(3, 5, 5))):
+        with pytest.raises(hw.HeadwiseError, match=r"has shape \(3, 5, 5\), and B = H = 3: it may mean \(B,T,S\) or "):
+            hw.attend(q, q, q, mask)
+    alone = q[:1]
+    assert hw.attend(alone, alone, alone, hw.Allowed(torch.ones(3, 5, 5).bool())).shape == (1, 3, 5, 7)
+
+
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(3, 5, 7), torch.randn(3, 4, 7)], layout=torch.jagged)
+    with pytest.raises(hw.HeadwiseError, match="a nested tensor has texts of several lengths; pad it"):
+        hw.attend(nested, nested, nested)

@@ -258,3 +258,15 @@ def test_what_kinds_of_models_predict() -> None:
     assert context_of(tf.RobertaModel(tf.RobertaConfig(**sizes, max_position_embeddings=41, pad_token_id=1))) == 39
     assert context_of(tf.BertModel(tf.BertConfig(**sizes, max_position_embeddings=41))) == 41
     assert context_of(tf.XLNetModel(tf.XLNetConfig(vocab_size=V, d_model=32, n_layer=1, n_head=4, d_inner=7))) is None
+
+
+def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
+    """A head that always looks 5 back is positional, though the first rows of a short text have no such key."""
+    from headwise.heads.measure import Measured
+    from headwise.heads.tally import REACH, _shares
+
+    argmax = (torch.arange(11) - 5).clamp(min=0)[None]
+    nothing = torch.zeros(1, 1)
+    shares = _shares(Measured({}, torch.arange(11), argmax, nothing, nothing, nothing, nothing), 0, 11)
+    assert shares[0, REACH + 5] == 1.0
+    assert shares[0, REACH + 6 :].max() == 0  # too few rows reach further back

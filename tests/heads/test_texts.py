@@ -9,7 +9,7 @@ import pytest
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
-from headwise.heads.texts import read_documents, read_ids
+from headwise.heads.texts import read_documents, read_ids, read_texts
 from headwise.models.open import Folder
 
 CONTEXT = 13
@@ -99,3 +99,12 @@ def test_ids_that_do_not_fit(folder: Folder, tmp_path: Path, content: str, said:
     (tmp_path / "ids").write_text(content)
     with pytest.raises(hw.HeadwiseError, match=said):
         read_ids(folder, tmp_path / "ids", None)
+
+
+def test_what_was_never_seen_is_skipped_where_that_is_asked_for(folder: Folder) -> None:
+    with pytest.raises(hw.HeadwiseError, match="the model has not seen the characters 'X', 'é'"):
+        read_documents(folder, ["aXbéc"], None, None)
+    text = read_documents(folder, ["aXbéc"], None, None, "skip")
+    assert text.shown(text.documents[0]) == ("<|end|>", "a", "b", "c")
+    with pytest.raises(hw.HeadwiseError, match="unknown 'keep' is not known; one of refuse, skip"):
+        read_texts(folder, "abc", unknown="keep")

@@ -748,3 +748,28 @@ def test_the_layer_goes_where_other_layers_go() -> None:
     again = hw.MultiHeadAttention.from_spec(layer.spec).double()
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x), layer(x))
+
+
+def test_the_certificate_of_bare_weights_runs_their_module() -> None:
+    """A module that tiles its groups has the weights of one that repeats them; only a run of it tells."""
+
+    class Tiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(33, 44), nn.Linear(33, 22), nn.Linear(33, 22)
+            self.tiled = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (y.unflatten(-1, (-1, 11)).transpose(1, 2) for y in (self.q(x), self.k(x), self.v(x)))
+            index = [0, 1, 0, 1] if self.tiled else [0, 0, 1, 1]
+            out = torch.nn.functional.scaled_dot_product_attention(q, k[:, index], v[:, index])
+            return out.transpose(1, 2).flatten(2)
+
+    module = Tiled()
+    weights = (module.q, module.k, module.v, None, 4, 2)
+    assert "the formula written out" in importers.from_separate(*weights).compared
+    with pytest.raises(hw.HeadwiseError, match=r"the layer differs from Tiled by .*, so it is not imported"):
+        importers.from_separate(*weights, module=module)
+    module.tiled = False
+    done = importers.from_separate(*weights, module=module)
+    assert done.difference < 1e-6 and done.compared.startswith("Tiled against the layer")

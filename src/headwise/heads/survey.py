@@ -34,7 +34,15 @@ from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
-from headwise.models.ask import context_of, evaluating, next_token_losses, predicts, reads_tokens, vocabulary_of
+from headwise.models.ask import (
+    context_of,
+    embeddings,
+    evaluating,
+    next_token_losses,
+    predicts,
+    reads_tokens,
+    vocabulary_of,
+)
 from headwise.models.open import Folder, TextTokens, described, open_model
 from headwise.models.sites import Site, missing
 from headwise.records import parse_head
@@ -149,6 +157,9 @@ class _Study:
         first = list(documents[0])
         tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, True, by_document)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
+        compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
+        if compressed and embeddings(self.model) is not None:
+            self.notes.append(f"Copying is left out of {', '.join(compressed)}: W_V is not one matrix there.")
         if not self.probes:
             self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
                               "duplicate-token and induction heads were not looked for.")  # fmt: skip

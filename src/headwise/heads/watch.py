@@ -39,8 +39,10 @@ def watch(
         seen["L3.H5"].rows.entropy     # (n,) one number a row
 
     `model` is a GPT of ours, any module with `headwise.MultiHeadAttention` inside, or a model of transformers that goes
-    through its attention interface; others are refused by name. The model computes what it computed before. Heads are
-    named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `decoder.L3.H5`, `cross.L3.H5`.
+    through its attention interface; others are refused by name. The model computes what it computed before, by its own
+    functions; where our reading of them does not give the same, HeadwiseError says so. `seen.notes` lists what has no
+    map. Heads are named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `decoder.L3.H5`, `cross.L3.H5`. Calls in
+    other threads are not counted.
 
     offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, which is always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]

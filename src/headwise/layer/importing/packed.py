@@ -19,7 +19,6 @@ from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.spec import require_size
 
-
 Module = Callable[[Tensor], Tensor]
 
 
