@@ -317,7 +317,8 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     if not result["built"]:
         return "not built", ""
     if "refused" in result:
-        reason = result["refused"].partition(") ")[2].partition(", so its")[0]
+        reason = result["refused"].partition(") does")[2]
+        reason = f"does{reason.partition(', so its')[0]}" if reason else result["refused"]
         return "refused", f"| {family} | {result['class']} | refused | | | | {reason} |"
     paddings = [result["paddings"][padding] for padding in PADDINGS]
     if all("error" in each for each in paddings):
@@ -325,7 +326,8 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     cells, why = [], dict.fromkeys(result["missing"])
     for each in paddings:
         refused = each.get("refused")
-        cells.append("refused" if refused else "not run" if "error" in each else f"{each['weights']:.1g}")
+        number = "nothing ran" if not each.get("rows") else f"{each['weights']:.1g}"
+        cells.append("refused" if refused else "not run" if "error" in each else number)
         why |= dict.fromkeys([refused] if refused else each.get("notes", []))
         if each.get("norm", 0) > TOLERANCE:
             why.setdefault(f"`norm` is off by {each['norm']:.2g}")
@@ -335,11 +337,12 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
             why.setdefault(f"{', '.join(each['unseen'])} ran and was not heard")
         if each.get("weights", 0) > TOLERANCE:
             why.setdefault(SIZES["known"].get(family, "weights differ"))
-    ran = [each for each in paddings if "weights" in each]
-    wrong = any(w.startswith(("weights differ", "`norm`", "the watched", "L0")) and "heard" in w for w in why)
-    wrong = wrong or "weights differ" in why or any(w.startswith(("`norm`", "the watched")) for w in why)
-    state = "refused" if not ran else "wrong" if wrong else "partly" if why else "watched"
-    text = "; ".join(why).replace("|", "/")
+    ran = [each for each in paddings if each.get("rows")]
+    idle = next((f"{each['ran']} of {each['sites']} attentions ran" for each in ran if each["ran"] < each["sites"]), "")
+    wrong = any("was not heard" in w or w.startswith(("weights differ", "`norm`", "the watched")) for w in why)
+    state = "refused" if not ran and any("refused" in each for each in paddings) else "wrong" if wrong else ""
+    state = state or ("partly" if why or not ran else "watched")
+    text = "; ".join([*why, idle] if idle else why).replace("|", "/")
     return state, f"| {family} | {result['class']} | {state} | {' | '.join(cells)} | {text} |"
 
 
@@ -379,7 +382,7 @@ def page(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="families, with commas")
-    parser.add_argument("--results", type=Path, default=ROOT / "out" / "families.json", help="where it goes on")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "families.json", help="where it goes on")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "families.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -99,11 +99,11 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
 
     Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
     """
-    whole: Any = model
+    pair: Any = next((module for module in model.modules() if hasattr(module, "get_text_features")), None)
     if isinstance(model, GPT):
         model(ids, last_only=True)
-    elif hasattr(whole, "get_text_features"):
-        whole.get_text_features(input_ids=ids)
+    elif pair is not None:
+        pair.get_text_features(input_ids=ids)
     else:
         _forward(body_of(model), ids)
 

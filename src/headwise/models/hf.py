@@ -278,7 +278,7 @@ _routes: ContextVar[Mapping[object, Mapping[nn.Module, Route]]] = ContextVar(
     "headwise_routes", default=MappingProxyType({})
 )
 _lock, _blocks = Lock(), [0]
-_library = {name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")}
+_library: dict[str, Any] = {}  # the library's own ways, while there are blocks
 
 
 def _count(change: int) -> None:
@@ -286,6 +286,7 @@ def _count(change: int) -> None:
     with _lock:
         _blocks[0] += change
         if change > 0 and _blocks[0] == 1:
+            _library.update({name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")})
             AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
             AttentionInterface.__getitem__ = _getitem  # type: ignore[method-assign]
         elif not _blocks[0]:

@@ -108,7 +108,8 @@ def check(call: Call) -> None:
     """Hold a few rows of our reading against what the model's own function gave.
 
     The tolerance is that of rounding: scores s of n binary digits change the weights by 2^-n |s|, and weights the
-    output by as much of the largest value. Rows that may attend nothing are padding, to which functions give what they like.
+    output by as much of the largest value. Rows that may attend nothing are padding: functions give
+    them what they like.
     """
     T = call.q.shape[2]
     rows = sorted({0, T // 3, 2 * T // 3, T - 1})

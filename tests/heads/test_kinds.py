@@ -1,0 +1,102 @@
+"""A small model of each kind of attention that transformers has, held to the maps of its own eager functions.
+
+The whole list is that of `examples/families.py`, which writes `docs/families.md`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from transformers.utils import logging
+
+PATH = Path(__file__).resolve().parents[2] / "examples" / "families.py"
+
+# family -> the layers that have no map, or what its numbers do not say; and why it is here
+KINDS = {
+    "qwen3_next": "L0: gated delta net, no map",  # hybrid, gated before W_O
+    "minimax": "L1: lightning attention, no map",  # a class with "attention" in its name that is none
+    "bitnet": "BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all",
+    "diffllama": "RMSNorm norms several heads at once before W_O: what one gives hangs on all",  # two calls a layer
+    "siglip": "vision_model.head: SiglipMultiheadAttentionPoolingHead is outside the attention interface, no map",
+    "longcat_flash": "",  # two attentions in a layer, compressed keys
+    "deepseek_v32": "",  # sparse: chosen keys
+    "deepseek_v4": "",  # a mask that is cast
+    "splinter": "",  # an encoder whose mask is None without padding
+    "bigbird_pegasus": "",  # a decoder that is one by its mask alone
+    "gpt_oss": "",  # sinks, eager
+    "gemma2": "",  # softcap, eager
+    "swin": "",  # windows, several blocks in a stage
+    "segformer": "",  # keys of a shorter sequence
+    "modernbert": "",  # W_O under another name, windows
+    "clip": "",  # a text and an image side by side
+    "wav2vec2": "",  # sound
+    "t5": "",  # biases of distance, encoder and decoder
+}
+
+
+@pytest.fixture(scope="module")
+def families() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("families_example", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_of_attention(kind: str, families: Any) -> None:
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        model = families.build(kind)
+        names = [head for site in families.sites_of(model) for head in site.heads]
+        assert len(set(names)) == len(names)
+        notes = families.missing(model)
+        for padding in ("none", "left"):
+            result = families.try_padding(model, padding)
+            assert result["same"] and result["rows"] > 0 and not result["unseen"]
+            assert result["weights"] < 1e-4 and result["norm"] < 1e-4
+            notes = [*notes, *(note for note in result["notes"] if note not in notes)]
+        assert notes == ([KINDS[kind]] if KINDS[kind] else [])
+    finally:
+        logging.set_verbosity(level)
+
+
+def test_the_page_tells_of_every_family(families: Any) -> None:
+    """What is watched, refused and wrong, by the numbers of a run."""
+    run = {"weights": 3e-7, "norm": 0.0, "rows": 5, "same": True, "notes": [], "unseen": [], "sites": 2, "ran": 2}
+    results = {
+        "one": {
+            "built": True,
+            "class": "OneModel",
+            "missing": [],
+            "paddings": dict.fromkeys(("none", "left", "right"), run),
+        },
+        "two": {
+            "built": True,
+            "class": "TwoModel",
+            "refused": "TwoModel (two) does not go through the interface, so its",
+        },
+        "three": {
+            "built": True,
+            "class": "ThreeModel",
+            "missing": ["L0: short conv, no map"],
+            "paddings": dict.fromkeys(("none", "left", "right"), run | {"weights": 0.5}),
+        },
+        "four": {"built": False, "why": "LookupError: no model class of its own"},
+    }
+    page = families.page(results)
+    assert "| one | OneModel | watched | 3e-07 | 3e-07 | 3e-07 |  |" in page
+    assert "| two | TwoModel | refused | | | | does not go through the interface |" in page
+    assert "| three | ThreeModel | wrong | 0.5 | 0.5 | 0.5 | L0: short conv, no map; weights differ |" in page
+    assert (
+        "Of 4 families 1 are watched, 0 are watched with something to know, 1 are refused by name, 1 are wrong" in page
+    )
