@@ -25,6 +25,7 @@ from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.run import Settings, run_training
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, schedule, train
+from headwise.heads.film import Film
 
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
 ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
@@ -324,6 +325,7 @@ import torch
 torch.set_num_threads(1)
 from headwise.gpt import run
 from headwise.gpt.train import train
+from headwise.heads.film import Film
 run.train = functools.partial(train, save_seconds=0.02)
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
@@ -332,7 +334,7 @@ make_optimizers(GPT(GPTConfig(vocab_size=3, context=3, n_layers=1, n_heads=1, d_
 folder, settings, delays = Path(sys.argv[1]), run.Settings(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 
 def child():
-    run.run_training(folder, settings, lambda progress: None, resume=folder.exists())
+    run.run_training(folder, settings, lambda progress: None, resume=folder.exists(), film=Film)
 
 for delay in [*delays, None]:
     pid = os.fork()
@@ -385,13 +387,13 @@ def results(folder: Path) -> dict[str, Any]:
     run = json.loads((folder / "run.json").read_text())
     del run["summary"]["facts"]["training time"]
     log = [{**row, "tokens_per_second": 0} for row in rows(folder)]
-    names = ("model.safetensors", "config.json", "tokenizer.json")
+    names = ("model.safetensors", "config.json", "tokenizer.json", "film.jsonl")
     return {"run": run, "log": log, **{name: (folder / name).read_bytes() for name in names}}
 
 
 def left_alone(folder: Path, settings: dict[str, Any]) -> Path:
     """The same training in this process, on one thread as in the others."""
-    run_training(folder, Settings(**settings), quiet, resume=False)
+    run_training(folder, Settings(**settings), quiet, resume=False, film=Film)
     return folder
 
 
@@ -401,7 +403,7 @@ def test_killed_at_any_moment_and_resumed_equals_left_alone(tmp_path: Path, pros
     settings = {**SETTINGS, "text": str(tmp_path / "book.txt")}
     whole = left_alone(tmp_path / "whole", settings)
     rng = random.Random(7)
-    delays = [0.002, 0.02, 0.05, *(rng.uniform(0.05, 0.4) for _ in range(8))]
+    delays = [0.002, 0.02, 0.05, *(rng.uniform(0.05, 0.8) for _ in range(8))]
     story = drive(tmp_path / "run", settings, delays)
     assert story[-1]["status"] == 0
     killed = [part for part in story if part["status"] == -signal.SIGKILL]

@@ -2,7 +2,6 @@
 if (byId('film')) {
   const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
   const BEAT = 250; // milliseconds a frame
-  const PATIENCE = 3; // times that a live page asks in vain
   const LABELLED = 14; // tokens of a line at most that have room beside a picture
   const HEAD = byId('film-heads');
   const film = { header: null, frames: [], losses: [], known: null, ...readData('film-data') };
@@ -305,50 +304,22 @@ if (byId('film')) {
     go(view.follow ? film.frames.length - 1 : view.at);
   }
 
-  // --- The live form asks the server of its own page for what is new ---
+  // --- A page that is served while the model trains brings more, by the event `film` ---
 
   const take = {
     header: (header) => { Object.assign(film, { header, frames: [], losses: [] }); byId('film').hidden = true; },
     frame: (frame) => film.frames.push(frame),
     loss: (loss) => film.losses.push(loss),
-    sample: ({ step, text }) => {
-      const item = element('li');
-      item.append(worded('span', 'caption', 'film.sample', { step: step.toLocaleString('en-US') }), element('pre', '', text));
-      item.lastChild.dir = 'auto';
-      byId('live-samples').hidden = false;
-      byId('live-samples').querySelector('ol').prepend(item);
-    },
-    state: (state) => {
-      if (state === 'finished') location.reload();
-      else setWord(byId('live-state'), 'film.stopped');
-      view.over = true;
-    },
   };
 
-  async function ask(address, seen = 0, failures = 0) {
-    let news = [];
-    try {
-      news = await (await fetch(`${address}?after=${seen}`)).json();
-      failures = 0;
-    } catch {
-      failures += 1;
-    }
-    for (const item of news) for (const [kind, content] of Object.entries(item)) take[kind](content);
-    if (news.length) update();
-    const row = film.losses[film.losses.length - 1];
-    if (row && !view.over) {
-      setWord(byId('live-state'), 'film.live', { step: row.step.toLocaleString('en-US'),
-        steps: film.header.steps.toLocaleString('en-US'), loss: row.loss.toFixed(3) });
-    }
-    if (failures >= PATIENCE) setWord(byId('live-state'), 'film.lost');
-    else if (!view.over) setTimeout(ask, 700, address, seen + news.length, failures);
-  }
-
+  document.addEventListener('film', ({ detail }) => {
+    for (const item of detail) for (const [kind, content] of Object.entries(item)) take[kind]?.(content);
+    update();
+  });
   byId('film-play').addEventListener('click', play);
   byId('film-at').addEventListener('input', (event) => { stop(); go(Number(event.target.value)); });
   document.addEventListener('language', () => { if (film.frames.length) draw(); });
   window.addEventListener('resize', () => { if (film.frames.length) drawCurves(); });
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readRamp(); if (film.frames.length) draw(); });
-  if (byId('main').dataset.live) ask(byId('main').dataset.live);
   update();
 }

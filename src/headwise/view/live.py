@@ -136,4 +136,6 @@ def live_html(name: str, lang: str = "en") -> str:
         'data-word="film.samples"></h2><ol class="samples"></ol></section></main>'
     )
     title = word("film.live_title", "title", name=name)
-    return page("live", body, title=title, styles=STYLES, scripts=SCRIPTS, words=WORDS, lang=lang, news=True)
+    return page(
+        "live", body, title=title, styles=STYLES, scripts=(*SCRIPTS, "live.js"), words=WORDS, lang=lang, news=True
+    )
