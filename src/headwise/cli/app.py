@@ -113,6 +113,7 @@ def _set_debug(value: bool) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
+Lang = Annotated[str, typer.Option(help="Language that the page opens in, en or es; the page has a switch.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
 ]

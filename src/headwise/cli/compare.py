@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, app, check_outputs, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, Progress, app, check_outputs, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.view.page.words import check_lang
 
 if TYPE_CHECKING:
     from headwise.lab.compare.results import Comparison, Ledger
@@ -52,6 +53,7 @@ def compare(
     workers: Workers = None,
     png: Png = None,
     html: Html = None,
+    lang: Lang = "en",
     page: Page = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -73,6 +75,7 @@ def compare(
     if chosen is None:
         page = page or PAGE
     check_outputs(png=png, html=html, page=page)
+    check_lang(lang)
     count = workers if workers is not None else os.cpu_count() or 1
     record: Comparison | Ledger
     try:
@@ -88,7 +91,7 @@ def compare(
     except KeyboardInterrupt:
         err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
         raise
-    _show(record, png, html, page, as_json)
+    _show(record, png, html, lang, page, as_json)
 
 
 def _command(seeds: int, steps: int | None) -> str:
@@ -97,7 +100,9 @@ def _command(seeds: int, steps: int | None) -> str:
     return shlex.join(["headwise", "compare", "claims", *options])
 
 
-def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page: Path | None, as_json: bool) -> None:
+def _show(
+    record: Comparison | Ledger, png: Path | None, html: Path | None, lang: str, page: Path | None, as_json: bool
+) -> None:
     """Write the files that are asked for, and print the record."""
     from headwise.lab.compare.results import Ledger
     from headwise.view.claims import claims_page
@@ -106,7 +111,7 @@ def _show(record: Comparison | Ledger, png: Path | None, html: Path | None, page
     from headwise.view.compare_plot import write_png
 
     if html is not None:
-        write_whole(html, page_html(record))
+        write_whole(html, page_html(record, lang))
     if png is not None:
         write_png(png, record.comparisons if isinstance(record, Ledger) else [record])
     if page is not None and isinstance(record, Ledger):

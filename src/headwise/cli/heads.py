@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, Progress, app, check_outputs, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.view.page.words import check_lang
 
 if TYPE_CHECKING:
     from headwise.heads.profiles import Survey
@@ -72,6 +73,7 @@ def heads(
     sort: Sort = "name",
     against: Against = None,
     html: Html = None,
+    lang: Lang = "en",
     png: Png = None,
     csv: Csv = None,
     parquet: Parquet = None,
@@ -83,6 +85,7 @@ def heads(
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
+    check_lang(lang)
     _check(model, against, sort, (relations, bench), headvis, html=html, png=png, csv=csv, parquet=parquet)
 
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
@@ -95,7 +98,7 @@ def heads(
     of_the_run = (model / "run.json").exists() and not special
     report = html or (model / REPORT if of_the_run else None)
     if report is not None:
-        _write_report(model, report, survey, maps, other, other_maps)
+        _write_report(model, report, survey, maps, other, other_maps, lang)
     _write_tables(survey, png, csv, parquet)
     if as_json:
         _print_json(survey, other, report)
@@ -238,6 +241,7 @@ def _write_report(
     maps: HeadMaps | None,
     against: Survey | None = None,
     against_maps: HeadMaps | None = None,
+    lang: str = "en",
 ) -> None:
     from headwise.gpt.run import load_run, read_summary
     from headwise.heads.film import read_film
@@ -246,7 +250,7 @@ def _write_report(
     from headwise.view.report import write_report
 
     packed = pack_model(*load_run(model)) if is_own(model) else {"reason": "foreign"}
-    write_report(path, survey, maps, read_summary(model), against, against_maps, packed, film=read_film(model))
+    write_report(path, survey, maps, read_summary(model), against, against_maps, packed, lang, read_film(model))
 
 
 def write_report_of(run: Path) -> Path:

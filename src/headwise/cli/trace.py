@@ -11,18 +11,24 @@ from typer import Argument, Option
 from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
+Text = Annotated[
+    str | None, Option(help="The text to read. Default: a text that the run held out; without a run, emma.")
+]
+At = Annotated[
+    int | None,
+    Option(help="The position of the query, counted from 0. Default: the last; of an example, the last but one."),
+]
+
 
 @app.command(epilog="Example: headwise trace --text emma --layer 0 --head 2 --at 3 --html emma.html")
 def trace(
     run: Annotated[
         Path | None, Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names.")
     ] = None,
-    text: Annotated[
-        str | None, Option(help="The text to read. Default: a text that the run held out; without a run, emma.")
-    ] = None,
+    text: Text = None,
     layer: Annotated[int, Option(help="The layer, counted from 0.")] = 0,
     head: Annotated[int, Option(help="The head, counted from 0.")] = 0,
-    at: Annotated[int | None, Option(help="The position of the query, counted from 0. Default: the last.")] = None,
+    at: At = None,
     lang: Annotated[str, Option(help="Language of the explanations: en or es.")] = "en",
     html: Annotated[Path | None, Option(help="Also write a page that walks through the steps.")] = None,
     as_json: Json = False,
@@ -49,11 +55,12 @@ def trace(
             model, tokens, name = example_model()
     else:
         (model, tokens), name = load_run(run), run.resolve().name
-    text = text or example_of(run)
-    ids = tokens.prompt(text)
-    steps = head_steps(model, ids, tokens.shown(ids), layer, head, len(ids) - 1 if at is None else at, name)
+    shown_text = text or example_of(run)
+    ids = tokens.prompt(shown_text)
+    last = len(ids) - (2 if text is None and len(ids) > 1 else 1)  # of an example, from where its last token is guessed
+    steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
-        write_walk(html, pack_model(model, tokens), text, layer, head, steps.at, name=name, lang=lang)
+        write_walk(html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang)
     if as_json:
         print_json({**asdict(steps), "html": None if html is None else str(html)})
         return
