@@ -14,11 +14,13 @@ from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
 from headwise.gpt.forms import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import find_preset
 from headwise.models.open import open_model
 from headwise.teach.exercises import find_exercise
 from headwise.teach.own import SHAPE, carried, load_class, with_attention
 
-CONFIG = GPTConfig(vocab_size=11, **{**SHAPE, "d_model": 20, "d_ff": 23, "context": 13})
+SMALL = {"d_model": 20, "d_ff": 23, "context": 13}
+CONFIG = GPTConfig(vocab_size=11, **{**find_preset("course").shape, **SHAPE, **SMALL})
 TEXTS = [[3, 7, 1, 10, 0], [5, 2, 2]]
 
 

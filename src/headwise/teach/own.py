@@ -26,11 +26,7 @@ from headwise.rungs.cache import KVCache
 
 PLACES = {"W_query": "q_proj", "W_key": "k_proj", "W_value": "v_proj", "out_proj": "o_proj"}
 LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
-# GPT-2's architecture at the size of the verb model: what a course's class fits into, with all its biases.
-SHAPE: dict[str, Any] = {
-    **{"context": 64, "n_layers": 2, "n_heads": 4, "d_model": 64, "d_ff": 256, "norm": "layer", "norm_eps": 1e-5},
-    **{"position": "learned", "activation": "gelu", "gated": False, "bias": True, "qk_norm": False},
-}
+SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
 
 
 class LearnerAttention(nn.Module):
@@ -78,7 +74,7 @@ def train_own(
         differences.append(difference)
         return ours
 
-    settings = Settings(preset="verbs", steps=steps, shape=SHAPE)
+    settings = Settings(preset="course", steps=steps, shape=SHAPE)
     with one_thread():
         result = run_training(folder, settings, report, resume=False, build=build, finish=finish)
     return result, differences[0]

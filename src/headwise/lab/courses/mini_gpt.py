@@ -53,13 +53,17 @@ def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps
     words = sorted({word for line in lines for word in line.split()})
     ids = {word: number for number, word in enumerate(words)}
     end = len(words)  # stands before and after every line, as in the tokenizer of a run
-    texts = [[end, *(ids[word] for word in line.split()), end] for line in lines]
+    orders = [
+        verbs.clause_orders(line) for line in lines
+    ]  # the persons of a conjugation line, as `headwise train` does
+    texts = [[[end, *(ids[word] for word in line.split()), end] for line in each] for each in orders]
     model = Model(first_weights(end + 1, seed), N_HEADS)
     rng = np.random.default_rng(seed)
     losses = []
     for step in range(steps):
         chosen = rng.choice(len(texts), BATCH, replace=False)
-        losses.append(model.gradient(*batch([texts[n] for n in chosen]), n_texts=BATCH))
+        drawn = [texts[n][rng.integers(len(texts[n]))] for n in chosen]
+        losses.append(model.gradient(*batch(drawn), n_texts=BATCH))
         model.update(RATE * warm_cosine(step, steps, WARMUP, 0.05), DECAY)
         report(step + 1, steps, losses[-1])
     return Replay(losses, [], {key: matrix.tolist() for key, matrix in model.weights.named.items()})
