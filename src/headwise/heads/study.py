@@ -135,6 +135,12 @@ class Study:
         every = list(range(call.q.shape[2]))
         if at == "out":
             return clean.out, list(positions or every)
+        plain = attend_by_rows(call.q, call.k, call.v, call.options)
+        if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
+            raise HeadwiseError(
+                f"at={at!r}: {site.name} gates or norms what its heads give before W_O, so other queries, keys or "
+                f"values do not say what W_O reads; pass at='out'"
+            )
         if at in ("q", "weights"):
             k = clean.k if at == "weights" else call.k
             return attend_by_rows(clean.q, k, call.v, call.options), list(positions or every)
