@@ -6,6 +6,7 @@ disks, permissions) runs in one.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -689,3 +690,38 @@ def test_a_folder_that_may_not_be_written(text: Path, run: Path, invoke: Invoke,
         assert_refused(invoke("heads", run, "--text", "the", "--html", locked / "page.html"), str(locked), "page.html")
     finally:
         (tmp_path / "locked").chmod(0o755)
+
+
+# What a terminal, a name or standard input may be
+
+
+def test_a_terminal_without_the_letters_shows_their_codes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.app, "_show_traceback", False)
+    for more in ((), ("--json",)):
+        stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "argv", ["headwise", "generate", str(run), "--prompt", "niño", "--tokens", "0", *more])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        printed = stream.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+        assert stop.value.code == 0
+        assert json.loads(printed)["prompt"] == "niño" if more else printed == "ni\\xf1o\n"
+
+
+def test_a_link_to_itself_is_no_text(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert_refused(invoke("train", tmp_path / "loop", *TINY, "--out", tmp_path / "out"), "loop cannot be read")
+    assert not (tmp_path / "out").exists()
+
+
+def test_standard_input_is_a_text(run: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    typed(TEXT)
+    assert invoke("train", "-", *TINY, "--samples", 0, "--out", tmp_path / "out").code == 0
+    assert (tmp_path / "out" / "text.txt").read_text() == TEXT
+    typed(TEXT)
+    assert_refused(invoke("train", "-", *TINY, "--out", run), "not empty")
+    typed("the cat")
+    assert json.loads(invoke("heads", run, "--text", "-", "--json").out)["loss"]

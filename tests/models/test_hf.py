@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -363,3 +364,34 @@ def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(hw.HeadwiseError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
         load_folder(folder)
+
+
+# What is looked at before the library is
+
+
+def test_weights_of_others_that_are_no_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(hw.HeadwiseError, match=r"has NaN or inf in transformer\.h\.1\.mlp\.c_fc\.weight"):
+        load_folder(folder)
+
+
+def test_sizes_in_a_config_are_believed_only_with_the_weights(folder: Path) -> None:
+    path = folder / "config.json"
+    whole = json.loads(path.read_text())
+    for name, value, words in (
+        ("n_layer", 10**9, "says n_layer=1,000,000,000, and there are 28 tensors"),
+        ("vocab_size", 10**12, "and its files hold 12,054: they do not belong together"),
+        ("n_inner", 10**9, "they do not belong together"),
+    ):
+        path.write_text(json.dumps({**whole, name: value}))
+        with pytest.raises(hw.HeadwiseError, match=words):
+            load_folder(folder)
+
+
+def test_a_pipe_among_the_files_is_not_opened(folder: Path) -> None:
+    os.mkfifo(folder / "tokenizer.json")  # whoever opens it waits for a writer
+    for read in (load_folder, FolderTokens):
+        with pytest.raises(hw.HeadwiseError, match=r"tokenizer\.json is a pipe or a device; a model folder has files"):
+            read(folder)
