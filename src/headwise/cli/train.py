@@ -41,7 +41,7 @@ def _presets() -> list[str]:
 
 Preset = Annotated[
     str | None,
-    Option(help="verbs (the default), course, microgpt, nanogpt, llama or fast.", autocompletion=_presets),
+    Option(help="verbs (the default), microgpt, nanogpt, fast, llama or course.", autocompletion=_presets),
 ]
 Heads = Annotated[int | None, Option(help="Query heads per layer.")]
 KvHeads = Annotated[int | None, Option(help="Key/value heads per layer; a divisor of --heads.")]

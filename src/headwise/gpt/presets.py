@@ -53,14 +53,6 @@ PRESETS = {
             lines=False,
         ),
         Preset(
-            name="course",
-            about="for teaching: learned positions, LayerNorm, GELU, AdamW, as the courses build it; 0.1 M parameters",
-            shape=_shape(64, n_layers=2, d_model=64, tied=True, activation="gelu", gated=False)
-            | {"norm": "layer", "position": "learned"},
-            recipe=Recipe(steps=1400, batch=64, lr=5e-3, weight_decay=1.0, warmup=50),
-            lines=False,
-        ),
-        Preset(
             name="microgpt",
             about="a toy of 4,192 parameters at 27 characters: one layer, width 16, 4 heads; each line is a document",
             shape=_shape(16, n_layers=1, d_model=16, position="learned", activation="relu", gated=False)
@@ -90,6 +82,14 @@ PRESETS = {
             about="Llama's architecture with grouped heads, 0.8 M parameters at 65 characters",
             shape=_shape(128, n_layers=4, d_model=128, n_kv_heads=2, d_ff=344),
             recipe=Recipe(steps=1000, batch=16, lr=2e-3, muon_lr=0.02, weight_decay=0.1, warmup=50),
+            lines=False,
+        ),
+        Preset(
+            name="course",
+            about="for teaching: learned positions, LayerNorm, GELU, AdamW, as the courses build it; 0.1 M parameters",
+            shape=_shape(64, n_layers=2, d_model=64, tied=True, activation="gelu", gated=False)
+            | {"norm": "layer", "position": "learned"},
+            recipe=Recipe(steps=1400, batch=64, lr=5e-3, weight_decay=1.0, warmup=50),
             lines=False,
         ),
     )
