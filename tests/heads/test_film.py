@@ -75,7 +75,7 @@ def test_a_frame_is_a_survey_of_the_model_at_its_step(tmp_path_factory: Any, ver
     run = verbs if settings is VERBS else filmed(tmp_path_factory.mktemp("run"), settings)
     film, models = run.film, run.models
     header, frames, _ = read_film(run.folder) or ({}, [], [])
-    expected = [0, 1, 2, 4, 8, 16, 25, STEPS] if settings is VERBS else [0, 1, 2, 4, 8, 16, 32, STEPS]  # one is tiny
+    expected = [0, 1, 2, 4, 8, 16, 32, STEPS]
     assert [frame["step"] for frame in frames] == sorted(models) == expected
     first = frames[0]["scores"]
     for frame in frames[::3]:

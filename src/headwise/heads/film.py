@@ -45,7 +45,7 @@ from headwise.models.sites import sites_of
 from headwise.records import head_name
 
 FRAMES = 60  # at most
-GAPS = 25, 100  # steps between two frames at least once the first ones are over; and that of tiny models
+GAPS = 32, 100  # steps between two frames at least once the first ones are over; and that of tiny models
 TINY = 1000  # width of the model x texts of a batch: below, a frame takes longer than a step
 SIZE = 900_000  # bytes of the file, about
 LINES, LONGEST = 3, 32  # that are filmed, and the most tokens of one

@@ -316,6 +316,7 @@ if (byId('film')) {
     for (const item of detail) for (const [kind, content] of Object.entries(item)) take[kind]?.(content);
     update();
   });
+
   byId('film-play').addEventListener('click', play);
   byId('film-at').addEventListener('input', (event) => { stop(); go(Number(event.target.value)); });
   document.addEventListener('language', () => { if (film.frames.length) draw(); });
