@@ -20,6 +20,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,7 +60,7 @@ def check(
     HeadwiseError where there is nothing to check: no such file or name, or several candidates. What cannot be built or
     called gives a verdict whose `right` is None.
     """
-    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds / 2)
+    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
     words(lang)
     if isinstance(target, str | Path):
         from headwise.teach.sandbox import check_file
@@ -87,7 +88,7 @@ def judged(target: Target, kind: str, options: Options, seconds: float, examine_
     """
     say = words(options.lang)
     try:
-        with _clock(seconds), _random_state_kept():
+        with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
             return (examine_it or engine(kind))(target, kind, options)
     except TimeOut:
         reason = say["too_long"].format(seconds=seconds)

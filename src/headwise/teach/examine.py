@@ -201,8 +201,8 @@ class Examiner:
         )
         for match in (unpacked, written):
             if match and 2 <= len(names := match[1].split(",")) <= 4:
-                return [len(names)]
-        return [4, 3, 2]
+                return [2, 1] if len(names) == 2 else [len(names)]
+        return [4, 3, 2, 1]
 
     # Both.
 
@@ -222,7 +222,7 @@ class Examiner:
         return (drawn[0], drawn[1], drawn[1]) if len(subject.inputs) == 2 else (drawn[0], drawn[1], drawn[2])
 
     def _rotary(self) -> bool:
-        return self.scope.says(r"rope|rotary|rotat|freqs|inv_freq")
+        return self.scope.says(r"rope|rotary|rotat|freqs|inv_freq|position_embeddings|\bcos\b")
 
     def _bases(self) -> list[float]:
         return [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]

@@ -14,7 +14,8 @@ from headwise.teach import arguments as size
 from headwise.teach.arguments import build, value_of
 from headwise.teach.catalogue import bug_named, words
 from headwise.teach.examine import Options, Target
-from headwise.teach.probe import kind_of_arrays, to_array, to_kind
+from headwise.teach.form import CORRECT, Masks, attend
+from headwise.teach.probe import QUERY, kind_of_arrays, to_array, to_kind
 from headwise.teach.search import close
 from headwise.teach.verdict import Finding, Verdict
 
@@ -37,7 +38,12 @@ def examine_helper(target: Target, kind: str, options: Options) -> Verdict:
     """The verdict on a rotation of queries and keys, or on a cache."""
     say = words(options.lang)
     target.checked.append(say["rotation" if kind == "rotary" else "pieces"])
-    bug, evidence = (_rotation if kind == "rotary" else _cache)(target, options, say)
+    if kind == "rotary":
+        bug, evidence = _rotation(target, options, say)
+    elif not isinstance(target.thing, type) and any(QUERY.match(n) for n in inspect.signature(target.thing).parameters):
+        bug, evidence = _decoding(target, say)
+    else:
+        bug, evidence = _cache(target, options, say)
     findings = () if bug is None else (finding(bug, evidence, target, options.lang),)
     return Verdict(target.name, kind, bug is None, findings, tuple(target.checked), (), options.lang)
 
@@ -267,56 +273,69 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     return "cache-order" if same else "cache-offset"
 
 
+UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
+READERS = r"get|read|fetch|all|kv|stack|keys_values"
+
+
 def _fill(target: Target, options: Options, layout: str, keys: Any, values: Any) -> tuple[Any, Any] | None:
     """Keys and values that the cache holds after all pieces."""
     kind = kind_of_arrays(None, target.source.code)
     to = LAYOUTS[layout][0]
-    thing, state, call = target.thing, None, target.thing
-    sizes = {**{n: x for n, x in SIZES.items() if x != T}, **options.sizes}
-    if isinstance(thing, type):
-        state = build(thing, sizes, target.namespace)
-        names = [
-            n for n, _ in inspect.getmembers(state, callable) if not n.startswith("_") or n in ("__call__", "forward")
-        ]
-        wanted = [
-            n
-            for p in (
-                "update",
-                "append",
-                "add",
-                "extend",
-                "forward",
-                "put",
-                "push",
-                "write",
-                "store",
-                "step",
-                "__call__",
-            )
-            for n in names
-            if n.startswith(p)
-        ]
-        call = getattr(state, wanted[0])
+    axis = to(keys).shape.index(sum(PIECES))
+    state, call = None, target.thing
+    if isinstance(target.thing, type):
+        sizes = {**{n: x for n, x in SIZES.items() if x != T}, **options.sizes}
+        state = build(target.thing, sizes, target.namespace)
+        methods = [n for n, _ in inspect.getmembers(state, callable) if n in vars(target.thing)]
+        call = getattr(state, next(n for n in sorted(methods, reverse=True) if re.match(UPDATES, n)))
     past: list[Any] = []
-    start, result = 0, None
+    start = 0
     for n in PIECES:
-        new = [
-            to_kind(np.take(to(x), range(start, start + n), to(keys).shape.index(sum(PIECES))), kind)
-            for x in (keys, values)
-        ]
-        result = call(**_cache_arguments(call, new, past, start, kind))
+        new = [to_kind(np.take(to(x), range(start, start + n), axis), kind) for x in (keys, values)]
+        result = call(**_cache_arguments(call, new, past, start))
         past = list(result) if isinstance(result, tuple) else [result]
         start += n
-    arrays = [a for x in past if (a := to_array(x)) is not None and a.ndim >= 2]
-    if len(arrays) < 2 and state is not None:
-        arrays = [a for x in vars(state).values() if (a := to_array(x)) is not None and a.ndim >= 2]
-    if len(arrays) == 1:
-        arrays *= 2
-        return (arrays[0], to(values)) if arrays[0].ndim == to(keys).ndim else None
-    return (arrays[0], arrays[1]) if len(arrays) >= 2 else None
+    reader = next((n for n in (methods if state else ()) if re.match(READERS, n)), None)
+    if past == [None] and reader:
+        past = list(getattr(state, reader)())
+    for held in (past, vars(state).values() if state else ()):
+        arrays = [a for x in held if (a := to_array(x)) is not None and a.ndim == to(keys).ndim]
+        if len(arrays) >= 2:
+            return arrays[0], arrays[1]
+    return None
 
 
-def _cache_arguments(call: Any, new: list[Any], past: list[Any], start: int, kind: str) -> dict[str, Any]:
+def _decoding(target: Target, say: Mapping[str, str]) -> tuple[str | None, str]:
+    """A function that attends with new tokens to those held: f(q, k, v, past_k, past_v)."""
+    rng = np.random.default_rng(0)
+    kind = kind_of_arrays(None, target.source.code)
+    q, k, v = (rng.normal(size=(B, H, T, D)) for _ in range(3))
+    names = list(inspect.signature(target.thing).parameters)
+    old = [n for n in names if re.search(r"past|cache|old|prev", n)]
+    fresh = [n for n in names if n not in old][:3]
+    if len(old) not in (1, 2) or len(fresh) != 3:
+        raise HeadwiseError(f"{target.name} wants {', '.join(names)}; name them q, k, v, past_k and past_v")
+    new = {n: to_kind(x[:, :, -1:], kind) for n, x in zip(fresh, (q, k, v), strict=True)}
+    held = [to_kind(x[:, :, :-1], kind) for x in (k, v)]
+    past = dict(zip(old, held, strict=True)) if len(old) == 2 else {old[0]: tuple(held)}
+    result = target.thing(**new, **past)
+    flat = [
+        y for x in (result if isinstance(result, tuple) else (result,)) for y in (x if isinstance(x, tuple) else (x,))
+    ]
+    arrays = [a for x in flat if (a := to_array(x)) is not None]
+    kept = [a for a in arrays if a.shape == k.shape]
+    for array, whole in zip(kept, (k, v), strict=False):
+        if (bug := _misplaced(array, whole, 2)) is not None:
+            return bug, say["by_property_cache-order"].format(key=T - 1)
+    right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
+    out = next((a for a in arrays if a.shape == right.shape), None)
+    if out is None or not close(out, right):
+        gap = float("nan") if out is None else float(np.abs(out - right).max())
+        return "cache-offset", say["by_property_cache-offset"].format(gap=gap)
+    return None, ""
+
+
+def _cache_arguments(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
     """Arguments of one update: what was held, what is new, and how much was held."""
     arguments: dict[str, Any] = {}
     olds, news = list(past), list(new)

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.arguments import UnfilledError, value_of
+from headwise.teach.arguments import HEAD_DIM, TOKENS, UnfilledError, value_of
 
 Draw = np.random.Generator
 
 MASK = re.compile(r"mask|m$|bias", re.I)
-QUERY = re.compile(r"^_*(q|query|queries|x_?q|q_?in(put)?|consultas?)\w?$", re.I)
-KEY = re.compile(r"^_*(k|keys?|x_?k|k_?in(put)?|claves?)\w?$", re.I)
-VALUE = re.compile(r"^_*(v|values?|val|x_?v|v_?in(put)?|valor(es)?)\w?$", re.I)
+_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
+QUERY, KEY, VALUE = (
+    re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
+    for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
+)
 FREE = re.compile(
     r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
 )
@@ -137,7 +139,10 @@ class Subject:
             own_mask = mask
             if mask is not None and mask.ndim > 2:
                 own_mask = mask[index[0]].reshape(mask.shape[-2:])
-            rows.append(self._call_once(tuple(x[index] for x in inputs), own_mask, extra))
+            places = (index, index, index) if self.rank > 1 else (index, index[:-1], index[:-1])
+            if self.rank == 1 and own_mask is not None:
+                own_mask = own_mask[index[-1]]
+            rows.append(self._call_once(tuple(x[i] for x, i in zip(inputs, places, strict=True)), own_mask, extra))
         stacked = np.array(rows)
         return stacked.reshape(*axes, *stacked.shape[1:])
 
@@ -146,7 +151,7 @@ class Subject:
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
         training = bool(getattr(self.module, "training", False))
-        with still_dropout(self.seen, training, inputs[0].shape[-2]), _without_gradients(self.kind):
+        with still_dropout(self.seen, training, inputs[1].shape[-2]), _without_gradients(self.kind):
             result = self.call(**arguments, **self.fixed, **(extra or {}))
         out = pick(result, inputs[0].shape)
         if out is None:
@@ -158,6 +163,17 @@ class Subject:
 
     def _wanted(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return {1: inputs[:1], 2: (inputs[0], inputs[1]), 3: inputs}[len(self.inputs)]
+
+
+def _angles(name: str) -> Any:
+    """The tables of rotary positions that a layer wants to be given, for the sizes of the check."""
+    angles = np.outer(np.arange(TOKENS), 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+    kind = "torch" if "torch" in sys.modules else "numpy"
+    if name == "freqs_cis":
+        turns = np.exp(1j * angles).astype(np.complex64)
+        return sys.modules["torch"].from_numpy(turns) if kind == "torch" else turns
+    cos, sin = (to_kind(f(np.concatenate([angles, angles], 1)), kind) for f in (np.cos, np.sin))
+    return {"cos": cos, "sin": sin}.get(name, (cos, sin))
 
 
 @contextmanager
@@ -199,6 +215,9 @@ def read_call(
         elif name in sizes:
             fixed[name] = sizes[name]
         elif p.default is p.empty and name not in (*inputs, mask):
+            if re.fullmatch(r"position_embeddings|cos|sin|freqs_cis", name):
+                fixed[name] = _angles(name)
+                continue
             try:
                 fixed[name] = value_of(name, sizes)
             except KeyError:

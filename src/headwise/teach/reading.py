@@ -150,8 +150,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         norm = any("norm" in part.lower() or part.lower().startswith("ln") for part in names)
         role = role or role_of(array.path)
         if norm:
-            if role in ("q", "k") and array.value.ndim == 1:
-                parts.gains[role] = array
+            side = re.search(r"\b(q|k)", array.path)
+            if side and array.value.ndim == 1:
+                parts.gains[side[1]] = array
             continue
         if role is None:
             lists.setdefault(".".join(names[:1]), []).append(array)

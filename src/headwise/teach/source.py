@@ -12,7 +12,7 @@ ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
-QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)_?\w?$", re.I)
+QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)(_?(new|in|input|states?|heads?))?_?\w?$", re.I)
 
 
 @dataclass(frozen=True)
