@@ -26,10 +26,13 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Mapp
             and not np.allclose(wrong.out.sum(), right.out.sum(), equal_nan=False)
         ):
             break
+    known = f"by_property_{bug.id}"
+    if known in say and (wrong is None or right is None or bug.evidence in ("dropout", "batch")):
+        return say[known]
+    if bug.id in explanation.reading.structural:
+        return say["structural"]
     if wrong is None or right is None:
-        return say["by_property_" + bug.id] if "by_property_" + bug.id in say else say["by_property"]
-    if bug.id in ("dropout-in-eval", "dropout-on-scores"):
-        return say["by_property_" + bug.id]
+        return say["not_finite" if bug.evidence == "difference" else "by_property"]
     kinds = {"future": _future, "rows": _rows, "scores": _scores}
     text = kinds[bug.evidence](wrong, right, case, say) if bug.evidence in kinds else None
     return text or _difference(wrong, right, say)
@@ -56,7 +59,9 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) ->
 
 def _rows(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
     sums = wrong.weights.sum(-1)
-    off = np.where(np.isfinite(sums), np.abs(sums - 1), np.inf)
+    off = np.where(np.isfinite(sums), np.abs(sums - 1), 0.0)
+    if not off.any():
+        return None
     b, h, t = np.unravel_index(off.argmax(), off.shape)
     return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
 

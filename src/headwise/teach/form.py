@@ -16,6 +16,7 @@ import numpy as np
 Settings = Mapping[str, Any]
 
 CORRECT: dict[str, Any] = {
+    "input_width": 1,  # of the input, filled in by `compute`
     "scale": "head",  # by what scores are divided: see `_scale`
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1

@@ -88,7 +88,8 @@ class Source:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
                 methods = [m for m in getattr(node, "body", []) if isinstance(m, ast.FunctionDef)]
                 if isinstance(node, ast.ClassDef):
-                    methods.sort(key=lambda m: (m.name == "__init__", m.lineno))
+                    called = ("forward", "__call__")
+                    methods.sort(key=lambda m: (m.name not in called, m.name == "__init__", m.lineno))
                     spans += [(m.body[0].lineno, m.end_lineno or m.lineno) for m in methods]
                 else:
                     spans.append((node.body[0].lineno, node.end_lineno or node.lineno))
