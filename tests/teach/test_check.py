@@ -23,6 +23,8 @@ from headwise.teach.switches import SWITCHES, changes
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
 ALL = list(versions())
+# Of the wrong ones every third; `examples/check_table.py` takes all.
+SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 3 == 0]
 OF_THE_ISSUE = set(catalogue()) - {"scale-no-root", "scale-other-size", "layout-mixed", "keys-from-queries"}
 
 
@@ -35,7 +37,7 @@ def test_the_catalogue_is_whole() -> None:
 
 
 @pytest.mark.slow
-@every("version", [(version,) for version in ALL], [version.label for version in ALL])
+@every("version", [(version,) for version in SOME], [version.label for version in SOME])
 def test_every_version_is_named(version: tuple[Version]) -> None:
     verdict = judge(version[0])
     assert verdict.right is not bool(version[0].bugs), verdict

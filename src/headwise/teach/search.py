@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -159,6 +159,3 @@ def stages_of(reading: Reading, settings: Mapping[str, Any], case: Case) -> Stag
             return compute(reading.weights, case.inputs, case.masks, settings)
         except (ValueError, IndexError):
             return None
-
-
-Explain = Callable[[Sequence[Reading], Sequence[Case]], Explanation]

@@ -20,7 +20,7 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report, fit
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
-from headwise.teach.catalogue import Bug, bug_named, catalogue
+from headwise.teach.catalogue import Bug, bug_named
 from headwise.teach.form import Masks, Stages, Weights, compute
 from headwise.teach.switches import changes
 
@@ -203,7 +203,3 @@ def shown(bug: Bug, comparison: Comparison | None) -> Shown:
     )
     end = f"; and the maps: {', '.join(differing)}" if betrayed and differing else "" if betrayed else end
     return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, f"{start}: {losses}{end}")
-
-
-def all_bugs() -> list[str]:
-    return list(catalogue())
