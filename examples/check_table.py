@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from casebook import judge, versions
-from test_check import explained, pairs_of_bugs
+from test_check import explained as bugs_of
+from test_check import pairs_of_bugs
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "check.md"
 
@@ -25,12 +27,15 @@ def outcome(bugs: set[str], right: bool | None, named: set[str]) -> str:
 
 def main() -> None:
     counts: dict[str, Counter[str]] = {}
-    for version in versions():
-        verdict = judge(version)
+    cases = list(versions())
+    with ProcessPoolExecutor() as pool:
+        verdicts = list(pool.map(judge, cases, chunksize=8))
+        explanations = list(pool.map(bugs_of, [case for _, case in pairs_of_bugs()], chunksize=8))
+    for version, verdict in zip(cases, verdicts, strict=True):
         counts.setdefault(version.style, Counter())[outcome(set(version.bugs), verdict.right, set(verdict.bugs))] += 1
     pairs = counts["all pairs of bugs, in one style"] = Counter()
-    for pair, case in pairs_of_bugs():
-        pairs[outcome(set(pair), False, explained(case))] += 1
+    for (pair, _), named in zip(pairs_of_bugs(), explanations, strict=True):
+        pairs[outcome(set(pair), False, named)] += 1
     columns = ("found and named", "found and not named", "missed", "correct, found right", "false alarms")
     lines = [f"| style | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     total: Counter[str] = sum(counts.values(), Counter())
