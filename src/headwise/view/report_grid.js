@@ -63,7 +63,7 @@ function makeHead(head, number) {
   picture.addEventListener('click', () => (hasModel() ? toggleSilence(number) : openHead(number)));
   name.addEventListener('click', () => openHead(number));
   picture.addEventListener('focus', () => { stopAtHead(number); lookThrough(number); });
-  box.addEventListener('pointerenter', () => lookThrough(number));
+  box.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
   box.addEventListener('pointerleave', () => lookThrough(-1));
   picture.addEventListener('blur', () => lookThrough(-1));
   return box;
