@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def test_notebooks_are_written_beside_the_files_and_never_over(invoke: Invoke, t
     path = folder / "notebooks" / "07_split.ipynb"
     document = json.loads(path.read_text(encoding="utf-8"))
     assert [cell["cell_type"] for cell in document["cells"]] == ["markdown", "markdown", "code", "code", "code"]
-    assert "<svg" in document["cells"][0]["attachments"]["picture.svg"]["image/svg+xml"]
+    picture = re.search(r"\]\((.+\.svg)\)", document["cells"][0]["source"])
+    assert picture and (path.parent / picture[1]).resolve().is_file()
     assert "...  # fill in" in document["cells"][3]["source"]
     path.write_text("mine")
     assert len(json.loads(invoke("learn", folder, "--notebook", "--json").out)["notebooks"]) == 18

@@ -10,7 +10,7 @@ from typing import Any
 from headwise.files import write_whole
 from headwise.markup import escaped
 from headwise.teach.course import HINTS, told
-from headwise.teach.exercises import WORDS, Exercise, exercises, find_exercise, room
+from headwise.teach.exercises import WORDS, Exercise, exercises, find_exercise
 from headwise.teach.marking import choice, mark_names
 
 _tries: dict[int, int] = {}  # of this notebook, by exercise
@@ -43,7 +43,7 @@ def check(number: int, names: Mapping[str, Any], language: str = "en") -> Told:
 
 
 def write_notebooks(folder: Path, language: str) -> list[Path]:
-    """A notebook for each exercise, with its picture inside; one that is there already stays as it is."""
+    """A notebook for each exercise, in a folder beside the figures; one that is there already stays as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for exercise in exercises():
@@ -58,16 +58,13 @@ def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[st
     """The notebook of an exercise, in the format 4.5: text, question, blank, check."""
     texts, words = exercise.texts[language], WORDS[language]
     text = f"# {exercise.heading(language)}\n\n{texts['text'].strip()}"
-    attachments = {}
     if exercise.figure:
-        picture = room(exercise.figure_file(language)).read_text(encoding="utf-8")
-        attachments = {"picture.svg": {"image/svg+xml": picture}}
-        text += f"\n\n![{texts['title']}](attachment:picture.svg)"
+        text += f"\n\n![{texts['title']}](../{exercise.figure_file(language)})"
     question = f"**{words['question']}**\n\n{texts['question'].strip()}"
     guess = exercise.answer if solved else ""
     marking = f'from headwise.teach.notebook import check\n\ncheck({exercise.number}, globals(), "{language}")'
     cells = [
-        _cell("markdown", text, attachments=attachments) if attachments else _cell("markdown", text),
+        _cell("markdown", text),
         _cell("markdown", question),
         _cell("code", f'answer = "{guess}"  # {words["choose"]}'),
         _cell("code", exercise.code(language, solved).rstrip()),
@@ -83,6 +80,6 @@ def notebook(exercise: Exercise, language: str, solved: bool = False) -> dict[st
     return {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
 
 
-def _cell(kind: str, source: str, **more: Any) -> dict[str, Any]:
+def _cell(kind: str, source: str) -> dict[str, Any]:
     run: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {"cell_type": kind, "metadata": {}, "source": source, **run, **more}
+    return {"cell_type": kind, "metadata": {}, "source": source, **run}
