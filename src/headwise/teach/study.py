@@ -189,6 +189,7 @@ def shown(bug: Bug, comparison: Comparison | None) -> Shown:
     betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
     difference = interval_of([a - b for a, b in pairs])
     losses = f"{arm.scores['loss'].mean.mean:.2f} against {right['loss'].mean.mean:.2f} nats"
+    losses += f" (difference {difference.mean:+.2f} ± {difference.half_width:.2f}, {len(pairs)} seeds)"
     differing = [
         f"{metric.words} {arm.scores[metric.name].mean.mean:.2f} against {right[metric.name].mean.mean:.2f}"
         for metric in (FUTURE, ROWS, EVEN)
