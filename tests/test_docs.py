@@ -106,7 +106,7 @@ class Shell:
     def headwise(self, words: list[str]) -> None:
         self.runs_are_made(words)
         command = shlex.join(words)
-        if command in ONLY_PARSED:
+        if command in ONLY_PARSED or (words[0] == "why" and "--corrupt" in words):  # needs a model that has learned
             parse(words)
         elif command not in self.done:
             self.done.add(command)
