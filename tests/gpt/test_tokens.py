@@ -257,6 +257,12 @@ def test_a_tokenizer_without_a_token_is_refused(tmp_path: Path) -> None:
         Tokens.from_file(written(tmp_path / "x.json", model=empty))
 
 
+def test_an_id_that_would_take_all_memory_is_refused(tmp_path: Path) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 2**31}, "unk_token": "a"}
+    with pytest.raises(HeadwiseError, match="gives a token the id 2,147,483,648, and 10,000,000 is the largest read"):
+        Tokens.from_file(written(tmp_path / "x.json", model=model))
+
+
 def test_replacements_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):

@@ -50,7 +50,7 @@ def _mask(rng: random.Random, B: int, H: int, T: int, S: int) -> tuple[Any, Any]
             allowed = torch.rand(rng.choice([(T, S), (B, 1, T, S), (1, H, 1, S), (B, H, T, S)])) < 0.7
             made = hw.Allowed(allowed), hw.Allowed(allowed.numpy())
         elif name == "bias":
-            bias = torch.randn(rng.choice([(T, S), (B, H, T, S), (H, 1, 1)]), dtype=torch.float64)
+            bias = torch.randn(rng.choice([(T, S), (B, H, T, S), (1, H, 1, 1)]), dtype=torch.float64)
             made = hw.Bias(bias), hw.Bias(bias.numpy())
         else:
             made = (hw.Alibi(),) * 2

@@ -12,6 +12,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import read_json, read_text
 
 MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
+LARGEST_ID = 10**7  # of a token
 _ANY = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
 BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
@@ -79,10 +80,12 @@ class Tokens:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
         try:
             ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        except BaseException as error:  # the library raises bare Exceptions; older word vocabularies end here
-            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
-                raise  # Ctrl-C; the other is that of a regular expression that takes too long
+        except Exception as error:  # the library raises bare Exceptions; older word vocabularies end here
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise: {error}") from None
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # that of a regular expression that takes too long
+                raise
+            raise HeadwiseError(f"cannot tokenise: {error}") from None
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
         return ids
@@ -136,10 +139,15 @@ class Tokens:
 
 
 def check_tokenizer(path: str | Path) -> None:
-    """Refuse a `tokenizer.json` whose replacements make a text many times longer: the library would take all memory."""
+    """Refuse a `tokenizer.json` whose ids, or whose replacements in a text, would make the library take all memory."""
     layout = read_json(path)
     if not isinstance(layout, dict):
         raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: it holds no fields")
+    model = layout.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    numbers = vocabulary.values() if isinstance(vocabulary, dict) else ()
+    if large := [i for i in numbers if isinstance(i, int) and i > LARGEST_ID]:
+        raise HeadwiseError(f"{path} gives a token the id {max(large):,}, and {LARGEST_ID:,} is the largest read")
     for part in ("normalizer", "decoder"):
         growth, steps = 1, [layout.get(part)]
         while steps:
