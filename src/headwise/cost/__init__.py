@@ -1,9 +1,6 @@
 """The price of a model, out of its config.json alone: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
-    import headwise as hw
-
     hw.price("llama-2-70b", context=4096, dtype="bf16").cache.bytes_per_token     # 327,680
-    hw.price("runs/verbs").parameters.total                                       # a folder with config.json
     hw.price(config, batch=8, gpu_memory="24GiB").memory.longest_context          # the dict of a config.json, a model
 
 Needs neither torch nor a network. What cannot be priced exactly is refused with a HeadwiseError that names the field.

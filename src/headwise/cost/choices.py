@@ -14,6 +14,8 @@ NARROW, WIDE = 64, 128  # usual widths of a head
 FEWEST = 4  # heads of a small model
 # The six models that courses compare, in their order, and the two that they name for multi-query attention: presets.
 TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
+RULE_OF_HEADS = "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256"
+RULE_OF_KV_HEADS = "8, or h/8 to h/4; 1 only if memory forces it"
 ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"
 SIZES = "the models of `headwise cost --table`"
 SHARING = "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150"
@@ -21,7 +23,7 @@ SHARING = "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911
 
 @dataclass(frozen=True)
 class Variant:
-    """One number of key/value heads. What a smaller one costs in quality no formula says: measure it."""
+    """One number of key/value heads; what a smaller one costs in quality is for measuring."""
 
     name: str  # MHA, GQA-8, MQA; MLA for a latent
     n_kv_heads: int
@@ -69,14 +71,13 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
 
 
 def _divisors(n: int) -> list[int]:
-    """All of them, the largest first; up to the root alone, so that no number of heads takes long."""
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({n // d for d in small} | set(small), reverse=True)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One guideline with its source and the arithmetic that applies it."""
+    """One guideline."""
 
     name: str
     guideline: str
@@ -88,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the guidelines choose. Rules of thumb, from models of many sizes: none of them is a measurement."""
+    """What the guidelines choose."""
 
     rules: tuple[Rule, ...]
     n_heads: int
@@ -100,11 +101,9 @@ class Choice:
 
 
 def choose(shape: ModelShape, setting: Setting) -> Choice:
-    """The guidelines of courses, applied to one width.
+    """The guidelines of courses, applied to one width: rules of thumb, none of them a measurement.
 
-    Heads share the width out, so that their number divides it. A head is 64 to 128 wide, and heads become more as the
-    width grows; below a width of 256, where that leaves fewer than 4 heads, take 4 narrower ones (microgpt: 16 = 4 x 4;
-    Mini-GPT: 64 = 4 x 16). 8 key/value heads, or h/8 to h/4; one only where memory forces it.
+    In a model narrower than 256, 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4; Mini-GPT: 64 = 4 x 16).
     """
     attention = shape.main_layers[0].attention
     heads, how = _choose_heads(shape.d_model, attention.n_heads, attention.head_dim)
@@ -121,9 +120,9 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
     share = f"{shape.d_model} / {heads} = {width}"
     rules = (
-        Rule("query heads", _RULE_OF_HEADS, SIZES, how, attention.n_heads, heads),
+        Rule("query heads", RULE_OF_HEADS, SIZES, how, attention.n_heads, heads),
         Rule("head width", "d_model / heads", ATTENTION, share, attention.head_dim, width),
-        Rule("key/value heads", _RULE_OF_KV_HEADS, SHARING, how_kv, attention.n_kv_heads, kv),
+        Rule("key/value heads", RULE_OF_KV_HEADS, SHARING, how_kv, attention.n_kv_heads, kv),
     )
     return Choice(
         rules=rules,
@@ -136,12 +135,7 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
     )
 
 
-_RULE_OF_HEADS = "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256"
-_RULE_OF_KV_HEADS = "8, or h/8 to h/4; 1 only if memory forces it"
-
-
 def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, str]:
-    """The number of heads and why; the present one where it follows the rule."""
     divisors = _divisors(d_model)
     if d_model < FEWEST * NARROW:
         heads = max(n for n in divisors if n <= FEWEST)
@@ -155,7 +149,6 @@ def _choose_heads(d_model: int, present: int, present_width: int) -> tuple[int, 
 
 
 def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int]) -> tuple[int, str]:
-    """The advised number and why."""
     heads = sizes["n_heads"]
     within = [n for n in _divisors(heads) if n > 1 and heads <= 8 * n and 4 * n <= heads]
     if heads % 8 == 0 and heads > 8:
@@ -173,7 +166,7 @@ def _choose_kv_heads(shape: ModelShape, setting: Setting, sizes: dict[str, int])
 
 
 def _fits(shape: ModelShape, setting: Setting) -> bool | None:
-    """Do weights and cache fit in the memory? None where no memory was given."""
+    """None where no memory was given."""
     if setting.gpu_memory is None:
         return None
     return bytes_of(shape.parameters, setting.dtype) + cache_price(shape, setting).total_bytes <= setting.gpu_memory

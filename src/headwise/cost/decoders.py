@@ -1,7 +1,6 @@
 """Text decoders: one function builds a model of any family, from the options that the family's line gives it.
 
-Which fields a family has stands in families.toml. What it does with them was read in its modelling file, transformers
-5.23. Fields go by their usual names (`hidden_size`); a family that calls them otherwise says so in its `aliases`.
+Fields stand in families.toml; what families do with them was read in the modelling files of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -30,13 +29,11 @@ def _experts(f: Fields, of: str, width: str = "intermediate_size", **options: An
 
 
 def _plain(f: Fields, width: str, bias: bool, gated: bool = False) -> FeedForward:
-    """Four widths wide unless the field `width` says else."""
     d = f.size("hidden_size")
     return FeedForward(d_model=d, width=f.optional_size(width) or 4 * d, gated=gated, bias=bias)
 
 
 def _each(parts: Part | list[Part], n: int) -> list[Part]:
-    """The part of each layer, where one may stand for all."""
     return parts if isinstance(parts, list) else [parts] * n
 
 
@@ -87,7 +84,7 @@ def _one_window(f: Fields) -> int | None:
 
 
 def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
-    """The window of each layer: as `layer_types` says, else where `usual` says True."""
+    """As `layer_types` says, else where `usual` says True."""
     slides, types = [usual(n) for n in f.layers("num_hidden_layers")], f.get("layer_types")
     if types is not None:
         count = len(types) if isinstance(types, list) else 0
@@ -124,7 +121,6 @@ def _qwen_moe_windows(f: Fields) -> int | None:
 
 
 def _qwen_moe_forwards(f: Fields) -> list[FeedForward]:
-    """Every decoder_sparse_step-th layer has experts, unless mlp_only_layers names it."""
     step, dense = f.size("decoder_sparse_step"), f.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise HeadwiseError(f"mlp_only_layers={dense!r} must be a list of layers")
@@ -166,7 +162,6 @@ def _falcon(f: Fields) -> ModelShape:
 
 
 def _own_gains(f: Fields) -> tuple[int, int]:
-    """Our GPT: a gain or none in each norm, and a bias in a LayerNorm of a model with biases."""
     a_norm = f.flag("norm_gain") * (2 if f.choice("norm", "rms", "layer") == "layer" and f.flag("bias") else 1)
     return 2 * a_norm, f.flag("final_norm") * a_norm
 

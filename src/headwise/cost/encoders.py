@@ -12,7 +12,6 @@ from headwise.errors import HeadwiseError
 
 
 def _layers(f: Fields, stack: str = MAIN, prefix: str = "", qkv_bias: bool = True) -> tuple[Layer, ...]:
-    """Bidirectional layers with biases and two LayerNorms each, as these four families have them."""
     d = f.size("hidden_size")
     biases = {"q_bias": qkv_bias, "k_bias": qkv_bias, "v_bias": qkv_bias, "out_bias": True}
     attention = Attention.equal_heads(d, f.size("num_attention_heads"), f.head_dim(), causal=False, **biases)
@@ -24,22 +23,17 @@ def _layers(f: Fields, stack: str = MAIN, prefix: str = "", qkv_bias: bool = Tru
 
 
 def masked_lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
-    """BERT's and RoBERTa's head: a square matrix, a LayerNorm, then the vocabulary, with biases.
-
-    Untied, the decoder's own bias is a second one beside the head's.
-    """
+    """BERT's and RoBERTa's head; untied, the decoder's own bias is a second one beside the head's."""
     name, square, rows = "masked language model head", width * width, width * vocabulary
     parameters = square + width + 2 * width + vocabulary + (not tied) * (rows + vocabulary)
     return Piece(name=name, part="head", parameters=parameters, weights=square + rows, borrowed=tied * rows)
 
 
 def once(name: str, d_in: int, d_out: int) -> Piece:
-    """A linear layer with bias that one token of a sequence meets: a pooler, a classifier."""
     return Piece(name=name, part="head", parameters=d_in * d_out + d_out, once=d_in * d_out)
 
 
 def patches(f: Fields) -> tuple[Piece, int]:
-    """The convolution that makes vectors of the patches of an image, and how many there are."""
     (height, width), (rows, columns) = f.side("image_size"), f.side("patch_size")
     if rows > height or columns > width:
         raise HeadwiseError(f"patch_size={rows}x{columns} exceeds image_size={height}x{width}: there is no patch")
@@ -50,7 +44,6 @@ def patches(f: Fields) -> tuple[Piece, int]:
 
 
 def _text_encoder(f: Fields, pooled: tuple[str, ...], positions: int | None = None) -> ModelShape:
-    """BERT and RoBERTa. The pooler is there where the head is one of `pooled`."""
     d, vocabulary, kind = f.size("hidden_size"), f.size("vocab_size"), f.head()
     rows = f.size("max_position_embeddings")
     pieces = [
@@ -78,7 +71,6 @@ def roberta(f: Fields) -> ModelShape:
 
 
 def vit(f: Fields) -> ModelShape:
-    """An image is its patches and one class token."""
     d, (stem, count) = f.size("hidden_size"), patches(f)
     if f.head() == "base":
         head = once("pooler", d, f.optional_size("pooler_output_size") or d)
@@ -91,8 +83,7 @@ def vit(f: Fields) -> ModelShape:
 
 
 def _labels(config: dict[str, Any]) -> int:
-    """How many classes there are: transformers names each in id2label, and keeps silent about the usual two."""
-    names = config.get("id2label")
+    names = config.get("id2label")  # transformers keeps silent about the usual two
     return len(names) if isinstance(names, dict) and names else check_size("num_labels", config.get("num_labels", 2))
 
 

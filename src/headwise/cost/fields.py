@@ -1,8 +1,4 @@
-"""Reading a config.json: a size is what the file says, else the default of the model's own config class, else an error.
-
-Nothing is guessed. A field that is not known here and reads like a size refuses the whole config: leaving it out could
-misprice the model.
-"""
+"""Reading a config.json. Nothing is guessed: an unknown field that reads like a size refuses the whole config."""
 
 from __future__ import annotations
 
@@ -45,7 +41,6 @@ class Family:
 
 
 def family(name: str, build: Callable[..., ModelShape], **options: Any) -> Family:
-    """The record of that name, and what builds a model of its fields, with these options."""
     record = dict(_RECORDS[name])
     record["defaults"] = dict.fromkeys(record.pop("null", ())) | record.get("defaults", {})
     return Family(name=name, build=partial(build, **options), **record)
@@ -96,14 +91,12 @@ class Fields:
         return default
 
     def size(self, name: str) -> int:
-        """A whole number of at least 1."""
         return check_size(self.name_of(name), self.get(name))
 
     def optional_size(self, name: str) -> int | None:
         return None if self.get(name) is None else self.size(name)
 
-    def count(self, name: str) -> int:
-        """A whole number of at least 0."""
+    def count(self, name: str) -> int:  # 0 is one
         value = self.get(name)
         return 0 if value == 0 and not isinstance(value, bool | float) else check_size(name, value)
 
@@ -128,14 +121,12 @@ class Fields:
         return check_size(name, pair[0]), check_size(name, pair[1])
 
     def layers(self, name: str) -> range:
-        """The layers, counted from 0."""
         number = self.size(name)
         if number > MOST_LAYERS:
             raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {MOST_LAYERS:,}, the most layers priced")
         return range(number)
 
     def head(self) -> str:
-        """The kind of head that `architectures` names, or the usual one."""
         heads = self.family.heads
         named = self.config.get("architectures") or list(heads)
         if not isinstance(named, list) or not isinstance(named[0], str) or named[0] not in heads:
@@ -144,7 +135,6 @@ class Fields:
         return heads[named[0]]
 
     def kv_heads(self, name: str = "num_key_value_heads", of: str = "num_attention_heads") -> int:
-        """Key/value heads, as many as query heads where null; each serves the same number of those."""
         heads = self.size(of)
         number = self.optional_size(name) or heads
         if heads % number:
@@ -153,7 +143,6 @@ class Fields:
         return number
 
     def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:
-        """The head width: a field of its own, or the model's width shared out."""
         explicit = self.optional_size("head_dim")
         if explicit is not None:
             return explicit
@@ -166,7 +155,6 @@ class Fields:
         return d_model // number
 
     def notes(self) -> tuple[str, ...]:
-        """Which sizes the file leaves out, in a line."""
         sizes = ", ".join(f"{name}={value}" for name, value in self.taken.items())
         return (f"left out of the config, so the default of the {self.family.name} class: {sizes}",) if sizes else ()
 
@@ -182,7 +170,6 @@ def check_size(name: str, value: Any) -> int:
 
 
 def _sizes_something(name: str, value: Any) -> bool:
-    """Could a field of this name and value change a size? Ids, probabilities and switched-off features do not."""
     if not value or isinstance(value, str | float):
         return False
     if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):

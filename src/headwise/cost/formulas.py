@@ -1,14 +1,10 @@
 """What a model costs to run, counted from its sizes. One multiply-add is two FLOPs.
 
-Counted are the matrix products: linear layers, scores q.k, weights times values, convolutions. Not counted are softmax,
-norms, activations, rotations, biases and look-ups, a per cent or so of the whole.
-
-A causal query at position i has i + 1 keys, so T queries have T(T+1)/2 pairs, T/2 keys on average; a window w caps
-i + 1 at w. Kernels that skip what a mask forbids do that work. The dense count is that of a kernel which computes every
-pair, and logits at every position: what `torch.utils.flop_counter` reports for a forward pass of transformers.
-
-A cache keeps min(T, window) tokens, all that the query at T may see. Between two steps transformers keeps window - 1 of
-them, since the next token completes the window; a test holds both counts.
+Counted are matrix products: linear layers, scores, weights times values, convolutions; not softmax, norms, activations,
+rotations, biases and look-ups, a per cent or so. T causal queries have T(T+1)/2 pairs; a window w caps the keys of one
+at w. The dense count is that of a kernel which computes every pair, and logits at every position
+(`torch.utils.flop_counter`). A cache keeps min(T, window) tokens, all that the query at T may see; between two steps
+transformers keeps one fewer.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, ModelShape
 
 @dataclass(frozen=True)
 class ForwardPrice:
-    """FLOPs to read the batch once. `dense_flops` is what a kernel spends that computes every pair and every logit."""
+    """FLOPs to read the batch once; `dense_flops` where a kernel computes every pair and every logit."""
 
     layer_flops: int
     attention_flops: int
@@ -30,7 +26,6 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
-    """(query, key) pairs of one head over a text, which only the mask limits."""
     if not attention.causal:
         return tokens * tokens
     full = attention.cached_tokens(tokens)  # keys of the last query
@@ -38,12 +33,10 @@ def score_pairs(attention: Attention, tokens: int) -> int:
 
 
 def pair_flops(attention: Attention, pairs: int) -> int:
-    """Scores over d features and sums over e features, in every query head."""
     return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
-    """One forward pass over each text: FLOPs in the layers' matrices, in attention, and outside the layers."""
     linear = attention = dense = 0
     for layer in shape.layers:
         if layer.stack == VISION:
@@ -65,9 +58,8 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
 def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
     """One new token of one text, the last of `tokens`, beside the cache of the others.
 
-    A latent cache is read as it is: the matrix that would expand it is folded into the query and into the output, so
-    that scores have kv_rank + rope_dim features and values kv_rank. With `expand` all of it is turned into keys and
-    values again at every step, as transformers does.
+    A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` it all is turned
+    into keys and values at every step, as transformers does.
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)
     for layer in shape.main_layers:
@@ -84,10 +76,7 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
 
 
 def decode_parameters(shape: ModelShape, batch: int) -> float:
-    """Parameters read for one step of decoding, which serves every text of the batch at once.
-
-    Of a table each text reads a row. Cross keys and values are cached, so their matrices rest.
-    """
+    """Parameters read for one step, which serves every text of the batch; cross keys and values are cached."""
     total: float = 0
     for layer in shape.main_layers:
         total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
@@ -100,10 +89,7 @@ def decode_parameters(shape: ModelShape, batch: int) -> float:
 
 
 def experts_read(forward: FeedForward, batch: int) -> float:
-    """Parameters of the experts that some text of the batch is sent to, and of what all share.
-
-    For one text that is n_active experts. For more it is the mean, if every choice of experts were as likely.
-    """
+    """Parameters of the experts that some text of the batch is sent to, a mean if every choice is as likely."""
     if batch == 1 or not forward.n_experts:
         return forward.active_parameters
     distinct = forward.n_experts * (1 - (1 - forward.n_active / forward.n_experts) ** batch)
@@ -111,13 +97,13 @@ def experts_read(forward: FeedForward, batch: int) -> float:
 
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
-    """Numbers that one text keeps: its own keys and values, window by window, and those of the source."""
+    """Numbers that one text keeps."""
     text = sum(attention.cache_values * attention.cached_tokens(tokens) for attention in shape.cached)
     return text + sum(attention.cache_values for attention in shape.crossed) * source
 
 
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
-    """The longest text whose cache holds at most `values` numbers; None where the cache stops growing below that."""
+    """The longest text whose cache holds at most `values` numbers; None where the cache stops growing before."""
     windows = [attention.window for attention in shape.cached]
     growing = sum(attention.cache_values for attention in shape.cached if attention.window is None)
     most = values // growing if growing else max((window or 0 for window in windows), default=0)

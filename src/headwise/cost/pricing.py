@@ -1,8 +1,4 @@
-"""The price of a model at one setting: the records that say it, and how they are filled in.
-
-All sizes are exact counts. FLOPs and bytes follow the conventions at the top of `formulas.py`. `dataclasses.asdict` of
-a Price is the JSON of `headwise cost`.
-"""
+"""The price of a model at one setting; `dataclasses.asdict` of a Price is the JSON of `headwise cost`."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class HeadPrice:
-    """One attention of a layer. Removing a query head saves what it adds; the cache shrinks with key/value heads."""
+    """One attention of a layer."""
 
     variant: str  # MHA, GQA, MQA, or MLA
     n_heads: int
@@ -127,12 +123,10 @@ class Price:
 
     @property
     def n_layers(self) -> int:
-        """Without those of a vision tower."""
         return sum(not layer.name.startswith(VISION) for layer in self.layers)
 
     @property
     def heading(self) -> str:
-        """The model with its sizes in a line, and the setting in another."""
         setting = self.setting
         main = [layer for layer in self.layers if layer.cross] or self.layers
         heads = main[0].attention
@@ -234,7 +228,6 @@ def make_setting(
 
 
 def _source(shape: ModelShape, source: int | None, context: int) -> int | None:
-    """How many tokens the encoder reads: what is given, its one length, else as many as the decoder."""
     if not shape.two_sided and source is not None:
         raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
     if shape.source_positions is not None and source not in (None, shape.source_positions):

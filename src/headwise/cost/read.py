@@ -55,11 +55,7 @@ def price(config: Any, **setting: Any) -> Price:
 
 
 def cache_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
-    """Bytes that one more token adds to the cache of one text, while no window is full.
-
-    `config` is the dict of a config.json, `dtype` the cache's (fp32, bf16, fp8, ... or torch's names). Cross keys and
-    values of an encoder are not among them, and an encoder by itself keeps none.
-    """
+    """Bytes that one more token adds to the cache of one text, as numbers of `dtype`, while no window is full."""
     shape = model_shape(config)
     return bytes_of(sum(attention.cache_values for attention in shape.cached), number_format(dtype))
 
@@ -114,7 +110,6 @@ def _parse(text: str) -> dict[str, Any]:
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
-    """One layer that is nothing but this attention."""
     if spec.d_in != spec.d_model or spec.d_context != spec.d_model or spec.d_out != spec.d_model or not spec.out_proj:
         fact = f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}"
         remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
@@ -136,7 +131,6 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
-    """The sizes of the model that a config.json describes; HeadwiseError names the field that cannot be priced."""
     section = _own_section(config)
     kind = "headwise" if section is not None else config.get("model_type")
     if kind is None:
@@ -148,7 +142,6 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
 
 
 def _dtype(config: dict[str, Any]) -> str | None:
-    """The number format that the file names, in itself or in the part for text."""
     text = config.get("text_config")
     places = (config, text if isinstance(text, dict) else {})
     formats = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
@@ -156,7 +149,6 @@ def _dtype(config: dict[str, Any]) -> str | None:
 
 
 def _file_notes(config: dict[str, Any]) -> list[str]:
-    """What the file asks for that is priced otherwise, or not at all."""
     notes = []
     if config.get("quantization_config"):
         notes.append("quantization_config: all weights are priced in one number format, and scales are not counted")
@@ -166,7 +158,6 @@ def _file_notes(config: dict[str, Any]) -> list[str]:
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The section of a config.json, after a check that the fields around it say the same; None where there is none."""
     section = config.get("headwise")
     if section is None and config.get("model_type") != "headwise":
         return None

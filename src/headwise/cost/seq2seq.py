@@ -10,7 +10,6 @@ from headwise.errors import HeadwiseError
 
 
 def _stack(side: str, numbers: range, attention: Attention, forward: FeedForward, norm_size: int) -> list[Layer]:
-    """The layers of one side. Those of the decoder have a third norm, for the attention to the encoder."""
     encodes, both_ways = side == "encoder", replace(attention, causal=False)
     return [
         Layer(

@@ -1,9 +1,7 @@
-"""The sizes of a model as frozen values: its heads, its feed-forwards, its layers, and what lies outside the layers.
+"""The sizes of a model as frozen values, from which everything that `headwise cost` says is counted.
 
-Everything that `headwise cost` says is counted from these. A count of parameters holds biases, norms and sinks; a
-count of weights holds only the entries of matrices, each of which costs one multiply-add a token.
-
-Letters: c model width, h query heads, g key/value heads, d head width, e value width, f feed-forward width.
+A count of parameters holds biases, norms and sinks; a count of weights only the entries of matrices, each of which
+costs one multiply-add a token. Letters: c model width, h query heads, g key/value heads, d head width, e value width.
 """
 
 from __future__ import annotations
@@ -17,10 +15,7 @@ MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the mai
 
 @dataclass(frozen=True, kw_only=True)
 class Latent:
-    """Keys and values squeezed into one vector a token (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
-
-    The cache keeps kv_rank + rope_dim numbers a token, for all heads together.
-    """
+    """Keys and values squeezed into one vector a token for all heads (DeepSeek-V2, arXiv 2405.04434)."""
 
     kv_rank: int
     rope_dim: int  # the part of the key that carries positions, shared by all heads
@@ -55,7 +50,6 @@ class Attention:
 
     @property
     def variant(self) -> str:
-        """MHA, GQA, MQA, or MLA for a latent."""
         if self.latent:
             return "MLA"
         return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
@@ -124,33 +118,27 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
-    """down(act(up x)), or down(act(gate x) * up x) when gated; with experts, a router sends a token to a few of them.
-
-    width          f, of one expert where there are experts
-    shared_width   f of what every token goes through beside the experts
-    """
+    """down(act(up x)), or down(act(gate x) * up x) when gated; experts: a router sends a token to a few of them."""
 
     d_model: int
-    width: int
+    width: int  # of one expert where there are experts
     gated: bool
     bias: bool = False
     n_experts: int = 0
     n_active: int = 0
     router_bias: bool = False
-    shared_width: int = 0
+    shared_width: int = 0  # of what every token goes through beside the experts
 
     def _weights(self, width: int) -> int:
         return (3 if self.gated else 2) * self.d_model * width
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert, or of the whole feed-forward where there are none."""
         biases = self.bias * ((2 if self.gated else 1) * self.width + self.d_model)
         return self._weights(self.width) + biases
 
     @property
     def common_parameters(self) -> int:
-        """Of the router and of what every token goes through; 0 without experts."""
         router = self.n_experts * (self.d_model + self.router_bias)
         return router + self._weights(self.shared_width)
 
@@ -160,19 +148,17 @@ class FeedForward:
 
     @property
     def active_parameters(self) -> int:
-        """What one token meets."""
         return (self.n_active or 1) * self.expert_parameters + self.common_parameters
 
     @property
     def active_weights(self) -> int:
-        """Matrix entries that one token meets."""
         experts = (self.n_active or 1) * self._weights(self.width)
         return experts + self.n_experts * self.d_model + self._weights(self.shared_width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer. `cross` is the attention to the encoder; its keys and values are made once for a source."""
+    """One layer. `cross` is the attention to the encoder."""
 
     name: str
     stack: str = MAIN
@@ -193,26 +179,19 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Something outside the layers: an embedding, a norm, a head, a stem.
-
-    row       a table in which a token reads one row of this width; its other rows are not touched
-    weights   matrix entries that every token meets, borrowed ones included
-    borrowed  how many of them belong to another piece: a head that is tied to the embedding
-    once      multiply-adds made once for a sequence: a pooler, the convolutions over an image
-    """
+    """Something outside the layers: an embedding, a norm, a head, a stem."""
 
     name: str
     part: str  # embeddings | norms | head | stem
     parameters: int
     stack: str = MAIN
-    row: int | None = None
-    weights: int = 0
-    borrowed: int = 0
-    once: int = 0
+    row: int | None = None  # width of the one row that a token reads in a table
+    weights: int = 0  # matrix entries that every token meets, borrowed ones included
+    borrowed: int = 0  # those that belong to another piece: a head that is tied to the embedding
+    once: int = 0  # multiply-adds made once for a sequence: a pooler, the convolutions over an image
 
 
 def table(name: str, rows: int, width: int, stack: str = MAIN) -> Piece:
-    """An embedding: rows x width numbers, of which a token reads one row."""
     return Piece(name=name, part="embeddings", parameters=rows * width, stack=stack, row=width)
 
 
@@ -228,13 +207,13 @@ def lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """A whole model. `positions` is the longest text that it was made for, None where nothing sets one."""
+    """A whole model."""
 
     family: str = ""  # set by the family that reads it
     d_model: int
     layers: tuple[Layer, ...]
     pieces: tuple[Piece, ...]
-    positions: int | None
+    positions: int | None  # of the longest text that it was made for
     source_positions: int | None = None  # of an encoder whose input has one fixed length
     generates: bool = True  # False: an encoder, which keeps no cache
     dtype: str | None = None  # of the weights, where the config names it
@@ -242,7 +221,6 @@ class ModelShape:
 
     @property
     def two_sided(self) -> bool:
-        """Does a main stack look at an encoder?"""
         return any(layer.cross for layer in self.layers)
 
     @property
@@ -251,12 +229,10 @@ class ModelShape:
 
     @property
     def cached(self) -> Iterator[Attention]:
-        """The attentions whose keys and values grow with the text."""
         return (layer.attention for layer in self.main_layers if self.generates)
 
     @property
     def crossed(self) -> Iterator[Attention]:
-        """The attentions whose keys and values are those of the source."""
         return (layer.cross for layer in self.main_layers if layer.cross)
 
     @property
@@ -265,7 +241,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """What one token of text meets: no experts that it is not sent to, no tables in which it reads a row."""
+        """What one token of text meets."""
         layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION)
         pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)

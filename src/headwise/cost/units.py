@@ -19,7 +19,7 @@ LARGEST = 2**63
 
 
 def number_format(name: str) -> str:
-    """The short name of a number format, or an error that offers the nearest ones."""
+    """The short name of a number format."""
     long = name.lower().removeprefix("torch.")
     short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)
     if short in BITS:
@@ -33,10 +33,7 @@ def bytes_of(count: int, dtype: str) -> int:
 
 
 def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
-    """24GiB, 80 GB or 512MiB as bytes, and with `per_second` 900GB/s; `name` is what the error calls the value.
-
-    A bare integer from Python is bytes. GB is 1000^3 bytes, GiB is 1024^3.
-    """
+    """24GiB, 80 GB, a number of bytes, or with `per_second` 900GB/s, as bytes; errors call the value `name`."""
     if isinstance(text, int):
         value = Decimal(text)
     else:

@@ -1,10 +1,7 @@
 """The ladder: one set of weights through every way to compute attention, from scalar loops to the fused kernel.
 
-First the certificate: how far each rung is from the plain loop, at every stage that it hands out and in every gradient,
-in float64, and in its output once more, computed exactly as it will be timed. Then the price, only of rungs that agree;
-and, set apart, the price of a form that is often taken for one of them and is another function.
-
-Axis letters as in `headwise.spec`. A matrix is (out,in), as in torch's Linear: y = W x.
+First the certificate (`ladder_certificate`), of each rung and of its output exactly as it will be timed. Then the price
+of rungs that agree; and, set apart, that of a form that is often taken for one of them and is another function.
 """
 
 from __future__ import annotations
@@ -87,13 +84,11 @@ def run_ladder(
 
 
 def _not_timed(result: LadderRung, estimate: float, longest: float) -> LadderRung:
-    """The result of a rung that would take `estimate` seconds for a call."""
     reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
     return replace(result, not_timed=result.not_timed or reason)
 
 
 def _time_in_turn(calls: Iterable[_Timed], repeats: int) -> None:
-    """One call of each in every round, so that a slow moment of the machine is shared."""
     for _ in range(repeats):
         for call in calls:
             call.once_more()
@@ -139,14 +134,14 @@ def certificate_sizes(sizes: LadderSizes) -> LadderSizes:
 
 
 def _work(n: LadderSizes) -> float:
-    """What a scalar loop has to do, in multiplications; a place of the attention map costs it about 100 besides."""
+    """A scalar loop's multiplications; a place of the attention map costs it about 100 besides."""
     return (
         n.batch * n.tokens * (2 * n.d_model * (n.d_model + n.kv_width) + n.tokens * (2 * n.d_model + 100 * n.n_heads))
     )
 
 
 class _Timed:
-    """A rung that agrees, made ready: called once for a start, once for its memory, and then to be timed."""
+    """A rung made ready: called once for a start, once for its memory, and then to be timed."""
 
     def __init__(
         self, rung: Rung, sizes: LadderSizes, leaves: Mapping[str, Array], repeats: int, longest: float
@@ -170,7 +165,6 @@ class _Timed:
                 self.seconds.append(_seconds(self.forward, self.x))
 
     def priced(self, result: LadderRung) -> LadderRung:
-        """The result with time and memory."""
         ms = 1000 * statistics.median(self.seconds)
         return replace(result, ms=ms, repeats=len(self.seconds), peak_bytes=self.peak)
 
@@ -182,7 +176,7 @@ def _seconds(forward: Forward, x: Any) -> float:
 
 
 def _python_peak(forward: Forward, x: Any) -> int:
-    """The most bytes that Python and NumPy held at a time for a call."""
+    """The most bytes that Python and NumPy held at a time."""
     running = tracemalloc.is_tracing()
     tracemalloc.start()  # changes nothing where it runs already
     try:
@@ -196,7 +190,7 @@ def _python_peak(forward: Forward, x: Any) -> int:
 
 
 def _torch_peak(forward: Forward, x: Any) -> int:
-    """The most bytes that torch's allocator held at a time for a call, its kernels' own room included."""
+    """The most bytes that torch's allocator held at a time for a call."""
     with _quiet_stderr(), profile(use_kineto=False, profile_memory=True) as profiled:
         forward(x, None)
     events = [event for event in profiled.kineto_results.events() if event.name() == "[memory]"]
@@ -209,7 +203,7 @@ def _torch_peak(forward: Forward, x: Any) -> int:
 
 @contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """torch's profiler writes a line of its own, past Python, when it starts and when it stops."""
+    """torch's profiler writes lines of its own, past Python."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

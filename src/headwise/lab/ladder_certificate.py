@@ -1,10 +1,9 @@
 """The ladder's certificate: how far a rung is from the plain loop, and how far two right computations may be apart.
 
 The tolerance comes from running error analysis (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section
-3.3): beside each number stands the most by which rounding can have moved it, with sums taken in any order. Two
-computations, each within its bound, differ by at most the sum of the two. It is a worst case, in which every rounding
-errs to the same side: real differences are a thousandth of it or less. It never accuses a right rung, and in float64 a
-step taken in float32 already exceeds it, to say nothing of a wrong formula.
+3.3): beside each number stands the most by which rounding can have moved it, with sums in any order. It is a worst case
+that never accuses a right rung; real differences are a thousandth of it, and in float64 a step taken in float32 exceeds
+it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
 
 
 def cast_leaves(leaves: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Any]:
-    """The leaves in a rung's kind of array."""
     if kind == "plain":
         return {name: array.tolist() for name, array in leaves.items()}
     cast = {name: array.astype(dtype) for name, array in leaves.items()}
@@ -69,7 +67,6 @@ class Certificate:
         self.slopes = self._slopes(plain)
 
     def certify(self, rung: Rung) -> LadderRung:
-        """How far a rung is from the plain loop, everywhere."""
         n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
         result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n), another=rung.another)
         if rung.another is not None:
@@ -148,7 +145,6 @@ class Bounded:
 
     @property
     def largest(self) -> float:
-        """The largest error of any of the numbers."""
         return float(self.error.max())
 
     def move(self, change: Callable[[Array], Any]) -> Bounded:
@@ -179,15 +175,11 @@ class Bounded:
         return self + Bounded(-other.value, other.error, self.unit)
 
     def row_sums(self) -> Bounded:
-        """Sums along the last axis, which stays with length 1."""
         error = self.error + self._sum_of(self.value.shape[-1]) * (abs(self.value) + self.error)
         return Bounded(self.value.sum(-1, keepdims=True), error.sum(-1, keepdims=True), self.unit)
 
     def softmax(self, allowed: NDArray[np.bool_]) -> Bounded:
-        """Along the last axis, over the allowed places; what is taken off before exp cancels.
-
-        An error e of the exponent is a factor of exp(e). The denominator is off by no more than its worst term.
-        """
+        """Over the allowed places of the last axis. An error e of the exponent is a factor of exp(e)."""
         top = np.where(allowed, self.value, -math.inf).max(-1, keepdims=True)
         below = np.where(allowed, self.value - top, 0)
         powers = np.where(allowed, np.exp(below), 0)
@@ -240,14 +232,12 @@ def layer_bounds(
     return {name: array.largest for name, array in bounded.items()}
 
 
-def _split(y_btc: Bounded, d: int) -> Bounded:
-    """(B,T,h*d) -> (B,h,T,d)"""
+def _split(y_btc: Bounded, d: int) -> Bounded:  # (B,T,h*d) -> (B,h,T,d)
     B, T, width = y_btc.value.shape
     return y_btc.move(lambda a: a.reshape(B, T, width // d, d).swapaxes(1, 2))
 
 
-def _rows(y_bhtd: Bounded) -> Bounded:
-    """(B,h,T,d) -> (B*T,h*d)"""
+def _rows(y_bhtd: Bounded) -> Bounded:  # (B,h,T,d) -> (B*T,h*d)
     B, h, T, d = y_bhtd.value.shape
     return y_bhtd.move(lambda a: a.swapaxes(1, 2).reshape(B * T, h * d))
 

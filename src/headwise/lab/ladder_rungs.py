@@ -1,10 +1,8 @@
 """The rungs of the ladder: twelve ways to compute one causal attention layer, and one that is another function.
 
-Each is prepared from sizes and leaves (W_Q, W_K, W_V, W_O, x) in its own kind of array, and then called with x. When it
-is asked to keep its steps it writes those that it hands out; when it is timed it keeps nothing. In torch, weights are
-handed to modules as plain tensors, so that gradients reach the leaves they were cut from.
-
-Axis letters as in `headwise.spec`. A matrix is (out,in), as in torch's Linear: y = W x.
+Each is prepared from sizes and leaves (W_Q, W_K, W_V, W_O, x) in its own kind of array, and called with x; asked to, it
+keeps its steps. Weights are handed to torch's modules as plain tensors: gradients reach the leaves. Axis letters as in
+`headwise.spec`. A matrix is (out,in): y = W x.
 """
 
 from __future__ import annotations
@@ -129,7 +127,7 @@ class _Softmaxes(TorchFunctionMode):
 
 
 def _module(layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: Callable[[Tensor], Tensor]) -> Forward:
-    """A torch module: its watchers are told q, k, v and heads; `joined` is what its W_O is given."""
+    """Watchers are told q, k, v and heads; `joined` is what W_O is given."""
 
     def forward(x: Tensor, keep: Keep | None) -> Tensor:
         if keep is None:
@@ -151,19 +149,16 @@ def _module(layer: MultiHeadAttention | Watchable, projection: nn.Linear, run: C
 
 
 def _all_heads(maps: list[Tensor]) -> Tensor:
-    """(B,H,T,T) from one such map, or from one of (B,T,T) for each head."""
     return maps[0] if maps[0].ndim == 4 else torch.stack(maps, 1)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
-    """x W' without a bias, for a weight that keeps its gradients."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     _give(linear, weight)
     return linear
 
 
 def _stacked(n: LadderSizes, w: Leaves) -> Forward:
-    """The wrapper of separate heads, each of width C/h, and a projection."""
     d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
     wrapper = MultiHeadAttentionWrapper(n.d_model, d, n.tokens, 0.0, n.n_heads)
     for h, head in enumerate(wrapper.heads):
@@ -174,13 +169,13 @@ def _stacked(n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _as_printed(n: LadderSizes, w: Leaves) -> Forward:
-    """The wrapper as the course prints it, every head with the whole width, with weights as drawn by torch."""
+    """With weights as drawn by torch."""
     wrapper = MultiHeadAttentionWrapper(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads).to(w["x"])
     return lambda x, keep: wrapper(x)
 
 
 def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
-    """The course's class; keys and values that a group shares are repeated in its weights."""
+    """Keys and values that a group shares are repeated in its weights."""
     layer = MultiHeadAttn(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads)
     d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
     for name, leaf, times in (("W_query", "W_Q", 1), ("W_key", "W_K", group), ("W_value", "W_V", group)):
@@ -191,7 +186,6 @@ def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _layer(cached: bool, n: LadderSizes, w: Leaves) -> Forward:
-    """headwise's layer, which takes the fused kernel; cached: a token at a time."""
     layer = MultiHeadAttention(n.d_model, n.n_heads, n.n_kv_heads, mask=Causal())
     for name, leaf in (("q_proj", "W_Q"), ("k_proj", "W_K"), ("v_proj", "W_V"), ("o_proj", "W_O")):
         setattr(layer, name, _linear(w[leaf]))
@@ -222,7 +216,6 @@ def _torch_nn(n: LadderSizes, w: Leaves) -> Forward:
 
 
 def _for_each_head(n: LadderSizes) -> int:
-    """Four square matrices: every query head has keys and values of its own, shared or not."""
     return 4 * n.d_model**2
 
 

@@ -1,16 +1,13 @@
 """Alignment: change the basis of each key/value head so that heads resemble each other and the function stays the same.
 
-Queries meet keys in a dot product, and values meet W_O in a matrix product, so a head's basis is its own affair:
-
     values          v -> M v,   W_O -> W_O M^-1    any invertible M
     keys            k -> M k,   q -> M^-T q        any invertible M, where nothing lies between them and the dot product
     keys, RoPE      a turn of each pair of features that RoPE turns together, for such turns commute
-    keys, qk-norm   turns alone commute with the division by the norm; and with the gain only turns of features whose
+    keys, qk-norm   turns alone commute with the division by the norm, and with the gain only turns of features whose
                     gains are equal. A change of sign always does
 
-Jin et al. 2024 (arXiv 2412.20677), section 3, align with orthogonal M by Procrustes analysis, one for each plane of
-RoPE in closed form. Here the target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower
-1975). Biases are turned along with their rows.
+Orthogonal M by Procrustes analysis, for a plane of RoPE in closed form (Jin et al. 2024, arXiv 2412.20677, section 3).
+The target is the mean of the group, found in rounds (generalised Procrustes analysis, Gower 1975).
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in e
 
 @dataclass(frozen=True)
 class KeyRule:
-    """Which turns of a layer's keys leave its function as it is. Every feature of a head is in one of these."""
+    """Which turns of a layer's keys leave its function as it is; every feature of a head is in one of these."""
 
     planes: tuple[tuple[int, ...], ...]  # pairs that may turn freely
     signs: tuple[tuple[int, ...], ...]  # features that may only change sign, all of a set together
@@ -38,7 +35,6 @@ class KeyRule:
 
     @property
     def description(self) -> str:
-        """For a reader."""
         parts = []
         if self.planes:
             parts.append(f"{len(self.planes)} RoPE planes by a turn each")
@@ -50,7 +46,6 @@ class KeyRule:
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
-    """The turns that are exact for this layer; see the top of the module."""
     turned = {feature for pair in weights.pairs for feature in pair}
     rest = tuple(d for d in range(weights.wk.shape[1]) if d not in turned)
     if weights.k_gain is None or weights.q_gain is None:
@@ -69,10 +64,7 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
 
 
 def fold(weights: AttentionWeights, k_maps: Tensor | None, v_maps: Tensor | None) -> AttentionWeights:
-    """The layer with k_maps (G,D,D) folded into W_K and W_Q, and v_maps (G,E,E) into W_V and W_O.
-
-    The function stays the same if the k_maps keep to the layer's `key_rule`; v_maps may be any invertible matrices.
-    """
+    """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in."""
     r = weights.group_size
     if k_maps is not None:
         q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
@@ -109,11 +101,7 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
 
 
 def orthogonal_maps(heads: Tensor) -> Tensor:
-    """For activations (n,E,X) of n heads the orthogonal matrices (n,E,E) that bring them closest to their mean.
-
-    The best orthogonal matrix onto a target is U V' of a singular value decomposition (Schönemann 1966). The first
-    target is the head that is most like the others.
-    """
+    """Of activations (n,E,X) the orthogonal matrices (n,E,E) that bring them closest to the mean (Schönemann 1966)."""
     target = heads[medoid(torch.linalg.svdvals(heads[:, None] @ heads[None].mT).sum(-1))]
     for _ in range(ROUNDS):
         left, _, right = torch.linalg.svd(target @ heads.mT)
@@ -123,10 +111,7 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
 
 
 def turns(heads: Tensor) -> Tensor:
-    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each of P planes closest to the mean.
-
-    The best turn onto a target has the phase of their inner product: this is Procrustes analysis in one dimension.
-    """
+    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each plane closest to the mean."""
     target = heads[medoid((heads[:, None] * heads[None].conj()).sum(-1).abs().sum(-1))]
     for _ in range(ROUNDS):
         products = (target * heads.conj()).sum(-1)
@@ -149,7 +134,6 @@ def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], .
 
 
 def medoid(similarity: Tensor) -> int:
-    """The index with the largest sum of similarities (n,n)."""
     return int(similarity.sum(1).argmax())
 
 

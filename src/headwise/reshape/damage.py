@@ -38,7 +38,6 @@ def divergence(parent: Tensor, child: Tensor) -> Tensor:
 
 
 def relative_error(parent: Tensor, child: Tensor) -> Tensor:
-    """Mean square of the difference over that of the parent."""
     return (child - parent).float().square().mean() / parent.float().square().mean().clamp(min=1e-30)
 
 
@@ -108,16 +107,15 @@ def entropies(parent: nn.Module, child: nn.Module, ids: Tensor, pairs: HeadPairs
 
 
 def cache_bytes(model: nn.Module) -> int:
-    """Bytes that one more token adds to the cache, in the number format of the weights; 0 where none is kept."""
+    """Bytes that one more token adds to the cache in the format of the weights; 0 where none is kept."""
     return cache_bytes_per_token(config_fields(model), str(next(model.parameters()).dtype).removeprefix("torch."))
 
 
 @torch.no_grad()
 def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int) -> Speed:
-    """Tokens a second of two models, one text, with `length` tokens in the cache.
+    """Tokens a second of two models with `length` tokens in the cache, from `text` (1,T) repeated to that length.
 
-    `text` (1,T) is repeated to that length; what the tokens are does not matter for speed. Each model reads it once;
-    every run begins with a copy of the cache of then, and gives the median of its tokens.
+    Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
     prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
     decoders = [decoder(model, prompt) for model in (parent, child)]
@@ -133,7 +131,6 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
 
 def _run_speed(decode: Callable[[Tensor], object], prompt: Tensor) -> float:
-    """Tokens a second of one run; tokens are taken from the prompt (1,T)."""
     seconds = []
     for n in range(NEW_TOKENS):
         token = prompt[:, n % prompt.shape[1]][:, None]

@@ -1,7 +1,7 @@
 """A reshaped model as a plain folder, verified by a fresh process before it gets its name.
 
-That process runs this module: `python -m headwise.reshape.export FOLDER PROBE HOW` reads a folder, knowing nothing but
-its files, and prints {"difference": ..., "by": ...}. HOW is `stock` for transformers, `own` for our own layout.
+That process runs this module: `python -m headwise.reshape.export FOLDER PROBE stock|own` reads a folder with
+transformers or with our own layout, knowing nothing but its files, and prints {"difference": ..., "by": ...}.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def export(
 ) -> str:
     """Write `model` with the tokenizer of `source` and `record` as headwise.json; returns what was verified.
 
-    The folder is read back by a fresh process, stock transformers where the model has such a form, and its logits are
-    compared with those in memory. A folder that fails is not left behind.
+    A fresh process reads the folder back and compares its logits; a folder that fails is not left behind.
     """
     fresh = workplace.fresh
     shutil.rmtree(fresh, ignore_errors=True)  # of a process that was killed
@@ -56,10 +55,7 @@ def export(
 
 @torch.no_grad()
 def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> str:
-    """Compare a folder, read by a fresh process, with the model in memory; returns what was compared, in words.
-
-    probe  a file to write, through which the other process gets the ids and the answers; it is removed again
-    """
+    """Compare a folder, read by a fresh process through the file `probe`, with the model in memory; in words."""
     config: Any = model.config
     count, dtype = min(PROBE_TOKENS, context or PROBE_TOKENS), next(model.parameters()).dtype
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)  # a stride that visits the vocabulary
@@ -87,7 +83,6 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
 
 
 def main(folder: Path, probe: Path, how: str) -> None:
-    """The fresh process: compare the answers of a folder with those in the probe."""
     tensors, by = read_tensors(probe), "headwise"
     if how == "stock":
         try:

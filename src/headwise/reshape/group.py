@@ -1,10 +1,9 @@
 """Which key/value heads share: neighbours, or those whose sharing is expected to cost least.
 
-The cost of a group is the error that pooling it, in the way that is asked for, is expected to make in the layer's
-output. Scores that err by 1 or more in root mean square are taken to lose what the head adds to the residual stream,
-smaller errors that share of it; values add an error of their own. All of it follows from second moments, with the token
-that asks taken as independent of the token that answers. That heads look alike says less: a head that adds little may
-be pooled with any other, and grouping by relative similarity was worse than chance where it was tried.
+The cost of a group is the error that pooling it is expected to make in the layer's output. Scores that err by 1 or more
+in root mean square are taken to lose what the head adds to the residual stream, smaller errors that share of it; values
+add an error of their own. All follows from second moments, with the token that asks taken as independent of the one
+that answers. Grouping by relative similarity was worse than chance where it was tried.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ EXACT = 200  # groups at most that are priced one by one; above, a group costs t
 
 
 def adjacent(n_heads: int, n_groups: int) -> Groups:
-    """Neighbours share: heads 0 to r-1, then r to 2r-1, and so on."""
     size = n_heads // n_groups
     return tuple(tuple(range(n * size, (n + 1) * size)) for n in range(n_groups))
 
@@ -50,7 +48,7 @@ def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> 
 
 
 def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]) -> Groups:
-    """Groups of equal size with a small sum of prices; finding the smallest is a hard problem (balanced partition).
+    """Groups of equal size with a small sum of prices; the smallest is a hard problem (balanced partition).
 
     Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
     out like cards; the better end wins.
@@ -79,7 +77,6 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
 
 
 def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
-    """The expected squared error of the layer's output when these key/value heads become one."""
     before = weights.permuted(group)
     after = pool(before, root, 1)
     added, error = output_errors(before, after, root)
@@ -103,8 +100,7 @@ def _output_products(first: Pair, second: Pair) -> Tensor:
 def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
     """(H,): E(q.k - q'.k')^2 / D of every query head.
 
-    Over all distances a plane of RoPE turns its part of a key through all angles: planes do not mix, and the square of
-    each is half of what it would be for one number.
+    Over all distances RoPE turns its part of a key through all angles: planes do not mix, and each counts half.
     """
     old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
     head_dim = before.wk.shape[1]
@@ -133,10 +129,9 @@ def _turned_products(first: Pair, second: Pair) -> Tensor:
 
 
 def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair) -> Tensor:
-    """E|x - y|^2 = E x.x - 2 E x.y + E y.y, where `products` gives such means; what rounding made negative is 0."""
+    """E|x - y|^2 = E x.x - 2 E x.y + E y.y, from such means; what rounding made negative is 0."""
     return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
 
 
 def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
-    """Key/value heads (G,...) as the query heads (H,...) read them."""
     return heads.repeat_interleave(n_heads // len(heads), 0)

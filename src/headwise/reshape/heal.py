@@ -1,11 +1,9 @@
 """Healing: the child learns to answer as its parent does, on the user's text.
 
-First each W_O may be fitted in closed form (`refit`): what the heads of a reshaped layer give is not what they gave,
-but W_O can still be the best linear map from it. Then, by gradients, the loss is KL(parent || child) of the
+First each W_O may be fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
 predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a
-pure function of the weights, the moments and (seed, step), as in training: what a stopped healing needs is one file,
-which is replaced in one move, and a healing killed at any moment and resumed ends with the same bytes as one left
-alone.
+pure function of the weights, the moments and (seed, step): a healing killed at any moment and resumed ends with the
+same bytes as one left alone.
 """
 
 from __future__ import annotations
@@ -100,7 +98,6 @@ class Healing:
 
     @property
     def steps(self) -> int:
-        """Made so far; in the end fewer than asked for where it stopped early."""
         return self.curve[-1].step
 
     @property
@@ -108,14 +105,12 @@ class Healing:
         return min(self.curve, key=lambda point: point.distance).step
 
     def refit(self) -> None:
-        """Fit each W_O in closed form."""
         documents = spread(self.train, self.recipe.refit)
         refit(self.parent, self.model, batches(documents))
         self.after_step(self.model)
         self.tokens += sum(map(len, documents))
 
     def step(self, step: int) -> None:
-        """One update of the child."""
         ids = self.batch(step)
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
@@ -157,7 +152,7 @@ class Healing:
         self.report(self.curve[-1], self.recipe.steps)
 
     def keep(self, step: int, stopping: bool) -> None:
-        """Save the state where it is time to, or where the healing is to stop: then it does, by Stopped."""
+        """Save the state where it is time to, or where the healing is to stop, by Stopped."""
         if stopping or time.monotonic() > self.due:
             began = time.monotonic()
             self.save(step)
@@ -176,7 +171,7 @@ class Healing:
         save_state(self.folder / STATE, self.weights, self.optimizers, step, kept)
 
     def restore(self) -> int:
-        """Take up the state in the folder, if there is one; returns the steps that it has made."""
+        """Take up the state in the folder; returns the steps that it has made."""
         if self.folder is None:
             return 0
         done, kept = restore_state(self.folder / STATE, self.weights, self.optimizers)
@@ -191,7 +186,7 @@ class Healing:
 
 
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
-    """Muon on matrices, AdamW on the rest. Nothing decays."""
+    """Muon on matrices, AdamW on the rest, without decay."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
     if others:
@@ -206,8 +201,8 @@ def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> li
 def refit(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> None:
     """Fit W_O of each layer of `child` in place, on ids (B,T). Features whose columns are all 0 keep them.
 
-    Ridge regression onto the parent's output of the same layer, drawn towards the W_O that is there; from the first
-    layer to the last, so that each layer also makes up for what the layers before it left over.
+    Ridge regression onto the parent's output, drawn towards the W_O that is there; layer by layer, so that each
+    also makes up for those before it.
     """
     for layer, weights in enumerate(read_layers(child)):
         before = weights.wo.flatten(1).double().T

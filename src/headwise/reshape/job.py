@@ -135,7 +135,7 @@ class Job:
         return report if self.workplace is None else self._exported(self.workplace, report)
 
     def _weights_folder(self) -> Path | None:
-        """The folder that holds these weights; None where the model was made, or changed, in memory."""
+        """None where the model was made, or changed, in memory."""
         if not isinstance(self.model, nn.Module):
             return self.source.path
         if self.source.path == IN_MEMORY:
@@ -145,7 +145,7 @@ class Job:
         return self.source.path if same else None
 
     def _settings(self, folder: Path | None) -> dict[str, object]:
-        """What a healing that goes on must have in common with the one that was stopped, besides the change."""
+        """What a healing that goes on must share with the one that was stopped, besides the change."""
         return {
             "source": digest_of(self.source.model) if folder is None else digest(folder),
             "text": self.calibration.digest,
@@ -154,7 +154,6 @@ class Job:
         }
 
     def _claim(self, settings: Mapping[str, object]) -> None:
-        """Refuse a workplace where the state of another healing waits."""
         workplace = self.workplace
         if workplace is not None and (workplace.has_state or self.recipe is not None):
             if self.resume and not workplace.has_state:
@@ -203,7 +202,6 @@ class Job:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode and without gradients, and afterwards as it was."""
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with evaluating(model):
         model.requires_grad_(False)
@@ -215,7 +213,6 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 
 
 def _check_model(model: nn.Module) -> None:
-    """Refuse what cannot be measured before anything is."""
     family_of(model)
     name = type(model).__name__
     if not predicts(model) and not name.endswith("Model"):

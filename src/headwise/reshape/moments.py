@@ -1,8 +1,7 @@
 """What the attention of each layer reads on a text, as second moments: all that aligning and choosing heads needs.
 
-For inputs x with a 1 appended, S = E[x x'] gives the inner product of any two linear outputs of x, averaged over the
-text: E[(a.x)(b.x)] = a' S b. With L L' = S, the rows of [W | bias] L stand for activations whose inner products are
-those of the text, in C + 1 columns however long the text is.
+For inputs x with a 1 appended, S = E[x x'] gives E[(a.x)(b.x)] = a' S b over the text. With L L' = S, the rows of
+[W | bias] L have the inner products of the activations, in C + 1 columns however long the text is.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
 
 
 def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
-    """The same of the queries, (H,D,C+1)."""
     return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
 
 

@@ -39,7 +39,6 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> Attention
 
 
 def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
-    """Value activations (G,E,C+1)."""
     return activations(weights.wv, weights.bv, root)
 
 
@@ -77,7 +76,7 @@ def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> Att
 
 
 def _mean_of_turned(turned: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    """A qk-norm makes the size of a key's rows meaningless: there each head counts alike whatever its size."""
+    """A qk-norm makes the size of a key's rows meaningless: there each head counts alike."""
     if turned.k_gain is None:
         return _mean(turned, root, n_groups)
     inverse = grouped(1 / mean_norm(activations(turned.wk, turned.bk, root)), n_groups)
@@ -153,9 +152,8 @@ def _components_by_group(heads: Tensor, readers: Tensor, n_groups: int) -> tuple
 def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
     """Of heads (n,...,E,X) the E features x which readers R_i (n,...,F,E) can best do with instead of their own head.
 
-    Returns maps A and B (n,...,E,E): x is the sum of A_i head_i, and the sum of |R_i head_i - R_i B_i x|^2 is as small
-    as E features can make it: they are the first right singular vectors of all R_i head_i together (Eckart & Young
-    1936), each as large as a feature of the heads is on average.
+    Returns maps A and B (n,...,E,E): x is the sum of A_i head_i, and |R_i head_i - R_i B_i x|^2 summed is as small as E
+    features allow: the first right singular vectors of all R_i head_i (Eckart & Young 1936), scaled to the heads' mean.
     """
     E = heads.shape[-2]
     factors = torch.linalg.qr(readers).R  # the same squares in at most E rows

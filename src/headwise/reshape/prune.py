@@ -1,10 +1,8 @@
 """Prune query heads: those that are named, or those that matter least by a score.
 
-All families here have one number of heads for every layer and one number of query heads for each key/value head.
-Heads go out of the weights where what remains is such a model: the same number from every layer, as whole groups or
-evenly from each group. Otherwise they are zeroed: their rows of W_Q and columns of W_O become 0, which computes the
-same function as a gate of 0 but saves nothing. The cache holds keys and values, so that it shrinks only with whole
-groups.
+Heads leave the weights where what remains has one number of heads for every layer and one of query heads for each
+key/value head. Otherwise their rows of W_Q and columns of W_O become 0, which is a gate of 0 and saves nothing. The
+cache shrinks only with whole groups.
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ def prune(
 
 
 def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None, uniform: bool) -> Change:
-    """Pruning as a change."""
     if (heads is None) == (keep is None):
         raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
     if heads is not None and by is not None:
@@ -169,8 +166,7 @@ def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
     """The heads with the lowest scores, so that a share `keep` of all remains.
 
-    uniform  the same number from each layer, in the shape that the format can carry: whole groups of those that read
-             one key/value head, by their mean score; where that is more than is to go, evenly from each group
+    uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
     if keep == 1:
@@ -199,12 +195,11 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
 
 
 def _n_gone(n: int, keep: float) -> int:
-    """How many of n go: the nearest number, and of two that are equally near the smaller one."""
+    """How many of n go: the nearest number, the smaller of two."""
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
 def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
-    """Of one layer; none where that share takes neither a whole group nor one from each."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
@@ -230,10 +225,7 @@ class Pruned:
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
-    """The model without those heads; it computes what the parent computes with a gate of 0 on them.
-
-    With `uniform` the heads must go out of the weights, and HeadwiseError says why where they cannot.
-    """
+    """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     reason = obstacle(model, heads, uniform)
     layers = read_layers(model)
     if reason is not None:
@@ -272,7 +264,6 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
 
 
 def _uneven(model: nn.Module, heads: Gone) -> str | None:
-    """Why what remains is not a model of the format; None where it is."""
     lost = {len(gone) for gone in heads}
     if len(lost) > 1:
         return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
@@ -292,7 +283,6 @@ def _uneven(model: nn.Module, heads: Gone) -> str | None:
 
 
 def cache_note(model: nn.Module, pruned: Pruned) -> str:
-    """What became of the cache, and what would shrink it."""
     n_heads, n_kv_heads, _ = head_counts(model)
     now, r = head_counts(pruned.model)[1], n_heads // n_kv_heads
     if now < n_kv_heads:

@@ -11,10 +11,7 @@ from headwise.gpt.presets import check_seed
 
 @dataclass(frozen=True, kw_only=True)
 class HealRecipe:
-    """How a child is healed: its attention learns, all else stays the parent's.
-
-    Both learning rates are peaks of one schedule: a short warm-up, then a cosine to 0.
-    """
+    """How a child is healed: its attention learns, all else stays the parent's. The rates are peaks of one schedule."""
 
     steps: int
     batch: int = 4  # documents a step

@@ -1,7 +1,7 @@
 """Share key/value heads: a model of G key/value heads becomes one of fewer, which the query heads read in groups.
 
-Groups are neighbours, or chosen by expected cost (`group`); heads that are put side by side take their query heads
-along, which is exact. `pool` makes one head of each group. Both know activations by their second moments (`moments`).
+`group` chooses groups; their heads are put side by side with their query heads, which is exact; `pool` makes one head
+of each.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def share(
 
 
 def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
-    """Sharing as a change."""
 
     def check(model: nn.Module) -> None:
         check_share(model, n_kv_heads, method, groups)
@@ -90,7 +89,6 @@ def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
 
 
 def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:
-    """Raise HeadwiseError for what cannot be shared so, or would change nothing, before any text is read."""
     for name, value, known in (("method", method, tuple(POOLS)), ("groups", groups, GROUPS)):
         if value not in known:
             raise unknown(f"{name}={value!r} is not known", value, known)

@@ -1,11 +1,9 @@
 """The user's text as documents: one part to align, choose heads and heal by, another, held out, to measure on.
 
-A model that puts a boundary between documents (a run of headwise trained on lines) gets a document a line. Any other
-text is one stream, cut into documents of `tokens` tokens side by side, each in the frame that the model expects, such
-as [CLS] and [SEP]. The last tenth is held out, as in training, so that what a run of headwise has not seen of its own
-text stays unseen. Every second held-out document serves to follow the healing and to choose its best weights, the
-others to measure what came of it; where there is but one, it does both. Documents of one batch have equal length:
-nothing is padded.
+A run of headwise trained on lines gets a document a line. Any other text is one stream, cut into documents of `tokens`
+tokens, each in the frame that the model expects, such as [CLS] and [SEP]. The last tenth is held out, as in training;
+every second held-out document follows the healing, the others measure what came of it. Documents of one batch have
+equal length: nothing is padded.
 """
 
 from __future__ import annotations
@@ -52,7 +50,6 @@ class Calibration:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all ids."""
         return hashlib.sha256(torch.cat([*self.train, *self.held_out]).numpy().tobytes()).hexdigest()
 
     @property
@@ -77,8 +74,7 @@ class Calibration:
 def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int | None = None) -> Calibration:
     """The documents of a text file, a text or its ids; None takes what a run of headwise was trained on.
 
-    A `str` is a text where it holds a space and there is no file of that name. Raises HeadwiseError for a text that is
-    empty or too short for its parts, and for ids that the model does not know.
+    Raises HeadwiseError for a text that is too short for its parts, and for ids that the model does not know.
     """
     if tokens is not None and tokens < 2:
         raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
@@ -114,7 +110,6 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
 
 
 def _names_a_file(text: str) -> bool:
-    """Is a `str` the name of a file, or a text itself?"""
     try:
         return not any(map(str.isspace, text)) or Path(text).exists()
     except OSError:  # longer than any name
@@ -122,7 +117,6 @@ def _names_a_file(text: str) -> bool:
 
 
 def _settings(folder: Folder) -> Settings:
-    """Of the run that the model is, or that it comes from."""
     path = run_of(folder.path)
     run = None if path is None else read_run(path)
     if run is None:

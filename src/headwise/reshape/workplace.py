@@ -1,9 +1,8 @@
 """OUT.partial, where a job works: beside OUT and on the same disk, so that what is finished gets its name in one move.
 
-One job at a time has it. Whatever stops a job, OUT is whole or not there: a model that stood there before is set aside
-for the moment of the move alone, and whoever finds it aside puts it back. The source is only read. What a killed job
-left is cleared away by the next one for the same OUT, even where that is refused because OUT is there; a healing that
-was stopped waits.
+One job at a time has it. Whatever stops a job, OUT is whole or not there: a model that stood there is set aside for the
+move alone, and whoever finds it aside puts it back. What a killed job left is cleared away by the next one for the same
+OUT; a healing that was stopped waits.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ class Workplace:
             raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
 
     def claim(self, settings: Mapping[str, Any], resume: bool) -> None:
-        """Note what this healing is. Raises HeadwiseError where the state of another one lies here.
-
-        May be called again with more settings, once they are known.
-        """
+        """Note what this healing is, again as more is known; HeadwiseError where the state of another lies here."""
         self.settings |= json.loads(json.dumps(settings))
         if not self.has_state:
             write_whole(self.path / SETTINGS, json.dumps(self.settings, indent=2) + "\n")
@@ -125,7 +121,6 @@ class Workplace:
             )
 
     def finish(self) -> None:
-        """Give the finished folder its name."""
         check_place(self.source, self.shown)  # hours may have passed
         check_free(self.shown, self.force)
         for path in self.fresh.iterdir():
@@ -141,8 +136,7 @@ class Workplace:
     def _settle(self) -> None:
         """Finish, or take back, the moves of `finish` where it was cut short, and clear away what has served its turn.
 
-        What was set aside returns where nothing took its place, and goes where something did. A state is spent once the
-        folder that came of it has its name.
+        A state is spent once the folder that came of it has its name.
         """
         aside, spent = self.path / REPLACED, self.path / SPENT
         if spent.exists() and self.fresh.exists():
@@ -155,6 +149,5 @@ class Workplace:
 
 
 def _contrast(name: str, there: object, here: object) -> str:
-    """A setting that differs, with both values where they are short."""
     contrast = f"{name}: {there} there, {here} here"
     return contrast if len(contrast) < 60 else name

@@ -1,7 +1,6 @@
 """The ledger: what courses claim, measured here, and a verdict that a rule makes of the figures.
 
-Every row is a function of what was measured. No verdict and no figure of this machine is typed in; what cannot run here
-stands with the published figure and its source.
+No verdict and no figure of this machine is typed in; what cannot run here stands with the published figure.
 """
 
 from __future__ import annotations
@@ -102,13 +101,12 @@ def run_claims(
 
 
 def _cpu_seconds() -> float:
-    """Processor time of this process and of its children that have ended."""
+    """Of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
-    """The claims that the experiments decide."""
     named = {comparison.name: comparison for comparison in comparisons}
     return (
         several_heads(named["heads"], named["two-lookups"]),
@@ -119,7 +117,6 @@ def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
 
 
 def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
-    """Several heads against one, at equal parameters, on both data."""
     shown, differences = [], []
     for comparison in (heads, lookups):
         metric, first = comparison.metrics[0], comparison.arms[0]
@@ -137,7 +134,6 @@ def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
 
 
 def ordered_quality(sharing: Comparison) -> Claim:
-    """MHA, then GQA, then MQA: each sharing must cost something."""
     metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
     steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
     effects = [0 if step is None else effect(step, metric) for step in steps]
@@ -151,7 +147,6 @@ def ordered_quality(sharing: Comparison) -> Claim:
 
 
 def indispensable_output(output: Comparison) -> Claim:
-    """With W_O against without it, whose weights the feed-forward gets."""
     metric, (_, without) = output.metrics[0], output.arms
     return Claim(
         "The output projection W_O is indispensable.",
@@ -163,7 +158,6 @@ def indispensable_output(output: Comparison) -> Claim:
 
 
 def roles_of_heads(roles: Comparison) -> Claim:
-    """A role counts where training made it, where it is clear, and where it matters."""
     trained = roles.arm("trained")
     metrics = {metric.name: metric for metric in roles.metrics}
     shown, masses = [], []
@@ -194,7 +188,6 @@ def _effect(arm: ArmResult, metric: Metric) -> int:
 
 
 def paired(arm: ArmResult, other: ArmResult, metric: Metric) -> Interval | None:
-    """Of the differences seed by seed; None where one of the two diverged."""
     if metric.name not in arm.scores or metric.name not in other.scores:
         return None
     pairs = zip(arm.scores[metric.name].values, other.scores[metric.name].values, strict=True)

@@ -1,7 +1,6 @@
 """What an experiment is, and how one unit of it, an arm with a seed, becomes scores.
 
-An arm is a variant of one model. All arms with the same seed learn from the same batches and are scored on the same
-held-out tokens, so that their differences can be taken seed by seed.
+All arms with the same seed learn from the same batches and are scored on the same held-out tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ class Arm:
 
 
 def held_out_loss(model: GPT, corpus: Corpus) -> dict[str, float]:
-    """Nats per counted held-out token."""
     return {"loss": evaluate(model, corpus.data)}
 
 
@@ -73,7 +71,6 @@ class Experiment:
     timed: Callable[[Report], tuple[Table, ...]] | None = None  # speed, measured alone on the machine
 
     def recipe(self, steps: int | None, text: Path | None) -> Recipe:
-        """The recipe with another number of steps, if one is given."""
         recipe = self.task.recipe if text is None else self.task.text_recipe
         if recipe is None:
             raise HeadwiseError(f"{self.name} runs on {self.task.data} alone; leave --text out")
@@ -82,7 +79,6 @@ class Experiment:
         return recipe if steps is None else replace(recipe, steps=steps)
 
     def config(self, arm: Arm, vocab_size: int) -> GPTConfig:
-        """The shape of an arm's model."""
         config = GPTConfig(vocab_size=vocab_size, **arm.shape)
         if not arm.widened:
             return config
@@ -109,7 +105,6 @@ class Unit:
 
     @property
     def key(self) -> dict[str, Any]:
-        """All that decides the scores."""
         arm, first = self.arm, self.experiment.arms[0]
         return {
             "model": _shape_of(arm) | {"trained": arm.trained},
@@ -166,7 +161,7 @@ def _corpus(make: Callable[[Path | None, int], Corpus], text: Path | None, seed:
 
 
 def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
-    """Train in memory, to the end of the recipe. Raises DivergedError. A unit is short: it is done whole, or again."""
+    """Train in memory, to the end of the recipe. Raises DivergedError."""
     optimizers = make_optimizers(model, recipe)
     generator = torch.Generator().manual_seed(seed)
     model.train()
@@ -176,7 +171,6 @@ def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
 
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
-    """Number of distinct weights, from shapes alone."""
     with shapes_alone():
         return build(config).n_parameters
 

@@ -1,11 +1,8 @@
 """The model that the experiments vary, and those of them that are a declaration and little more.
 
-The model is the verb preset without qk-norm: that has two gains of the width of a head in each layer, so that arms with
-heads of another width would differ in parameters, and it divides out most of what another scale of the scores changes.
-
-A scale enters the scores themselves, not the initial weights of W_Q. Folded into W_Q it would be the same function on
-the first step only: the optimizers move every weight by about the learning rate, whatever its size, and weight decay
-shrinks it in proportion. So the layer is given another scale, and W_Q starts the same in all arms.
+It is the verb preset without qk-norm, whose gains would give arms with heads of another width other parameters, and
+which divides out most of what another scale changes. A scale enters the scores, not the initial W_Q: there it would be
+the same function on the first step only, for optimizers move every weight by about the learning rate.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ VERBS_OR_TEXT = Task(
 
 
 def heads_arm(count: int, shape: dict[str, Any]) -> Arm:
-    """The model of that shape with that many heads, which share its width."""
     name = f"{count} head{'s' * (count > 1)}"
     return Arm(name=name, about=f"of width {shape['d_model'] // count}", shape={**shape, "n_heads": count})
 
@@ -56,7 +52,6 @@ HEADS = Experiment(
 
 
 def without_output(config: GPTConfig) -> GPT:
-    """The model whose layers join their heads and stop there."""
     return with_attention(config, out_proj=False)
 
 
@@ -74,12 +69,10 @@ OUTPUT_PROJECTION = Experiment(
 
 
 def by_model_width(config: GPTConfig) -> GPT:
-    """Scores divided by sqrt(d_model)."""
     return with_attention(config, scale=1 / math.sqrt(config.d_model))
 
 
 def unscaled(config: GPTConfig) -> GPT:
-    """Scores as they are."""
     return with_attention(config, scale=1.0)
 
 

@@ -70,7 +70,6 @@ class Comparison:
     cpu_seconds: float  # of all training and measuring, whether now or by an earlier call
 
     def arm(self, name: str) -> ArmResult:
-        """The arm of that name."""
         return next(arm for arm in self.arms if arm.name == name)
 
 
@@ -106,7 +105,6 @@ def effect(difference: Interval, metric: Metric) -> int:
 
 
 def sentence(arm: str, first: str, difference: Interval, metric: Metric) -> str:
-    """What the differences of an arm from the first one, seed by seed, allow to say."""
     unit = f" {metric.unit}" if metric.unit else ""
     if not difference.excludes(0.0):
         return (
@@ -122,5 +120,4 @@ def sentence(arm: str, first: str, difference: Interval, metric: Metric) -> str:
 
 
 def of_all(shown: Sequence[bool]) -> str:
-    """The verdict on a claim about several cases: it holds in all, in none, or it depends."""
     return HOLDS if all(shown) else DEPENDS if any(shown) else FAILS

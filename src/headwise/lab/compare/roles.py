@@ -1,8 +1,7 @@
 """Do heads specialise by role? Known relations of the verb corpus, before and after training.
 
-A causal model predicts the next token from the position before it, so a role is defined from the position that
-predicts. For each role the head that plays it most is taken, among the untrained heads as well: the best of eight
-random heads looks busy too. The control "even" is a head that spreads its look evenly over all that it may see.
+A role is defined from the position that predicts. For each the head that plays it most is taken, among the untrained
+heads as well. The control "even" is a head that spreads its look evenly over all that it may see.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
 
 
 def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """The mean mass of each role in each head (layers * heads,), and in an even look."""
+    """Mean masses of each role in each head (layers * heads,), and in an even look."""
     lines = [*verbs.conjugation_lines()[:LINES], *(cell.line for cell in corpus.cells)]
     masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}
     even: dict[str, list[float]] = {role: [] for role in ROLES}

@@ -50,8 +50,6 @@ def compare(
     steps    updates of each model; default: the recipe's
     text     a UTF-8 file instead of the built-in data
     workers  processes side by side; the results do not depend on it. Call it under `if __name__ == "__main__":`
-
-    What is timed is timed at the end, with no worker beside it.
     """
     if n_seeds < FEWEST_SEEDS:
         raise HeadwiseError(
@@ -77,7 +75,6 @@ def compare(
 
 
 def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
-    """Seed by seed, so that the arms of a seed find its data ready."""
     return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
 
 

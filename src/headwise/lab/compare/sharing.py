@@ -1,7 +1,4 @@
-"""Key/value heads that several query heads share: what it costs in quality, and what it saves when decoding.
-
-Saved parameters go into the feed-forward, so that the arms have as many as whole numbers allow.
-"""
+"""Key/value heads that several query heads share: what it costs in quality, and what it saves when decoding."""
 
 from __future__ import annotations
 
@@ -33,7 +30,6 @@ CONTEXTS, BATCHES, ROUNDS = (256, 1024, 4096, 16384), (1, 4), 9
 
 
 def cost_and_speed(report: Report) -> tuple[Table, ...]:
-    """Cache bytes per token of the trained shapes, and the decoding speed of wider models."""
     report("sharing: measuring caches", 0, 2)
     caches = cache_bytes()
     report("sharing: timing decoding", 1, 2)
@@ -83,10 +79,7 @@ def decoding_speed(contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = 
 
 
 def where_it_pays(ratios: Mapping[tuple[int, int], Mapping[str, float]]) -> list[str]:
-    """For each batch and each way to share, the context from which on it is 1.1 times as fast as MHA or more.
-
-    ratios  (batch, context), contexts rising -> name -> speed in relation to MHA
-    """
+    """For each batch and way, from which context on it pays; `ratios` has (batch, context), contexts rising."""
     sentences = []
     for batch in dict.fromkeys(batch for batch, _ in ratios):
         of_batch = {context: ratio for (size, context), ratio in ratios.items() if size == batch}

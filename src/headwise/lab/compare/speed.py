@@ -24,8 +24,6 @@ COURSE = '"Build a Large Language Model (From Scratch)", section 3.6'
 
 
 class LayerSize(NamedTuple):
-    """Of one call of a layer."""
-
     batch: int
     tokens: int
     width: int
@@ -95,7 +93,7 @@ def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tup
 
 
 def _course_layers(size: LayerSize) -> dict[str, nn.Module]:
-    """All but the printed wrapper, which is another function, have the same weights."""
+    """With the same weights, but for the printed wrapper, which is another function."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         course = MultiHeadAttn(size.width, size.width, size.tokens, 0.0, size.heads).eval()
@@ -144,7 +142,6 @@ def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, T
 
 
 def _decode_ways(cached: int) -> dict[str, Callable[[], Tensor]]:
-    """A way for each number of key/value heads, and the same after a repeat."""
     q = torch.ones(1, DECODE_HEADS, 1, DECODE_WIDTH)
     ways: dict[str, Callable[[], Tensor]] = {}
     for name, kv_heads in (("MHA", DECODE_HEADS), ("GQA", 8), ("MQA", 1)):

@@ -1,7 +1,6 @@
 """Times that can be compared: all ways in turn within each round, so that a slow moment of the machine is shared.
 
-On one thread: with two, a single other process that keeps a core busy made a call of 5 ms take 16 or 400 here, since
-the threads wait for each other at every step.
+On one thread: with two, another process that keeps a core busy made a call of 5 ms take 16 or 400 here.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ Times = dict[str, list[float]]  # seconds of each round
 @torch.no_grad()
 @one_thread()
 def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
-    """Seconds of each way in each round; a first round that is not counted warms up.
-
-    The order moves on by one each round: a way finds caches and allocator as the one before it left them.
-    """
+    """Seconds of each way in each round, after one that warms up; the order moves on by one each round."""
     names = deque(ways)
     times: Times = {name: [] for name in ways}
     for way in ways.values():
@@ -44,17 +40,14 @@ def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
 
 
 def median_ratio(times: Times, name: str, over: str) -> float:
-    """The median over the rounds of the time of one way divided by that of another."""
     return statistics.median(a / b for a, b in zip(times[name], times[over], strict=True))
 
 
 def milliseconds(times: Times, name: str) -> float:
-    """The median time of one way."""
     return 1000 * statistics.median(times[name])
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures were measured on: processor, cores, threads and versions."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

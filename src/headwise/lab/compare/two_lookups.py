@@ -3,10 +3,9 @@
     b25 d03 a40 c12 f33 e01 ca? 10
 
 Each fact is one word: a name and two numbers. The question `ca?` asks for the first number of c and the second of a.
-A head takes one weighted mean of the values, with the same weights for all their features. So what one head of any
-width brings home mixes first and second numbers of both facts; two heads can fetch one number each. One head is not at
-chance, since its weights may depend on the numbers as well as on the names, and a wide feed-forward, which knows the
-question, can sort out the mix: so the feed-forward has one neuron here, and more in the last arm.
+One head of any width mixes first and second numbers of both facts; two can fetch one number each. A head's weights may
+depend on the numbers too, and a wide feed-forward, which knows the question, can sort out the mix: so it has one neuron
+here, and more in the last arm.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ SHAPE = {"context": CONTEXT, "n_layers": 1, "d_model": 32, "d_ff": 1}
 
 
 def lines(count: int, seed: int) -> Iterator[str]:
-    """Facts in random order, a question about two of them, and the answer."""
     rng = random.Random(seed)
     for _ in range(count):
         numbers = {name: (rng.randrange(NUMBERS), rng.randrange(NUMBERS)) for name in NAMES}
@@ -56,15 +54,13 @@ class Answers(Documents):
 
 
 def _answers_only(batch: Batch) -> Batch:
-    """All lines have one length: the answer is the last target but one, before the boundary."""
     inputs, targets = batch
-    answers = torch.full_like(targets, IGNORED)
+    answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
     answers[:, -2] = targets[:, -2]
     return inputs, answers
 
 
 def lookups(text: Path | None, seed: int) -> Corpus:
-    """Lines drawn by the seed; there are so many possible ones that one hardly ever comes twice."""
     drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
     train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
     tokens = Tokens.words(drawn)
@@ -73,7 +69,6 @@ def lookups(text: Path | None, seed: int) -> Corpus:
 
 @torch.no_grad()
 def answers_right(model: GPT, corpus: Corpus) -> dict[str, float]:
-    """Loss, and the share of held-out lines whose likeliest answer is the right one."""
     right = count = 0
     for inputs, targets in corpus.data.held_out_batches(256):
         scored = targets != IGNORED

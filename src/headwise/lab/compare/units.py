@@ -1,7 +1,7 @@
 """Units on the disk and side by side: each is kept as soon as it is done, and none is done twice.
 
-A unit's file is named by a digest of all that decides its scores. So a folder can hold the units of any number of
-experiments, two experiments that share an arm share its units, and a run that was stopped goes on where it was.
+A file is named by a digest of all that decides its scores: experiments that share an arm share its units, and a run
+that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class Store:
         return self.folder / f"unit-{digest[:16]}.json"
 
     def read(self, key: dict[str, Any]) -> Scored | None:
-        """What a unit gave; None if it is not done."""
         path = self.path(key)
         if not path.exists():
             return None
@@ -75,11 +74,7 @@ def _is_running(process: int) -> bool:
 
 
 def run_units(units: Sequence[Unit], store: Store, workers: int, report: Report) -> dict[Path, Scored]:
-    """All units, from the store or done now; the result maps the unit's file to its scores.
-
-    Each is written as soon as it is done, so that Ctrl-C loses at most those in progress. They are done in `workers`
-    processes of one thread each, or in this process if that is 1; the scores are the same.
-    """
+    """All units, from the store or done now in `workers` processes of one thread: the unit's file -> its scores."""
     keys = {store.path(key): (unit, key) for unit in units for key in [unit.key]}
     done = {path: scored for path, (_, key) in keys.items() if (scored := store.read(key)) is not None}
     missing = {path: pair for path, pair in keys.items() if path not in done}
@@ -122,10 +117,7 @@ def _results(units: dict[Path, Unit], workers: int) -> Generator[tuple[Path, Sco
 
 @contextmanager
 def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool whose processes end with this block, in the middle of a unit if it is left by an error or by Ctrl-C.
-
-    They also end with this process, if it is killed.
-    """
+    """A pool whose processes end with this block, in the middle of a unit where it is left by an error or Ctrl-C."""
     before = set(multiprocessing.active_children())
     # Not forked: a fork of a process whose torch has run threads may hang.
     context = multiprocessing.get_context("spawn")

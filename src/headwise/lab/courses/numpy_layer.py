@@ -1,9 +1,7 @@
 """Multi-head attention in NumPy alone: head by head, all heads in one product, and by einsum. float32 throughout.
 
-The layer, its names and its draw are those of a course: x (T,d_model), y = x @ W with four square matrices and no
-biases, a mask that is added to the scores. `attend_loop`, `attend_batched` and `attend_einsum` hold the attention
-itself, for numbers of any precision, and also for fewer key/value heads than query heads. Axis letters as in
-`headwise.spec`.
+The layer, its names and its draw are those of a course. `attend_loop`, `attend_batched` and `attend_einsum` are the
+attention itself, in any precision, and also for fewer key/value heads. Axis letters as in `headwise.spec`.
 """
 
 from __future__ import annotations
@@ -74,9 +72,6 @@ def causal_mask(T: int) -> NDArray[np.float32]:
     """(T,T) float32, to be added to scores: 0 where key j stands at or before query i, -inf where it comes after.
 
     T  number of tokens, at least 1
-
-    Every row has a 0 on the diagonal, so that no row of the softmax is empty and exp(-inf) = 0 is all that is left of
-    what comes after.
     """
     require_size("T", T)
     return np.where(np.tri(T, dtype=bool), 0, -np.inf).astype(np.float32)

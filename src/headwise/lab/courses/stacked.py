@@ -5,15 +5,9 @@
     MultiHeadAttn               h heads of d_out / h cut out of one projection, and W_O: d_in -> d_out
     MultiHeadAttention          another name of it, which the book uses
 
-Constructors, attributes, order of the drawn weights and assertions are the course's: a notebook of the course runs with
-its import line changed. The text is our own.
-
-The wrapper and the class are often shown as the slow and the fast form of one thing. They are not the same function:
-the wrapper is h times as wide and has no W_O. They become the same when the wrapper's heads have width d_out / h and a
-projection follows; `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
-
-`headwise.watch` and `headwise.ablate` see the heads of all three: see `headwise.records.Watchable`. Axis letters as in
-`headwise.spec`.
+Constructors, attributes, order of the drawn weights and assertions are the course's. The wrapper and the class are not
+the same function: the wrapper is h times as wide and has no W_O. They become the same when its heads have width
+d_out / h and a projection follows: `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
 """
 
 from __future__ import annotations
@@ -42,7 +36,6 @@ class WatchedModule(nn.Module):
         self.watchers: list[Callable[[Call], Tensor | None]] = []
 
     def tell(self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout) -> Tensor:
-        """The heads' output, or what the watchers made of it."""
         options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
         for watcher in self.watchers:
             changed = watcher(Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0))
@@ -51,7 +44,7 @@ class WatchedModule(nn.Module):
 
 
 class _Projections(WatchedModule):
-    """What one head and many at once have in common: the three projections, dropout, the mask, and attention itself."""
+    """What one head and many at once have in common."""
 
     mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
 
@@ -109,7 +102,6 @@ class CausalAttention(_Projections):
         return self.tell(queries[:, None], keys[:, None], values[:, None], head_out[:, None], self.dropout)[:, 0]
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        """One head, without W_O; see `headwise.records.Watchable`."""
         return 1, None, self.W_value.weight
 
 
@@ -140,7 +132,6 @@ class MultiHeadAttentionWrapper(WatchedModule):
         return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        """All heads, without W_O; see `headwise.records.Watchable`."""
         heads: list[Any] = list(self.heads)
         return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
 

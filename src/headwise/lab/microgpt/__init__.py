@@ -1,8 +1,7 @@
 """microgpt, replayed exactly on three rungs: scalar autograd, NumPy with a backward by hand, and the general model.
 
-microgpt (Karpathy 2026) is a GPT of one layer, 4 heads and width 16 that learns names, one name a step. The rungs share
-`draw`, one stream of random numbers, and so give the same losses and the same samples, letter for letter. Read `plain`
-first.
+microgpt (Karpathy 2026) is a GPT of one layer, 4 heads and width 16 that learns names, one a step. The rungs share one
+stream of random numbers (`draw`), and so give the same losses and samples, letter for letter. Read `plain` first.
 """
 
 from __future__ import annotations

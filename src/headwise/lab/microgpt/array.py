@@ -1,15 +1,11 @@
 """microgpt in NumPy, with the gradient worked out by hand: the same numbers as `plain`, a whole document at once.
 
-The algorithm is that of Karpathy's microgpt (2026). A vector of `plain` is a column here and a document is a matrix, so
-that y = W x stays as it is, and the rows of q, k and v that belong to a head lie together: to split heads and to join
-them is a reshape. Suffixes name the axes: c width, t position (of a query), s position of a key, h head, d width of a
-head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. float64 throughout.
+A vector of `plain` is a column here and a document a matrix, so that y = W x stays as it is, and to split heads and to
+join them is a reshape. Suffixes name the axes: c width, t position (of a query), s position of a key, h head, d width
+of a head, f feed-forward, v vocabulary. `dx` is the slope of the loss along x. float64 throughout. Width and layers
+follow from the weights; texts of one length may lie side by side as more columns (`lab.courses.mini_gpt`).
 
-All weights lie in one flat vector and all slopes in another, and the matrices are windows on them: Adam is then a dozen
-operations for the whole model.
-
-The width and the layers follow from the weights. Several texts of one length may lie side by side, text after text, as
-more columns: `lab.courses.mini_gpt` trains a wider and deeper model on batches this way.
+All weights are windows on one flat vector, and all slopes on another: Adam is a dozen operations for the whole model.
 """
 
 from __future__ import annotations

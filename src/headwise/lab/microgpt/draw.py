@@ -1,7 +1,6 @@
 """What the rungs share: the shape, the recipe, and everything random, drawn from one stream in one order.
 
-The order is that of microgpt (Karpathy 2026): the documents are shuffled, the weights are drawn, and after training the
-same stream goes on to choose the characters of the samples. A replay is exact only if nothing else draws in between.
+The order is microgpt's (Karpathy 2026): shuffled documents, weights, then samples. Nothing else draws in between.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ class Replay:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """The rate of a step counted from 0, in a run of `steps` steps."""
     return LEARNING_RATE * (1 - step / max(steps, SCHEDULE))
 
 
@@ -54,11 +52,9 @@ class Tokens:
         self._ids = {character: i for i, character in enumerate(self.characters)}
 
     def encode(self, document: str) -> list[int]:
-        """end + characters + end, as ids; of characters that the documents have."""
         return [self.end, *(self._ids[character] for character in document), self.end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; `end` is silent."""
         return "".join(self.characters[i] for i in ids if i != self.end)
 
 
@@ -86,7 +82,6 @@ class Draw:
         return self.tokens.encode(self.documents[step % len(self.documents)])[: CONTEXT + 1]
 
     def choose(self, probabilities: Sequence[float]) -> int:
-        """One token id, drawn by its probability from the stream."""
         return self._random.choices(range(self.tokens.size), weights=probabilities)[0]
 
     def write(self, following: Callable[[list[int]], list[float]]) -> str:
@@ -100,7 +95,6 @@ class Draw:
 
 
 def shapes(vocabulary: int, n_layers: int = N_LAYERS) -> dict[str, tuple[int, int]]:
-    """(rows, columns) of every matrix, in the order in which they are drawn."""
     shapes = {"wte": (vocabulary, WIDTH), "wpe": (CONTEXT, WIDTH), "lm_head": (vocabulary, WIDTH)}
     for i in range(n_layers):
         shapes |= {f"layer{i}.attn_{name}": (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}

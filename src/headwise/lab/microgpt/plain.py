@@ -1,11 +1,9 @@
 """microgpt in scalars: the whole of a GPT in one file, from a list of names to new ones. Read it top to bottom.
 
-The algorithm is that of Karpathy's microgpt (2026). A vector is a list of numbers, a matrix a list of rows. To learn,
-the numbers are `Value`s, which remember how they were made, so that `backward` finds the slope of the loss along every
-weight; to write, they are floats. One thing is done for speed: a dot product is a single node, and so is log(sum(exp)).
-
-Nothing here sees more than one token at a time. That is also why attention is causal: a token can only look at keys and
-values that have been appended, and later ones have not.
+The algorithm is that of Karpathy's microgpt (2026). To learn, the numbers are `Value`s, which remember how they were
+made, so that `backward` finds the slope of the loss along every weight; to write, they are floats. For speed a dot
+product is a single node, and so is log(sum(exp)). Attention is causal because nothing here sees more than one token at
+a time: a token can only look at keys and values that have been appended.
 """
 
 from __future__ import annotations

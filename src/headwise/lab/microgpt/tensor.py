@@ -1,10 +1,6 @@
-"""microgpt in torch, by the project's own GPT: the preset `microgpt` is the same function as the scalars of `plain`.
+"""microgpt in torch: the drawn weights in the project's own GPT, in double precision, with torch's autograd and Adam.
 
 Also a replay of any rung as a run folder, which `heads`, `trace` and `generate` read like that of any training.
-
-The algorithm is that of Karpathy's microgpt (2026). Nothing of the model is written here: the drawn weights go into
-`headwise.gpt.gpt.GPT` in double precision, autograd gives the gradients, and Adam is torch's, which puts its eps
-outside the root as microgpt does.
 """
 
 from __future__ import annotations
