@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
+from notebooks import outputs, run_notebook
+from planted import induction_model
 from torch import Tensor, nn
 
 import headwise as hw
@@ -219,44 +223,6 @@ def test_bad_requests_of_patching(change: dict[str, Any], match: str) -> None:
 
 # --- A circuit built by hand ---
 
-WORDS, PLACES = 11, 17  # tokens and positions, each an axis of the residual stream
-
-
-def induction_model() -> hw.GPT:
-    """L0.H1 copies the token before, L1.H0 looks for it and copies what it finds; the other heads are noise.
-
-    The residual stream has room for the token, its position, the token before it, and the token to come.
-    """
-    C = 3 * WORDS + PLACES
-    token, place, before, answer = (slice(0, 11), slice(11, 28), slice(28, 39), slice(39, 50))
-    config = hw.GPTConfig(
-        vocab_size=WORDS, context=PLACES, n_layers=2, n_heads=3, d_model=C, head_dim=PLACES, position="learned",
-        final_norm=False, norm_gain=False,
-    )  # fmt: skip
-    torch.manual_seed(5)
-    model = hw.GPT(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.5)
-        model.token_embedding.weight.zero_()[:, token] = torch.eye(WORDS)
-        model.position_embedding.weight.zero_()[:, place] = torch.eye(PLACES)  # type: ignore[union-attr]
-        model.lm_head.weight.zero_()[:, answer] = torch.eye(WORDS)
-        for block in model.blocks:
-            block.feed_forward.down.weight.zero_()  # type: ignore[union-attr]
-        shift = torch.zeros(PLACES, PLACES)
-        shift[range(PLACES - 1), range(1, PLACES)] = 1  # the query of place i is the key of place i - 1
-        wire(model, 0, 1, (place, shift), (place, torch.eye(PLACES)), token, before)
-        wire(model, 1, 0, (token, torch.eye(WORDS)), (before, torch.eye(WORDS)), token, answer)
-    return model
-
-
-def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice) -> None:
-    head = model.blocks[layer].attention.heads[h]  # type: ignore[union-attr, index]
-    for weight, (where, matrix) in ((head.wq, q), (head.wk, k)):
-        weight.zero_()[: len(matrix), where] = 4 * matrix
-    head.wv.zero_()[:WORDS, reads] = torch.eye(WORDS)
-    head.wo.zero_()[writes, :WORDS] = torch.eye(WORDS)
-
 
 def test_the_induction_circuit_comes_out_all_and_only() -> None:
     model = induction_model()
@@ -278,3 +244,16 @@ def test_the_induction_circuit_comes_out_all_and_only() -> None:
     )
     parts = attribute(model, clean, 9)
     assert parts.strongest(1) == ["L1.H0"] and int(parts.tokens["L1.H0"].argmax()) == 2
+
+
+@pytest.mark.slow
+def test_the_notebook_of_a_researcher_finds_the_circuit(tmp_path: Path) -> None:
+    path = Path(__file__).resolve().parents[2] / "docs" / "researcher.ipynb"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    cells = run_notebook(document, tmp_path)
+    told = [outputs(cell) for cell in cells if cell["cell_type"] == "code"]
+    kept = [outputs(cell) for cell in document["cells"] if cell["cell_type"] == "code"]
+    assert told[3:] == kept[3:] and told[1] == kept[1]  # the table, 2, has digits that depend on the machine
+    assert "'L1.H0': ('induction', 'copying'), 'L1.H1': ()" in " ".join(told[1].split())
+    assert told[-1] == "L0.H1 -> L1.H0, through k: 1.00\n"
+    assert (tmp_path / "why.html").stat().st_size > 10_000

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import every
-from test_roles import RARE, V, documents, hand_made
+from planted import RARE, V, documents, hand_made
 
 import headwise as hw
 from headwise.gpt import verbs

@@ -87,13 +87,19 @@ def _ids(folder: Folder, text: str) -> list[int]:
 
 def _answer(tokens: TextTokens, prompt: str, ids: Sequence[int], answer: str, row: Tensor) -> int:
     """The first token of the answer, as it stands behind the prompt: with a space before it, or without."""
-    choices = []
+    choices, unknown = [], None
     for text in (f"{prompt.rstrip()} {answer.strip()}", prompt + answer):
-        longer = list(tokens.prompt(text))
+        try:
+            longer = list(tokens.prompt(text))
+        except HeadwiseError as error:  # a vocabulary of characters may have no space
+            unknown = unknown or error
+            continue
         if longer[: len(ids)] == list(ids) and len(longer) > len(ids):
             choices.append(longer[len(ids)])
     if not choices:
-        raise HeadwiseError(f"the answer {answer!r} is no token of its own behind the prompt; end the prompt before it")
+        raise unknown or HeadwiseError(
+            f"the answer {answer!r} is no token of its own behind the prompt; end the prompt before it"
+        )
     return max(choices, key=lambda token: float(row[token]))
 
 
