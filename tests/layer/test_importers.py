@@ -550,7 +550,8 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     ),
     (
         lambda: llama(Olmo2Config, Olmo2Attention),
-        "q_norm norms 84 features at once, and a headwise layer each head's 14 apart; it cannot be imported",
+        "q_norm norms 84 features at once, and a headwise layer each head's 14 apart; it can be "
+        "neither imported nor reshaped",
     ),
     (uneven, "q has 35 rows; n_heads=4 does not divide them"),
     (
@@ -592,7 +593,7 @@ def test_an_unknown_module_hears_what_is_known() -> None:
         f"Linear is not known; import_attention knows nn.MultiheadAttention, transformers' "
         f"{', '.join(known.whole for known in family.families())}, and modules with W_query, W_key, W_value, out_proj, "
         f"num_heads and a mask. Pass the weights of others to from_separate, from_packed (one matrix such as "
-        f"query_key_value or Wqkv), from_conv1d or from_keras"
+        f"query_key_value or Wqkv), from_conv1d or from_keras of headwise.layer.importing.importers"
     )
     with pytest.raises(hw.HeadwiseError, match="Linear is none of LlamaAttention, "):
         importers.from_transformers(nn.Linear(3, 5))

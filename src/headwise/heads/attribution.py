@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.residual import CLOSE, Frozen, Row, Run, read_run, same, writer_of
+from headwise.layer.importing.parts import as_rows
 from headwise.models.ask import evaluating, output_matrix, require_next
-from headwise.models.weights import as_rows
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 

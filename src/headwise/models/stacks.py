@@ -8,33 +8,25 @@ from __future__ import annotations
 
 import itertools
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.importing.family import families
+from headwise.layer.importing.parts import as_rows
 from headwise.models.hf import is_hf, uses_interface
 from headwise.models.sites import Site, sites_of
-from headwise.models.weights import as_rows
 
-# Names by which the modules and configs of transformers call the same thing, tried in this order: what a family without
-# a record keeps under them is found all the same.
-PROJECTIONS = {
-    "q": ("q_proj", "query", "q_lin", "q", "q_attn", "linear_q"),
-    "k": ("k_proj", "key", "k_lin", "k", "linear_k"),
-    "v": ("v_proj", "value", "v_lin", "v", "linear_v"),
-    "o": (
-        "o_proj", "c_proj", "out_proj", "out_lin", "o", "Wo", "linear_out", "output.dense", "dense", "proj",
-        "projection", "projection_layer", "wo", "o_b_proj", "attn_out", "linear_o", "to_out", "output_proj",
-    ),  # or beside the attention
-}  # fmt: skip
-PACKED = ("c_attn",)  # queries, keys and values in one matrix
-COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "encoder_attention_heads")
-CROSS = ("encdecattention", "encoder_attn", "crossattention", "cross_attn", "cross_attention")
+# Names by which modules and configs call the same thing, tried in this order.
+_NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+PROJECTIONS, PACKED, COUNTS, CROSS = (_NAMES[key] for key in ("projections", "packed", "counts", "cross"))
 
 
 def foreign_sites(model: nn.Module) -> list[Site]:
@@ -252,11 +244,11 @@ def _weights(
     for x in "qkvo":
         recorded = () if family is None or (family.packed and x != "o") else (getattr(family, x),)
         places = around if x == "o" or recorded else around[:1]
-        last = _first_matrix(modules, places, recorded + PROJECTIONS[x])
+        last = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
         weights[f"w_{x}"] = None if last is None else as_rows(last)
     if weights["w_v"] is None:
         recorded = (family.q,) if family is not None and family.packed else ()
-        module = _first_matrix(modules, around[:1], recorded + PACKED)
+        module = _first_matrix(modules, around[:1], [*recorded, *PACKED])
         packed = None if module is None else as_rows(module)
         if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
             n_queries = packed.shape[0] // 3 if weights["w_o"] is None else weights["w_o"].shape[1]

@@ -20,7 +20,10 @@ from headwise.gpt.forms import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.importing.family import Family, families
 
-OURS = Family(name="headwise", prefix="MultiHead", layers="blocks", attention="attention", width="d_model")
+OURS = Family(
+    name="headwise", prefix="MultiHead", q_norm="q_norm", k_norm="k_norm", n_heads="spec.n_heads",
+    n_kv_heads="spec.n_kv_heads", layers="blocks", attention="attention", width="d_model",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,12 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
     layers = []
     for module in attentions(model):
-        weights: dict[str, Any] = {
-            name: x.view(len(x), n_heads, -1) if name == "wo" else x.view(counts[name[1]], -1, *x.shape[1:])
-            for name, x in _views(family, module, tuple(counts.values())).items()
-        }
-        for x in "qk":
-            weights[f"{x}_gain"] = _gain(module, getattr(family, f"{x}_norm") or f"{x}_norm", head_dim)
+        weights: dict[str, Any] = _views(family, module)
+        for name, x in weights.items():
+            if name == "wo":
+                weights[name] = x.view(len(x), n_heads, -1)
+            elif not name.endswith("gain"):
+                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])
         layers.append(AttentionWeights(**weights, pairs=pairs))
     return layers
 
@@ -163,9 +166,10 @@ def with_layers(
     new = copy.deepcopy(model) if same else _rebuilt(model, n_heads, n_kv_heads)
     for module, weights in zip(attentions(new), layers, strict=True):
         assert (weights.n_heads, weights.n_kv_heads) == (n_heads, n_kv_heads)
-        for name, view in _views(family_of(new), module, (n_heads, n_kv_heads, n_kv_heads)).items():
+        for name, view in _views(family_of(new), module).items():
             value = getattr(weights, name)
-            view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
+            if not name.endswith("gain"):
+                view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
     return new.train(model.training)
 
 
@@ -238,43 +242,13 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def as_rows(module: nn.Module) -> Tensor:
-    """The weight of a projection as y = W x, (out, in); GPT-2's Conv1D holds y = x W."""
-    weight: Any = module.weight
-    matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
-    return matrix
-
-
-def _views(family: Family, module: nn.Module, counts: Sequence[int]) -> dict[str, Tensor]:
-    """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), and bq, bk, bv where there are biases, as views to write to.
-
-    counts  numbers of heads of queries, keys and values, by which one matrix of all three is cut
-    """
-    views = {"wo": as_rows(module.get_submodule(family.o))}
-    if family.packed:
-        packed: Any = module.get_submodule(family.q)
-        rows = [packed.weight.numel() // as_rows(packed).shape[1] // sum(counts) * count for count in counts]
-        views |= dict(zip(("wq", "wk", "wv"), torch.split(as_rows(packed), rows), strict=True))
-        if packed.bias is not None:
-            views |= dict(zip(("bq", "bk", "bv"), torch.split(packed.bias, rows), strict=True))
-        return views
-    for x in "qkv":
-        linear: Any = module.get_submodule(getattr(family, x))
-        views[f"w{x}"] = as_rows(linear)
-        if linear.bias is not None:
-            views[f"b{x}"] = linear.bias
-    return views
-
-
-def _gain(module: nn.Module, path: str, head_dim: int) -> Tensor | None:
-    """The gain (D,) of a norm over each head's queries or keys, where the module has one."""
-    weight: Tensor | None = getattr(getattr(module, path, None), "weight", None)
-    if weight is not None and tuple(weight.shape) != (head_dim,):
-        raise HeadwiseError(
-            f"{path} norms {weight.shape[0]} features at once, not each head's {head_dim} apart: heads that are norms "
-            f"of one another cannot be reshaped"
-        )
-    return weight
+def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
+    """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
+    parts = family.parts(module.get_submodule(family.core), module.get_submodule(family.o))
+    pairs = zip("qkv", parts[:3], strict=True)
+    views = {f"{kind}{x}": tensor for x, pair in pairs for kind, tensor in zip("wb", pair, strict=True)}
+    views |= {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
+    return {name: tensor for name, tensor in views.items() if tensor is not None}
 
 
 def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:

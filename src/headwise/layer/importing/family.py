@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,14 +28,13 @@ class Family:
     # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
     # `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself.
     core: str = ""
-    # Paths of the projections, each a Linear with or without bias. Where q, k and v name one module, its outputs are
-    # all queries, then all keys, then all values.
+    # Paths of the projections, each a Linear, or GPT-2's Conv1D, with or without bias. Where q, k and v name one
+    # module, its outputs are all queries, then all keys, then all values.
     q: str = "q_proj"
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
     cross_q: str | None = None  # of the queries in modules for cross attention, whose `k` has keys, then values
-    transposed: bool = False  # the projections are Conv1D of GPT-2: weights (in, out), y = x W + b
     # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused.
     q_norm: str | None = None
     k_norm: str | None = None
@@ -97,18 +98,12 @@ class Family:
             q, k, v = self._split(core, (n_heads, n_kv_heads, n_kv_heads))
         else:
             q, k, v = (self._projection(core, path) for path in (self.q, self.k, self.v))
-        o = (None, None) if w_o is None else self._weights(w_o, f"{self.whole}.{self.o}")
+        o = (None, None) if w_o is None else linear_weights(w_o, f"{self.whole}.{self.o}")
         gains = [self._gain(core, path, q[0].shape[0] // n_heads) for path in (self.q_norm, self.k_norm)]
         return Parts(q, k, v, o, *gains)
 
     def _projection(self, core: nn.Module, path: str) -> tuple[Tensor, Tensor | None]:
-        return self._weights(self.read(core, path), f"{type(core).__name__}.{self.within_core(path)}")
-
-    def _weights(self, linear: Any, name: str) -> tuple[Tensor, Tensor | None]:
-        """Weight (out, in) and bias of a projection."""
-        if self.transposed and type(linear).__name__ == "Conv1D":
-            return linear.weight.t(), linear.bias
-        return linear_weights(linear, name)
+        return linear_weights(self.read(core, path), f"{type(core).__name__}.{self.within_core(path)}")
 
     def _split(self, core: nn.Module, counts: tuple[int, ...]) -> list[tuple[Tensor, Tensor | None]]:
         """What one packed projection holds, for so many heads each."""
@@ -124,8 +119,8 @@ class Family:
         gain: Tensor | None = None if norm is None else norm.weight
         if gain is not None and tuple(gain.shape) != (head_dim,):
             raise HeadwiseError(
-                f"{path} norms {len(gain)} features at once, and a headwise layer each head's {head_dim} apart; it "
-                f"cannot be imported"
+                f"{path} norms {len(gain)} features at once, and a headwise layer each head's {head_dim} apart; it can "
+                f"be neither imported nor reshaped"
             )
         return gain
 
@@ -135,72 +130,19 @@ class Family:
         return {f"{self.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
 
 
-LLAMA = Family(name="llama", prefix="Llama", even_width=True)
-MISTRAL = Family(name="mistral", prefix="Mistral", window="config.sliding_window")
-QWEN2 = Family(name="qwen2", prefix="Qwen2", window="sliding_window")
-QWEN3 = replace(QWEN2, name="qwen3", prefix="Qwen3", q_norm="q_norm", k_norm="k_norm")
-GEMMA2 = replace(QWEN2, name="gemma2", prefix="Gemma2", softcap="attn_logit_softcapping")
-BERT = Family(
-    name="bert",
-    prefix="Bert",
-    core="self",
-    q="self.query",
-    k="self.key",
-    v="self.value",
-    o="output.dense",
-    rope=False,
-    n_heads="self.num_attention_heads",
-    n_kv_heads=None,
-    scale="self.scaling",
-    dropout="self.dropout.p",
-    causal=("self.is_causal", "self.is_decoder"),
-    layers="encoder.layer",
-    attention="attention",
-)
-GPT2 = Family(
-    name="gpt2",
-    prefix="GPT2",
-    q="c_attn",
-    k="c_attn",
-    v="c_attn",
-    o="c_proj",
-    cross_q="q_attn",
-    transposed=True,
-    rope=False,
-    n_heads="num_heads",
-    n_kv_heads=None,
-    dropout="attn_dropout.p",
-    cross_mask="encoder_attention_mask",
-    layers="h",
-    attention="attn",
-    width="n_embd",
-)
+def _recorded() -> dict[str, Family]:
+    """The families of families.toml, each made of the one that it is like."""
+    known: dict[str, Family] = {}
+    for name, fields in tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")).items():
+        base = known.get(fields.pop("like", ""), Family(name=name, prefix=""))
+        values: dict[str, Any] = {
+            field: tuple(x) if isinstance(x, list) else None if x == "" else x for field, x in fields.items()
+        }
+        known[name] = replace(base, name=name, **values)
+    return known
 
-_families = {
-    family.name: family
-    for family in (
-        LLAMA,
-        Family(name="gemma", prefix="Gemma"),
-        Family(name="granite", prefix="Granite"),
-        Family(name="phi3", prefix="Phi3", q="qkv_proj", k="qkv_proj", v="qkv_proj", window="config.sliding_window"),
-        MISTRAL,
-        replace(MISTRAL, name="mixtral", prefix="Mixtral"),
-        replace(MISTRAL, name="starcoder2", prefix="Starcoder2"),
-        QWEN2,
-        replace(QWEN2, name="qwen2_moe", prefix="Qwen2Moe"),
-        replace(QWEN2, name="ministral", prefix="Ministral"),
-        QWEN3,
-        replace(QWEN3, name="qwen3_moe", prefix="Qwen3Moe"),
-        replace(QWEN3, name="olmo2", prefix="Olmo2"),  # whose norm is refused by name
-        GEMMA2,
-        GPT2,
-        BERT,
-        replace(BERT, name="roberta", prefix="Roberta"),
-        replace(BERT, name="xlm-roberta", prefix="XLMRoberta"),
-        replace(BERT, name="camembert", prefix="Camembert"),
-        replace(BERT, name="electra", prefix="Electra"),
-    )
-}
+
+_families = _recorded()
 
 
 def register(family: Family) -> Family:

@@ -131,11 +131,18 @@ def check_parameters(module: nn.Module, known: set[str]) -> None:
         )
 
 
-def linear_weights(linear: object, name: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of a Linear, or an error that says what stands there instead."""
-    if not isinstance(linear, nn.Linear):
+def linear_weights(linear: Any, name: str) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of a Linear, or an error that says what stands there instead."""
+    if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
         raise HeadwiseError(
             f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
             f"from_separate"
         )
-    return linear.weight, linear.bias
+    return as_rows(linear), linear.bias
+
+
+def as_rows(module: nn.Module) -> Tensor:
+    """The weight of a projection as y = W x, (out, in); GPT-2's Conv1D holds y = x W."""
+    weight: Any = module.weight
+    matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
+    return matrix
