@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import io
 import json
 import os
@@ -10,10 +12,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich import progress as rich_progress
@@ -45,6 +48,7 @@ class _SafeConsole(Console):
         return super().render(renderable, options)
 
 
+F = TypeVar("F", bound=Callable[..., None])
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
@@ -141,6 +145,44 @@ def _root(
     """Build attention heads, look at them, price them, share them and remove them."""
     if context.invoked_subcommand is None:
         out.print(context.get_help())
+
+
+@functools.cache
+def _commands() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+
+
+def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
+    """Adds the function as a command; `commands.toml` has its example and what is said of its parameters.
+
+    A parameter that is not named there carries its option itself. `completions` lists the values of a parameter.
+    """
+
+    def add(function: F) -> F:
+        about = _commands()[function.__name__]
+        about = _commands().get(about.get("like", ""), {}) | about
+        signature = inspect.signature(function, eval_str=True)
+        parameters = [
+            parameter.replace(annotation=_with_option(parameter, about.get(name), completions.get(name)))
+            for name, parameter in signature.parameters.items()
+        ]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return app.command(epilog=f"Example: {about['example']}")(function)
+
+    return add
+
+
+def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], list[str]] | None) -> Any:
+    if about is None:
+        return parameter.annotation
+    about = dict(about) if isinstance(about, dict) else {"help": about}
+    names = [about.pop("names")] if "names" in about else []
+    if "argument" in about:
+        info: Any = typer.Argument(metavar=about.pop("argument"), autocompletion=values, **about)
+    else:
+        info = typer.Option(*names, autocompletion=values, **about)
+    return Annotated[parameter.annotation, info]
 
 
 @contextmanager

@@ -6,11 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from headwise.cli.app import Debug, Json, Progress, app, check_outputs, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, check_outputs, command, err, needs_torch, out, print_json
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
@@ -20,18 +18,16 @@ FOLDER = Path("runs") / "bugs"
 PAGE = Path("docs") / "bugs.md"
 
 
-@app.command(epilog="Example: headwise bugs join-no-transpose --html maps.html")
+@command()
 def bugs(
-    bug: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A bug; or all, which trains them all. Default: the list.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds for each model, at least 3.")] = 3,
-    steps: Annotated[int, typer.Option(help="Training steps for each model.")] = 400,
-    folder: Annotated[Path, typer.Option("--out", help="Folder that keeps finished work.")] = FOLDER,
-    html: Annotated[Path | None, typer.Option(help="Write the maps with and without the bug to this file.")] = None,
-    page: Annotated[Path | None, typer.Option(help=f"With all: write the page to this file. Default: {PAGE}.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Number of processes. Default: one for each core.")] = None,
-    lang: Annotated[str, typer.Option(help="Language of the catalogue: en or es.")] = "en",
+    bug: str | None = None,
+    seeds: int = 3,
+    steps: int = 400,
+    folder: Path = FOLDER,
+    html: Path | None = None,
+    page: Path | None = None,
+    workers: int | None = None,
+    lang: str = "en",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

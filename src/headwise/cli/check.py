@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import ast
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from headwise.cli.app import Debug, Json, app, out, print_json
+from headwise.cli.app import Debug, Json, command, out, print_json
 from headwise.errors import HeadwiseError
 
 
-@app.command(epilog="Example: headwise check attention.py:MultiHeadAttention --causal")
+@command()
 def check(
-    target: Annotated[str, typer.Argument(metavar="FILE[:NAME]", help="A Python file, and what of it to check.")],
-    causal: Annotated[
-        bool | None, typer.Option("--causal/--no-causal", help="Ought it to be causal? Default: guessed, and said.")
-    ] = None,
-    args: Annotated[
-        str, typer.Option(help="Values for parameters whose names do not tell: 'd_in=48,n_blocks=2'.")
-    ] = "",
-    mapping: Annotated[
-        str, typer.Option("--map", help="Where weights are: 'q=W_query,k=W_key,v=W_value,o=proj'.")
-    ] = "",
-    lang: Annotated[str, typer.Option(help="Language of the words: en or es.")] = "en",
-    seconds: Annotated[float, typer.Option(help="Stop the file after so many seconds.")] = 20.0,
+    target: str,
+    causal: bool | None = None,
+    args: str = "",
+    mapping: str = "",
+    lang: str = "en",
+    seconds: float = 20.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -6,11 +6,9 @@ import os
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from headwise.cli.app import Debug, Json, Lang, Progress, app, check_outputs, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.view.page.words import check_lang
@@ -22,39 +20,18 @@ FOLDER = Path("runs") / "compare"
 PAGE = Path("docs") / "claims.md"
 
 
-Experiment = Annotated[
-    str,
-    typer.Argument(
-        metavar="EXPERIMENT",
-        help="heads, sharing, output-projection, scale, two-lookups or roles; or claims, which runs them all.",
-    ),
-]
-Text = Annotated[Path | None, typer.Option(help="A UTF-8 text file. Default: the built-in data.")]
-Seeds = Annotated[int, typer.Option(help="Number of seeds for each model, at least 2.")]
-Steps = Annotated[int | None, typer.Option(help="Training steps for each model. Default: those of the experiment.")]
-Folder = Annotated[
-    Path, typer.Option("--out", help="Folder that keeps finished work, so that the command can continue.")
-]
-Workers = Annotated[
-    int | None, typer.Option(help="Number of processes. Default: one for each core. The results are the same.")
-]
-Png = Annotated[Path | None, typer.Option(help="Write a plot to this file (needs matplotlib).")]
-Html = Annotated[Path | None, typer.Option(help="Write a page with plots to this file.")]
-Page = Annotated[Path | None, typer.Option(help=f"Write the list of claims to this file. Default: {PAGE}.")]
-
-
-@app.command(epilog="Example: headwise compare heads --seeds 3 --steps 200 --html heads.html")
+@command()
 def compare(
-    experiment: Experiment,
-    text: Text = None,
-    seeds: Seeds = 5,
-    steps: Steps = None,
-    folder: Folder = FOLDER,
-    workers: Workers = None,
-    png: Png = None,
-    html: Html = None,
+    experiment: str,
+    text: Path | None = None,
+    seeds: int = 5,
+    steps: int | None = None,
+    folder: Path = FOLDER,
+    workers: int | None = None,
+    png: Path | None = None,
+    html: Path | None = None,
     lang: Lang = "en",
-    page: Page = None,
+    page: Path | None = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, app, out, print_json
+from headwise.cli.app import Debug, Json, command, out, print_json
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -21,48 +19,20 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
-Model = Annotated[
-    str | None,
-    Argument(
-        metavar="[MODEL]",
-        help="A folder with config.json, such a file, or a preset, for example llama-2-70b.",
-        autocompletion=_presets,
-    ),
-]
-Context = Annotated[int | None, Option(help="Tokens in each text. Default: the longest text of the model.")]
-Batch = Annotated[int, Option(help="Number of texts processed together.")]
-Source = Annotated[
-    int | None, Option(help="Tokens that the encoder reads, where there is one. Default: as many as --context.")
-]
-Dtype = Annotated[
-    str | None,
-    Option(help="Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16."),
-]
-CacheDtype = Annotated[str | None, Option(help="Number format of the cache. Default: as --dtype.")]
-Memory = Annotated[str | None, Option(help="Memory of the device, such as 24GiB or 80GB: what fits in it?")]
-Bandwidth = Annotated[str | None, Option(help="Memory bandwidth, such as 900GB/s: how fast can it be at most?")]
-Variants = Annotated[
-    bool, Option("--variants", help="Compare the same model as MHA, as GQA with each divisor, and as MQA.")
-]
-Choose = Annotated[bool, Option("--choose", help="Show which heads the usual guidelines would choose, and why.")]
-AsTable = Annotated[bool, Option("--table", help="Show the models that courses compare, in one table.")]
-AsList = Annotated[bool, Option("--list", help="Show all presets in the same table.")]
-
-
-@app.command(epilog="Example: headwise cost llama-3-8b --context 8192 --batch 4 --gpu-memory 24GiB --variants")
+@command(model=_presets)
 def cost(
-    model: Model = None,
-    context: Context = None,
-    batch: Batch = 1,
-    source: Source = None,
-    dtype: Dtype = None,
-    cache_dtype: CacheDtype = None,
-    gpu_memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    variants: Variants = False,
-    choose: Choose = False,
-    as_table: AsTable = False,
-    as_list: AsList = False,
+    model: str | None = None,
+    context: int | None = None,
+    batch: int = 1,
+    source: int | None = None,
+    dtype: str | None = None,
+    cache_dtype: str | None = None,
+    gpu_memory: str | None = None,
+    bandwidth: str | None = None,
+    variants: bool = False,
+    choose: bool = False,
+    as_table: bool = False,
+    as_list: bool = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

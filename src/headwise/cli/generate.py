@@ -5,27 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 
-@app.command(epilog='Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0')
+@command()
 def generate(
-    model: Annotated[Path, Argument(metavar="MODEL", help="A run folder, or a model folder in Hugging Face layout.")],
-    prompt: Annotated[str | None, Option(help="The text to continue.")] = None,
-    ids: Annotated[Path | None, Option(help="A file with token ids to continue, instead of a text.")] = None,
-    tokens: Annotated[int, Option(min=0, help="The largest number of tokens to add.")] = 100,
-    temperature: Annotated[
-        float,
-        Option(help="0: always the most likely token. 1: sample from the model's probabilities. Higher: more random."),
-    ] = 0.8,
-    top_k: Annotated[int | None, Option(help="Sample from the k most likely tokens only.")] = None,
-    seed: Annotated[int, Option(help="Seed for sampling.")] = 0,
-    cache: Annotated[bool, Option(help="Keep keys and values. Without it the text is the same, but slower.")] = True,
+    model: Path,
+    prompt: str | None = None,
+    ids: Path | None = None,
+    tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    seed: int = 0,
+    cache: bool = True,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

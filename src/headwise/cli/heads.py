@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, Lang, Progress, app, check_outputs, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.view.page.words import check_lang
@@ -20,67 +18,28 @@ if TYPE_CHECKING:
 MOST_MAPS = 16  # that are drawn in the terminal
 REPORT = "report.html"
 
-Model = Annotated[
-    Path, Argument(metavar="MODEL", help="A run of `headwise train`, or a model folder in Hugging Face layout.")
-]
-Texts = Annotated[
-    list[str] | None,
-    Option("--text", help="A file, a folder of text files, or a text. You may repeat it. Default: what the run "
-                 "held out."),
-]  # fmt: skip
-Ids = Annotated[Path | None, Option(help="A file of token ids instead of a text, one document per line.")]
-Tokens = Annotated[int | None, Option(help="Cut the text into documents of this many tokens.")]
-Unknown = Annotated[
-    str, Option(help="What to do with characters or words that the model has never seen: refuse them, or skip them.")
-]
-Documents = Annotated[int | None, Option(help="Stop after this many documents.")]
-Ablate = Annotated[
-    str,
-    Option(help="Remove one head at a time and measure the change in loss: zero, mean or none; auto is zero for "
-                 "models of up to 10 million parameters."),
-]  # fmt: skip
-Controls = Annotated[bool, Option(help="Also measure the same model with untrained weights.")]
-Sort = Annotated[str, Option(help="Order of the table: name, importance, ablation or a statistic, such as entropy.")]
-Against = Annotated[Path | None, Option(metavar="OTHER", help="Compare with another model.")]
-Html = Annotated[Path | None, Option(help="Write the report to this file. Default: report.html in the run folder.")]
-Png = Annotated[Path | None, Option(help="Write a picture of all heads to this file.")]
-Csv = Annotated[Path | None, Option(help="Write the table to this file.")]
-Parquet = Annotated[Path | None, Option(help="Write the table to this Parquet file.")]
-Headvis = Annotated[
-    Path | None,
-    Option(metavar="DIR", help="Write a folder that HeadVis, the browser of heads of Neuronpedia, reads."),
-]
-Relations = Annotated[
-    Path | None,
-    Option(help="A JSON file of texts with pairs of spans that belong together; each name in it is a role."),
-]
-Bench = Annotated[str | None, Option(help="Labelled sentences that come with headwise: grammar.")]
-Seed = Annotated[int, Option(help="Seed for the untrained control and the repeated tokens.")]
 
-
-@app.command(
-    epilog="Example: headwise heads runs/verbs, or headwise heads MODEL --text book.txt --tokens 512 --html r.html"
-)
+@command()
 def heads(
-    model: Model,
-    text: Texts = None,
-    ids: Ids = None,
-    tokens: Tokens = None,
-    documents: Documents = None,
-    unknown: Unknown = "refuse",
-    ablate: Ablate = "auto",
-    controls: Controls = True,
-    sort: Sort = "name",
-    against: Against = None,
-    html: Html = None,
+    model: Path,
+    text: list[str] | None = None,
+    ids: Path | None = None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    unknown: str = "refuse",
+    ablate: str = "auto",
+    controls: bool = True,
+    sort: str = "name",
+    against: Path | None = None,
+    html: Path | None = None,
     lang: Lang = "en",
-    png: Png = None,
-    csv: Csv = None,
-    parquet: Parquet = None,
-    headvis: Headvis = None,
-    relations: Relations = None,
-    bench: Bench = None,
-    seed: Seed = 0,
+    png: Path | None = None,
+    csv: Path | None = None,
+    parquet: Path | None = None,
+    headvis: Path | None = None,
+    relations: Path | None = None,
+    bench: str | None = None,
+    seed: int = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, app, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, command, needs_torch, out, print_json
 
 
-@app.command(epilog="Example: headwise ladder --width 96 --heads 6 --kv-heads 2 --tokens 32")
+@command()
 def ladder(
-    width: Annotated[int, typer.Option(help="Width of the model.")] = 64,
-    heads: Annotated[int, typer.Option(help="Query heads.")] = 4,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads. Default: as many as query heads.")] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens in each text.")] = 16,
-    batch: Annotated[int, typer.Option(help="Number of texts processed together.")] = 1,
-    repeats: Annotated[int, typer.Option(help="Calls of each rung. The median is shown.")] = 7,
-    seed: Annotated[int, typer.Option(help="Seed for weights and input.")] = 0,
+    width: int = 64,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    tokens: int = 16,
+    batch: int = 1,
+    repeats: int = 7,
+    seed: int = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

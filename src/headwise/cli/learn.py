@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, command, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, result_json, training_progress
 from headwise.errors import HeadwiseError
@@ -23,32 +23,16 @@ CLASS = 11  # the exercise whose class may learn the verbs
 LOOK = 0.3  # seconds between two looks at a file that is watched
 
 
-Folder = Annotated[
-    Path | None, Argument(metavar="[FOLDER]", help="Where the exercises are, or will be. Default: learn.")
-]
-Watch = Annotated[bool, Option("--watch", help="Check again at each save.")]
-Reset = Annotated[
-    int | None, Option(metavar="N", help="Make exercise N as it was at first; your version is kept in backup/.")
-]
-Solution = Annotated[int | None, Option(metavar="N", help="Print the solution of exercise N.")]
-Lang = Annotated[str | None, Option(help="Language: en or es. It is remembered.")]
-Notebook = Annotated[bool, Option("--notebook", help="Write the exercises as notebooks too.")]
-Train = Annotated[
-    bool, Option("--train", help="Let the class of exercise 11 learn the verbs, and write a report of its heads.")
-]
-Steps = Annotated[int | None, Option(min=1, help="Training steps of --train.")]
-
-
-@app.command(epilog="Example: headwise learn --lang es, then edit learn/01_softmax.py, then headwise learn")
+@command()
 def learn(
-    folder: Folder = None,
-    watch: Watch = False,
-    reset: Reset = None,
-    solution: Solution = None,
-    lang: Lang = None,
-    notebook: Notebook = False,
-    train: Train = False,
-    steps: Steps = None,
+    folder: Path | None = None,
+    watch: bool = False,
+    reset: int | None = None,
+    solution: int | None = None,
+    lang: str | None = None,
+    notebook: bool = False,
+    train: bool = False,
+    steps: int | None = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

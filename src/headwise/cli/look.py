@@ -6,18 +6,15 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument
-
-from headwise.cli.app import Debug, Json, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, command, err, needs_torch, out, print_json
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 
 
-@app.command(epilog="Example: headwise look runs/verbs")
+@command()
 def look(
-    run: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run of `headwise train`.")],
+    run: Path,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from headwise.cli.app import app, needs_torch
+from headwise.cli.app import command, needs_torch
 from headwise.cli.reshape import Options, reshape, with_options
 
 
-@app.command(epilog="Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less")
+@command()
 @with_options
 def prune(
     options: Options,
-    heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None,
-    keep: Annotated[
-        float | None, typer.Option(help="Share of the heads that stays, below 1; --by chooses which.")
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            help="With --keep, what decides: importance (from gradients, the default), ablation (the loss without "
-            "the head), or role (heads without a role go first)."
-        ),
-    ] = None,
-    uniform: Annotated[
-        bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
-    ] = False,
+    heads: str | None = None,
+    keep: float | None = None,
+    by: str | None = None,
+    uniform: bool = False,
 ) -> None:
     """Remove query heads from a model.
 

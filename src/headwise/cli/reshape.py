@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from headwise.cli.app import Debug, Json, Progress, err, out, print_json
 from headwise.errors import HeadwiseError
@@ -25,37 +23,18 @@ if TYPE_CHECKING:
 class Options:
     """What both commands take."""
 
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model in Hugging Face layout.")]
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; "
-            "default: what a run of headwise was trained on."
-        ),
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option(help="The new model folder; without it the damage is shown and nothing written.")
-    ] = None
-    tokens: Annotated[
-        int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
-    ] = None
-    heal: Annotated[
-        int | None, typer.Option(help="Steps of healing, with --out: the new model learns to answer as the old one.")
-    ] = None
-    batch: Annotated[int, typer.Option(help="Documents in a step of healing.")] = HealRecipe.batch
-    lr: Annotated[
-        float, typer.Option(help="Peak learning rate of healing (Muon, on the matrices of the attention).")
-    ] = HealRecipe.lr
-    hidden: Annotated[
-        float, typer.Option(help="Weight of the hidden states' error in healing, beside the divergence.")
-    ] = HealRecipe.hidden
-    refit: Annotated[
-        int,
-        typer.Option(help="Tokens on which W_O is fitted first, without training steps; --heal 0 does that alone."),
-    ] = HealRecipe.refit
-    seed: Annotated[int, typer.Option(help="Seed of the order in which healing reads the documents.")] = HealRecipe.seed
-    force: Annotated[bool, typer.Option("--force", help="Replace --out, if share or prune wrote it.")] = False
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
+    model: Path
+    text: Path | None = None
+    out: Path | None = None
+    tokens: int | None = None
+    heal: int | None = None
+    batch: int = HealRecipe.batch
+    lr: float = HealRecipe.lr
+    hidden: float = HealRecipe.hidden
+    refit: int = HealRecipe.refit
+    seed: int = HealRecipe.seed
+    force: bool = False
+    resume: bool = False
     as_json: Json = False
     debug: Debug = False
 

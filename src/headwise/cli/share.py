@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from headwise.cli.app import app, needs_torch
+from headwise.cli.app import command, needs_torch
 from headwise.cli.reshape import Options, reshape, with_options
 
 
-@app.command(
-    epilog="Example: headwise share runs/book --kv-heads 2 --text book.txt --groups best --heal 200 --out runs/book-2kv"
-)
+@command()
 @with_options
 def share(
     options: Options,
-    kv_heads: Annotated[
-        int, typer.Option(help="Key/value heads of each layer: a divisor of today's number, and smaller.")
-    ],
-    method: Annotated[
-        str, typer.Option(help="first, mean, medoid, aligned, aligned+norm or principal.")
-    ] = "aligned+norm",
-    groups: Annotated[
-        str, typer.Option(help="adjacent: neighbours share; best: heads that an estimate finds cheap to share.")
-    ] = "adjacent",
-    group: Annotated[str | None, typer.Option(hidden=True, help="The earlier name of --groups.")] = None,
+    kv_heads: int,
+    method: str = "aligned+norm",
+    groups: str = "adjacent",
+    group: str | None = None,
 ) -> None:
     """Let query heads share key/value heads: a smaller cache.
 

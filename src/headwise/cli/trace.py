@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
-Text = Annotated[
-    str | None, Option(help="The text to read. Default: a text that the run held out; without a run, emma.")
-]
-At = Annotated[
-    int | None,
-    Option(help="The position of the query, counted from 0. Default: the last; of an example, the last but one."),
-]
 
-
-@app.command(epilog="Example: headwise trace --text emma --layer 0 --head 2 --at 3 --html emma.html")
+@command()
 def trace(
-    run: Annotated[
-        Path | None, Argument(metavar="[RUN]", help="A run folder. Without it, a small model is trained on names.")
-    ] = None,
-    text: Text = None,
-    layer: Annotated[int, Option(help="The layer, counted from 0.")] = 0,
-    head: Annotated[int, Option(help="The head, counted from 0.")] = 0,
-    at: At = None,
-    lang: Annotated[str, Option(help="Language of the explanations: en or es.")] = "en",
-    html: Annotated[Path | None, Option(help="Also write a page that walks through the steps.")] = None,
+    run: Path | None = None,
+    text: str | None = None,
+    layer: int = 0,
+    head: int = 0,
+    at: int | None = None,
+    lang: str = "en",
+    html: Path | None = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, Progress, app, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, command, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
 from headwise.cli.live import filmed, live_page, show_report, told
 from headwise.cli.replay import replay_microgpt
@@ -24,80 +22,33 @@ if TYPE_CHECKING:
     from headwise.view.live import Live
 
 
-Text = Annotated[
-    Path | None,
-    Argument(
-        metavar="[TEXT]",
-        help="A UTF-8 text file, - for standard input, or tale, a little book; default: the verb corpus.",
-    ),
-]
-
-
 def _presets() -> list[str]:
     from headwise.gpt.presets import PRESETS
 
     return list(PRESETS)
 
 
-Preset = Annotated[
-    str | None,
-    Option(help="verbs (the default), microgpt, nanogpt, fast, llama or course.", autocompletion=_presets),
-]
-Heads = Annotated[int | None, Option(help="Query heads per layer.")]
-KvHeads = Annotated[int | None, Option(help="Key/value heads per layer; a divisor of --heads.")]
-HeadDim = Annotated[int | None, Option(help="Width of a head. Default: --width divided by --heads.")]
-Layers = Annotated[int | None, Option(help="Number of layers.")]
-Width = Annotated[int | None, Option(help="Width of the model.")]
-Context = Annotated[int | None, Option(help="Longest text the model sees, in tokens.")]
-Steps = Annotated[int | None, Option(help="Training steps (updates of the weights).")]
-Seed = Annotated[int | None, Option(help="Seed for the weights, the batches and the choice of held-out text.")]
-Tokenizer = Annotated[Path | None, Option(help="A tokenizer.json. Default: a token is a character.")]
-Lines = Annotated[
-    bool | None, Option("--lines/--stream", help="Is each line a document of its own, or is the text one stream?")
-]
-Rung = Annotated[
-    str | None,
-    Option(help="Replay microgpt exactly, on the rung plain, array or tensor; TEXT lists names (default: ours)."),
-]
-Samples = Annotated[int | None, Option(min=0, help="How many texts to sample from the trained model.")]
-OutFolder = Annotated[
-    Path | None,
-    Option(
-        "--out",
-        help="The run folder, in Hugging Face layout where the preset has such a form. Default: a new one in runs/.",
-    ),
-]
-Watched = Annotated[
-    bool, Option("--live", help="Show the training in a browser, at an address of this machine that is printed.")
-]
-Port = Annotated[int | None, Option(min=0, max=65535, help="The port of that address. Default: any free one.")]
-Resume = Annotated[bool, Option("--resume", help="Continue the run in --out.")]
-AsList = Annotated[bool, Option("--list", help="List the presets and train nothing.")]
-
-
-@app.command(
-    epilog="Example: headwise train book.txt --preset llama --heads 8 --kv-heads 2 --steps 500 --out runs/book"
-)
+@command(preset=_presets)
 def train(
-    text: Text = None,
-    preset: Preset = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    head_dim: HeadDim = None,
-    layers: Layers = None,
-    width: Width = None,
-    context: Context = None,
-    steps: Steps = None,
-    seed: Seed = None,
-    tokenizer: Tokenizer = None,
-    lines: Lines = None,
-    rung: Rung = None,
-    samples: Samples = None,
-    out_folder: OutFolder = None,
-    resume: Resume = False,
-    live: Watched = False,
-    port: Port = None,
-    as_list: AsList = False,
+    text: Path | None = None,
+    preset: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    context: int | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    tokenizer: Path | None = None,
+    lines: bool | None = None,
+    rung: str | None = None,
+    samples: int | None = None,
+    out_folder: Path | None = None,
+    resume: bool = False,
+    live: bool = False,
+    port: int | None = None,
+    as_list: bool = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from headwise.cli.app import Debug, Json, Progress, app, check_outputs, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.view.page.words import check_lang
 
 
-@app.command(epilog='Example: headwise why runs/verbs --prompt "he will work = él" --corrupt "he would work = él"')
+@command()
 def why(
-    model: Annotated[Path, Argument(metavar="MODEL", help="A run, or a model folder in Hugging Face layout.")],
-    prompt: Annotated[str, Option(help="The text whose next token is explained.")],
-    answer: Annotated[str | None, Option(help="The token to explain. Default: what the model predicts.")] = None,
-    corrupt: Annotated[
-        str | None,
-        Option(help="The same text with one thing changed, in as many tokens: heads are ranked by what they carry of "
-                    "the difference, and the paths between them are followed."),
-    ] = None,
-    html: Annotated[Path | None, Option(help="Also write the story as one HTML page.")] = None,
-    lang: Annotated[str, Option(help="Language: en or es.")] = "en",
+    model: Path,
+    prompt: str,
+    answer: str | None = None,
+    corrupt: str | None = None,
+    html: Path | None = None,
+    lang: str = "en",
     as_json: Json = False,
     debug: Debug = False,
-) -> None:  # fmt: skip
+) -> None:
     """Say which heads wrote a prediction, where they looked, and what happens without them."""
     check_outputs(html=html)
     check_lang(lang)
