@@ -250,6 +250,10 @@ def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> No
     page.locator("#ranking .token").first.click()
     assert page.evaluate("[...view.silenced]") == names[:1]
     assert page.evaluate("document.activeElement.textContent") == names[0]
+    page.locator(".word").nth(2).click()  # and so does another word; the way back finds it again
+    assert page.is_hidden("#ranking") and page.locator(".effect:not(:empty)").count() == 0
+    page.locator(".word").nth(AT).click()
+    assert page.is_visible("#ranking") and page.locator(".effect:not(:empty)").count() > 0
     page.locator("#next .token").nth(1).click()  # another token is followed: the ranking no longer holds
     assert page.is_hidden("#ranking")
 

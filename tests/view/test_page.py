@@ -9,6 +9,8 @@ import pytest
 from browsing import Opener, faults
 
 import headwise as hw
+from headwise.gpt import verbs
+from headwise.heads.profiles import ROLES
 from headwise.view.page.assemble import json_block, page, word
 from headwise.view.page.words import LANGUAGES, phrase_html, say, table
 
@@ -36,10 +38,21 @@ def test_every_phrase_is_used_and_every_used_phrase_is_there() -> None:
     text, sections = sources(), {key.split(".")[0] for key in table()}
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
+    prefixes += tuple(f"{section}." for section in re.findall(r"translated\('(\w+)'", text))
     known = {key for key in named if not key.endswith((".js", ".css", ".html", ".toml"))}
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
     assert unused == []
+
+
+def test_what_python_writes_in_english_is_what_the_table_translates() -> None:
+    phrases = {
+        section: {p["en"] for key, p in table().items() if key.startswith(section)} for section in ("job.", "told.")
+    }
+    assert set(verbs.RELATIONS.values()) | {role.meaning for role in ROLES} == phrases["job."]
+    assert {verbs.HALF_LINES, verbs.WHOLE_LINES} <= phrases["told."]
+    python = "".join(path.read_text(encoding="utf-8") for path in VIEW.parent.rglob("*.py"))
+    assert [text for text in phrases["told."] if f'"{text[:40]}' not in python] == []
 
 
 def test_a_phrase_with_values_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:

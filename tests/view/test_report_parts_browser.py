@@ -143,8 +143,8 @@ def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tm
     card = page.locator(".role", has_text="previous token").first
     assert card.locator(".count").inner_text() in ("1 head", "2 heads")
     assert card.locator(".rule").inner_text() == (
-        "previous of at least 0.4; even attention: 0.020 to 0.022; best untrained head: 0.090. Voita et al. 2019, "
-        "1905.09418."
+        "previous of at least 0.4; even attention: 0.020 to 0.022; best untrained head: 0.090. Source: Voita et al. "
+        "2019, 1905.09418."
     )
     assert card.locator(".strip").count() == 1 and page.locator(".role.unearned").count() > 0
     letters = page.locator("#cards .badge").all_inner_texts()

@@ -34,7 +34,7 @@ PARTS = (
     *("map", "head", "filter", "table", "roles", "run", "top", "address", "start"),
 )  # in this order one script
 SCRIPTS = ("page/tokens.js", "page/model.js", *(f"report_{name}.js" for name in PARTS))
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "fact")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "told", "fact")
 
 
 def write_report(

@@ -95,6 +95,17 @@ function nameHeads() {
   });
 }
 
+// What the letters below the pictures stand for.
+function makeLetters() {
+  const earned = data.roles.map((_, role) => role).filter((role) => heads.some((head) => head.roles.includes(role)));
+  byId('letters').hidden = !earned.length;
+  byId('letters').replaceChildren(...earned.map((role) => {
+    const entry = element('span');
+    entry.append(badge(role), roleName(data.roles[role].name));
+    return entry;
+  }));
+}
+
 // Labels of rows and columns, where they can be read.
 function makeLabels() {
   const labelled = shown.exact && shown.tokens.length <= LABELLED && heads.length <= 48;

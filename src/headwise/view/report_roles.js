@@ -22,9 +22,9 @@ function makeCard(role, earners) {
   button.append(badge(role), element('span', 'role-name', roleName(name)),
     element('span', 'count', earners ? say('report.n_heads', { count: earners }) : say('report.no_head')));
   button.addEventListener('click', () => toggleRole(button));
-  const words = sayOr(`job.${keyOf(name)}`, meaning);
+  const words = translated('job', meaning).replace(/`([^`]+)`/g, (_, token) => quoted(token));
   card.append(button, element('p', 'meaning', `${words[0].toUpperCase()}${words.slice(1)}.`), strip(role),
-    element('p', 'rule', `${rule(role)} ${source}.`));
+    element('p', 'rule', `${rule(role)} ${say('report.rule_source', { source: translated('told', source) })}`));
   return card;
 }
 

@@ -10,7 +10,7 @@ function makeRun() {
   byId('run').hidden = !data.run;
   if (!data.run) return;
   const facts = Object.entries(data.run.facts).flatMap(([name, value]) => [
-    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', value)]);
+    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', translated('told', value))]);
   byId('facts').replaceChildren(...facts);
   byId('losses').replaceChildren(...comparison(data.run));
   byId('curve').replaceChildren(...curveFigure(data.run));

@@ -1,6 +1,7 @@
 // --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
 
 const MARKED = 0.2; // of the largest weight of a row: tokens from here on are underlined
+const MARK = /^<.+>$/; // a token that stands for no text
 const NAMED = 3; // tokens that are named in words
 const ARC = 0.04; // the least weight that has an arc
 let words = [];
@@ -12,7 +13,7 @@ function makeSentence() {
     word.type = 'button';
     word.tabIndex = at === Math.max(0, view.at) ? 0 : -1;
     word.append(element('bdi', '', token));
-    word.classList.toggle('mark', /^<.+>$/.test(token));
+    word.classList.toggle('mark', MARK.test(token));
     word.classList.toggle('unknown', Boolean(shown.unknown?.[at]));
     word.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse' && !view.pinned) point(at); });
     word.addEventListener('click', () => pin(at));
@@ -23,6 +24,13 @@ function makeSentence() {
   box.dataset.length = words.length > 60 || letters > 260 ? 'long' : words.length > 16 || letters > 70 ? 'middle' : 'short';
   box.classList.toggle('letters', words.length > 3 && letters < 1.6 * words.length);
   box.replaceChildren(...words);
+  sayBoundary();
+}
+
+// A sign such as <|end|> in front is no word of the text: it says what it is.
+function sayBoundary() {
+  const first = shown.tokens[0] ?? '', sign = hasModel() && MARK.test(first);
+  byId('boundary').textContent = sign ? say('report.boundary', { sign: first }) : '';
 }
 
 // Tab stops once among these elements, at the one that was last used.

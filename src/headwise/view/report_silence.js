@@ -1,6 +1,7 @@
 // --- Heads that are silenced, and what each of them means for this very prediction ---
 
 const ranking = new Map(); // name of a head -> the probability of the followed token without it, and the likeliest then
+let ranked = {}; // the place and the token that the ranking is of
 
 function toggleSilence(number) {
   const name = heads[number].name;
@@ -36,19 +37,21 @@ async function silenceEach() {
   }
   ranking.clear();
   for (const entry of found) ranking.set(...entry);
+  ranked = { place, chosen };
   showRanking();
 }
 
-// The heads by what their silence takes from the token that is followed, the most first.
+// The heads by what their silence takes from the token that is followed, the most first; at another place nothing.
 function showRanking() {
-  const list = byId('ranking'), { before, chosen } = prediction(), whole = before[chosen];
-  list.hidden = !ranking.size;
-  if (!ranking.size) setText('ranking-note', 'report.ranking_offer', {});
+  const list = byId('ranking'), { place, before, chosen } = prediction(), whole = before[chosen];
+  const fits = ranking.size > 0 && ranked.place === place && ranked.chosen === chosen;
+  list.hidden = !fits;
+  if (!fits) setText('ranking-note', 'report.ranking_offer', {});
   else setText('ranking-note', 'report.ranking', { token: quoted(visible(vocabulary()[chosen])), part: percent(whole) });
-  const names = [...ranking.keys()].sort((a, b) => ranking.get(a).part - ranking.get(b).part);
+  const names = [...(fits ? ranking.keys() : [])].sort((a, b) => ranking.get(a).part - ranking.get(b).part);
   list.replaceChildren(...names.map((name) => rankingRow(name, whole)));
   for (const box of boxes) {
-    const found = ranking.get(heads[box.dataset.number].name), change = found ? found.part - whole : 0;
+    const found = fits && ranking.get(heads[box.dataset.number].name), change = found ? found.part - whole : 0;
     const effect = box.querySelector('.effect');
     effect.textContent = Math.abs(change) >= 0.005 ? `${change > 0 ? '+' : '−'}${percent(Math.abs(change))}` : '';
     effect.classList.toggle('strong', change < -0.2);

@@ -77,7 +77,7 @@ function listen() {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); redraw(); });
 }
 
-// The suggested question: looks where the answer is given, and brings the pictures into sight.
+// The suggested question: looks where the answer is given, and tries every head there.
 function askQuestion() {
   if (own.text !== opening) setOwn(opening);
   view.at = restingPlace();
@@ -93,6 +93,8 @@ function showWords() {
   nameHeads();
   makeTable();
   makeRoles();
+  makeLetters();
+  sayBoundary();
   makeRun();
   filterChanged();
   redraw();

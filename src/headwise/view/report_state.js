@@ -37,6 +37,12 @@ function largestOf(numbers) { return numbers.reduce((most, value) => Math.max(mo
 // A phrase of the table where it has one, else the text that came with the data, which is English.
 function sayOr(key, text) { return key in PHRASES[language()] ? say(key) : text; }
 
+// Words that Python wrote in English: those of the phrases of this section follow the language, others stay as they are.
+function translated(section, text) {
+  const key = Object.keys(PHRASES.en).find((key) => key.startsWith(`${section}.`) && PHRASES.en[key] === text);
+  return key ? say(key) : text;
+}
+
 // The name of a statistic or a role as the table of phrases has it.
 function keyOf(name) { return name.replaceAll(' ', '_'); }
 

@@ -6,13 +6,13 @@ function showTop() {
   byId('lede').textContent = parts.join(' · ');
   const facts = [say('report.measured_on', { tokens: count(n_tokens), documents: n_documents })];
   if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
-  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.join(', ') }));
+  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map((text) => translated('told', text)).join(', ') }));
   if (finite(data.loss)) facts.push(say('report.mean_loss', { loss: loss(data.loss) }));
   if (data.against !== null && finite(data.other_loss)) facts.push(say('report.mean_loss_of', { model: data.against, loss: loss(data.other_loss) }));
   if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
   byId('measured').textContent = facts.join(' ');
   byId('notes').hidden = !data.notes.length;
-  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', note)));
+  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', translated('told', note))));
   byId('only').hidden = !data.only.length;
   byId('only').replaceChildren(...data.only.map(([model, names]) => element('p', '', say('report.only_in', { model, names }))));
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
