@@ -1,0 +1,279 @@
+"""Circuits in the weights: what heads read, what they write, and who reads whom. No text is needed.
+
+A head has two matrices: W_QK = W_Q^T W_K says which tokens it looks at, W_OV = W_O W_V what it writes of them (Elhage
+et al. 2021, "A mathematical framework for transformer circuits"). A composition score is |A W_OV| / (|A| |W_OV|) with
+the Frobenius norm, W_OV of the sender, and A = W_QK^T, W_QK or W_OV of a later head, for what it reads through its
+queries, keys or values.
+
+The baseline is a sender of the same spectrum that writes into random directions. Elhage et al. draw such matrices; here
+their mean and variance are exact: with a, s the squared singular values, each divided by their sum, the square of the
+score is sum a_i s_j O_ij^2, O being orthogonal and random, and the moments of O_ij^2 are known (Collins & Sniady 2006,
+arXiv math-ph/0402073). Its tail is taken as that of the gamma distribution with these two moments, which is ours.
+
+Norms, biases and RoPE between the matrices are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.markup import plural
+from headwise.models.ask import embeddings, evaluating, hooked, run_body
+from headwise.models.sites import Site, sites_of
+from headwise.models.stacks import layers_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.float64]
+
+CLEAR = 0.001  # paths as strong as a clear one that chance would bring forth in the whole model
+COPIED, SUPPRESSED = 5, 10  # places at the top and at the bottom, of a large vocabulary
+PROBED = 128  # tokens, evenly spaced in the vocabulary
+
+
+class Scored(NamedTuple):
+    """A share of tokens, and the same share where chance alone is at work."""
+
+    share: float
+    control: float
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """One head by its weights. The scores are None where a model has no token matrices of one width."""
+
+    qk: Numbers  # singular values of W_QK, (D,), the largest first
+    ov: Numbers  # of W_OV, (E,)
+    copies: (
+        Scored | None
+    )  # tokens whose own logit it puts among the highest: name movers (Wang et al. 2022, 2211.00593)
+    suppresses: Scored | None  # tokens whose own logit it puts among the lowest (McDougall et al. 2023, 2310.04625)
+    succeeds: Scored | None  # tokens of an order whose next it likes best of them all (Gould et al. 2023, 2312.09230)
+
+    @property
+    def qk_rank(self) -> float:
+        return effective_rank(self.qk)
+
+    @property
+    def ov_rank(self) -> float:
+        return effective_rank(self.ov)
+
+
+class Path(NamedTuple):
+    """What one head reads of what an earlier one writes."""
+
+    sender: str
+    receiver: str
+    at: str  # q, k or v
+    score: float
+    baseline: float
+    chance: float  # paths of at least this strength that chance would bring forth in the whole model
+
+
+@dataclass(frozen=True, repr=False)
+class Circuits:
+    """The heads of a model by their weights, and how they compose."""
+
+    heads: dict[str, HeadWeights]
+    scores: dict[str, Numbers]  # "q", "k", "v" -> (receiver, sender), in the order of `heads`; nan where none is later
+    chances: dict[str, Numbers]
+    baseline: float  # root of the mean square of the score of random directions, 1/sqrt(C)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths that stand out, the strongest first. In a trained model these may be many."""
+        names = list(self.heads)
+        clear = [
+            Path(names[s], names[r], at, float(self.scores[at][r, s]), self.baseline, float(chances[r, s]))
+            for at, chances in self.chances.items()
+            for r, s in zip(*(chances < CLEAR).nonzero(), strict=True)
+        ]
+        return sorted(clear, key=lambda path: -path.score)
+
+    def __repr__(self) -> str:
+        paths = [f"  {p.sender} -> {p.receiver} through {p.at}: {p.score:.2f}" for p in self.paths[:12]]
+        head = f"Circuits({len(self.heads)} heads; random directions compose to {self.baseline:.2f}; "
+        return "\n".join([f"{head}{plural(len(self.paths), 'path')} above chance)", *paths])
+
+
+@torch.no_grad()
+def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequence[Sequence[int]] = ()) -> Circuits:
+    """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
+
+    tokens  on which copying and suppression are tried; default 128, evenly spaced in the vocabulary
+    orders  tokens in an order, such as those of the days of the week, for `succeeds`
+
+    A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023 take
+    the first feed-forward). "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'), but never
+    more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order, blind choice.
+    Raises HeadwiseError for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
+    """
+    layers = [_Factors.of(site) for site in sites_of(model) if not site.cross]
+    if not layers:
+        raise HeadwiseError(f"{type(model).__name__} has no self attention, and so no paths from head to head")
+    probe = _Probe.of(model, tokens)
+    heads = {}
+    for number, layer in enumerate(layers):
+        for h, name in enumerate(layer.site.heads):
+            copies, suppresses = (None, None) if probe is None else probe.shares(layer.v[h], layer.o[h], number == 0)
+            next_one = None if probe is None or not orders else probe.successor(layer.v[h], layer.o[h], orders)
+            heads[name] = HeadWeights(
+                layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy(), copies, suppresses, next_one
+            )
+    scores, chances = _composition(layers)
+    return Circuits(heads, scores, chances, 1 / math.sqrt(layers[0].o.shape[1]))
+
+
+def effective_rank(values: Numbers) -> float:
+    """The exponential of the entropy of singular values divided by their sum (Roy & Vetterli 2007)."""
+    shares = values[values > 0] / max(values.sum(), 1e-300)
+    return math.exp(-math.fsum(share * math.log(share) for share in shares)) if len(shares) else 0.0
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """One layer in float64: matrices of its heads, the R of their QR factorisations, and the spectra of both products.
+
+    |W_K^T x| = |R_K x|: so no product of C x C numbers is ever made.
+    """
+
+    site: Site
+    q: Tensor  # (H,D,C)
+    k: Tensor  # (H,D,C), shared ones repeated
+    v: Tensor  # (H,E,C)
+    o: Tensor  # (H,C,E)
+    r: dict[str, Tensor]  # "q", "k": (H,D,D); "v", "o": (H,E,E)
+    qk: Tensor  # (H,D)
+    ov: Tensor  # (H,E)
+
+    @classmethod
+    def of(cls, site: Site) -> _Factors:
+        H, w_o = site.n_heads, site.w_o
+        matrices = (site.w_q, site.w_k, site.w_v, w_o)
+        if w_o is None or any(matrix is None for matrix in matrices) or w_o.shape[1] % H:
+            raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
+        E, (w_q, w_k, w_v) = w_o.shape[1] // H, (x.double() for x in matrices[:3] if x is not None)
+        G, left = divmod(w_v.shape[0], E)
+        if left or not G or H % G or w_k.shape[0] % G or w_q.shape[0] != w_k.shape[0] // G * H:
+            raise HeadwiseError(
+                f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no "
+                f"whole number of heads of one width for {H} heads of {E} values"
+            )
+        index = getattr(getattr(site.module, "spec", None), "kv_index", None) or [h // (H // G) for h in range(H)]
+        q, k, v = (x.reshape(n, -1, x.shape[1]) for x, n in ((w_q, H), (w_k, G), (w_v, G)))
+        k, v, o = k[list(index)], v[list(index)], w_o.double().reshape(-1, H, E).transpose(0, 1)
+        columns = {"q": q.mT, "k": k.mT, "v": v.mT, "o": o}
+        r = {x: torch.linalg.qr(matrix, mode="r").R for x, matrix in columns.items()}
+        qk, ov = (torch.linalg.svdvals(r[x] @ r[y].mT) for x, y in (("q", "k"), ("o", "v")))
+        return cls(site, q, k, v, o, r, qk, ov)
+
+
+def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
+    """Scores, and how many as strong chance would bring forth among all of them."""
+    starts = [0]
+    for layer in layers:
+        starts.append(starts[-1] + layer.site.n_heads)
+    N, C = starts[-1], layers[0].o.shape[1]
+    scores, chances = ({at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"} for _ in range(2))
+    for b, reads in enumerate(layers):
+        for a, writes in enumerate(layers[:b]):
+            place = slice(starts[b], starts[b + 1]), slice(starts[a], starts[a + 1])
+            for at, matrix, other, spectrum in (
+                ("q", reads.q, "k", reads.qk),
+                ("k", reads.k, "q", reads.qk),
+                ("v", reads.v, "o", reads.ov),
+            ):
+                passed = torch.einsum("rdc,sce->rsde", matrix, writes.o)
+                passed = reads.r[other][:, None] @ passed @ writes.r["v"].mT
+                sizes = (spectrum.norm(dim=-1)[:, None] * writes.ov.norm(dim=-1)).clamp(min=1e-300)
+                square = (passed.flatten(2).norm(dim=-1) / sizes).square()
+                scores[at][place] = square.sqrt().cpu()
+                chances[at][place] = _tail(square, spectrum, writes.ov, C).cpu()
+    tried = 3 * int((~scores["q"].isnan()).sum())
+    return {at: x.numpy() for at, x in scores.items()}, {at: tried * x.numpy() for at, x in chances.items()}
+
+
+def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor]:
+    """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E)."""
+    p, q = (
+        ((x.square() / x.square().sum(-1, keepdim=True).clamp(min=1e-300)).square()).sum(-1) for x in (reads, writes)
+    )
+    p, q = p[:, None], q[None]
+    elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
+    second = (3 * p * q + p * (1 - q) + (1 - p) * q + elsewhere) / (C * (C + 2))
+    return 1 / C, second - 1 / C**2
+
+
+def _tail(square: Tensor, reads: Tensor, writes: Tensor, C: int) -> Tensor:
+    mean, variance = random_moments(reads, writes, C)
+    variance = variance.clamp(min=1e-12 * mean**2)
+    tail: Tensor = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
+    return tail
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """Tokens as the first layer reads them and as later ones do, and the matrix that makes logits."""
+
+    model: nn.Module
+    tokens: Tensor  # (n,)
+    states: tuple[Tensor, Tensor]  # (n,C) each, float64: before and after the first layer
+    unembed: Tensor  # (V,C)
+
+    @classmethod
+    def of(cls, model: nn.Module, tokens: Sequence[int] | None) -> _Probe | None:
+        pair = embeddings(model)
+        if pair is None or pair[0].shape[1] != pair[1].shape[1]:
+            return None
+        V = len(pair[1])
+        chosen = torch.arange(0, V, max(1, -(-V // PROBED))) if tokens is None else torch.tensor(list(tokens))
+        if len(chosen) < 2 or not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
+            raise HeadwiseError(f"tokens={chosen.tolist()} must be two or more ids below {V}")
+        chosen = chosen.to(pair[1].device)
+        return cls(model, chosen, _alone(model, chosen), pair[1].double())
+
+    def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
+        """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
+        logits = self.states[not first] @ v.mT @ o.mT @ self.unembed.mT  # (n,V)
+        most = max(1, len(self.unembed) // 20)
+        shares = []
+        for sign, places in ((1, COPIED), (-1, SUPPRESSED)):
+            ranks = [
+                ((sign * logits >= sign * logits.gather(1, token[:, None])).sum(1) - 1) < min(places, most)
+                for token in (self.tokens, self.tokens.roll(1))
+            ]
+            shares.append(Scored(*(float(rank.double().mean()) for rank in ranks)))
+        return shares[0], shares[1]
+
+    def successor(self, v: Tensor, o: Tensor, orders: Sequence[Sequence[int]]) -> Scored:
+        """How often the next token of an order has the highest logit of all tokens of that order."""
+        hits, blind = [], []
+        for order in orders:
+            row = torch.tensor(list(order), device=self.unembed.device)
+            logits = _alone(self.model, row)[1] @ v.mT @ o.mT @ self.unembed[row].mT
+            hits += (logits[:-1].argmax(1) == torch.arange(1, len(row), device=row.device)).tolist()
+            blind += [1 / len(row)] * (len(row) - 1)
+        return Scored(sum(hits) / max(1, len(hits)), sum(blind) / max(1, len(blind)))
+
+
+def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What the first layer reads and gives of each token (n,) when it is the whole text, (n,C) each."""
+    kept: list[Tensor] = []
+
+    def keep(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
+        read = args[0] if args else keywords["hidden_states"]
+        kept.extend(x[:, 0].double() for x in (read, gave[0] if isinstance(gave, tuple) else gave))
+
+    block = layers_of(model)[0].block
+    with evaluating(model), hooked([block.register_forward_hook(keep, with_kwargs=True)]):
+        run_body(model, tokens[:, None])
+    return kept[0], kept[1]
