@@ -29,6 +29,10 @@ def mask_convention(scope: Source, whole: Source) -> str | None:
         return told
     if scope.says(r"mask\s*==\s*0|~\w*mask|logical_not\(\w*mask|not \w*mask\["):
         return "allowed"
+    if scope.says(rf"\(1(\.0)? - \w*mask[^)]*\) \* \(?-|-[\w.]+\)? \* \(1(\.0)? - \w*mask"):
+        return "allowed"
+    if scope.says(r"\bmask \* \(?-[\w.]+|-[\w.]+\)? \* mask\b"):
+        return "forbidden"
     rest = whole.code
     if "tril" in rest and "triu" not in rest and not scope.says("tril"):
         return "allowed"

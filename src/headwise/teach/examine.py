@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
@@ -28,7 +29,7 @@ from headwise.teach.verdict import Finding, Verdict
 from headwise.teach.weights import count_of, renew, same_modules, scale_is_folded
 
 LENGTHS = (7, 4, 6, 3, 5)  # real tokens of the five documents
-CAUSAL = r"causal|tril\b|triu\b|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
+CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 BEYOND = r"alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|sliding|bucket|layernorm|layer_norm\("
 
@@ -183,14 +184,20 @@ class Examiner:
     def _weights_as_arguments(self) -> Any:
         """Matrices and biases for a function that takes them; None where it takes none."""
         names = list(inspect.signature(self.target.thing).parameters)
-        roles = {n: role_of(n) for n in names if re.match(r"w|b", n, re.I)}
+        # One of these is a dictionary, with the keys that the code uses.
+        table = next(
+            (n for n in names if re.fullmatch(r"(all_?)?(params?|weights|p|w|theta|pesos|parametros)", n)), None
+        )
+        keys = [n.value for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)] if table else []
+        wanted = [s for s in keys if isinstance(s, str)] if table else [n for n in names if re.match(r"w|b", n, re.I)]
+        roles = {n: role_of(n) for n in wanted}
         if not {"q", "k", "v"} <= set(roles.values()):
             return None
         kind = kind_of_arrays(None, self.scope.code)
         shapes = {n: (size.WIDTH,) * (1 if n.lower().startswith("b") else 2) for n, role in roles.items() if role}
         arrays = {n: to_kind(self.rng.normal(size=shape), kind) for n, shape in shapes.items()}
         heads = any(re.search(r"head|^h$|cabeza", n, re.I) for n in names)
-        return types.SimpleNamespace(**arrays, n_heads=size.HEADS if heads else 1)
+        return types.SimpleNamespace(**({table: arrays} if table else arrays), n_heads=size.HEADS if heads else 1)
 
     def _ranks(self) -> list[int]:
         """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
@@ -202,7 +209,8 @@ class Examiner:
         for match in (unpacked, written):
             if match and 2 <= len(names := match[1].split(",")) <= 4:
                 return [2, 1] if len(names) == 2 else [len(names)]
-        return [4, 3, 2, 1]
+        batches = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")  # the last two axes, of any number
+        return [4, 3] if batches else [4, 3, 2, 1]
 
     # Both.
 
@@ -236,7 +244,7 @@ class Examiner:
         if (
             re.search(CAUSAL_NAME, self.target.name, re.I)
             or self.scope.says(CAUSAL)
-            or self.scope.tells(r"causal|future")
+            or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
         ):
             return True
         return None
@@ -317,7 +325,7 @@ class Examiner:
             shapes |= {"(B,1,T,S)": allowed, "(B,T,S)": allowed[:, 0]}
             shapes |= {"(B,1,1,S)": real[:, None, None], "(B,S)": real}
             if subject.rank < inputs[0].ndim:  # one document at a time
-                shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T))}
+                shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T)), "(1,S)": real[:, None, None]}
         else:
             shapes |= {
                 "(T,S)": allowed[0, 0],
@@ -376,6 +384,8 @@ class Examiner:
         if "mask-missing" in bugs and self.scope.says(r"mask\w*(\[[^\]]*, none\]|\.unsqueeze\((-1|2)\))"):
             # A number added to a whole row changes nothing: the mask lies on queries.
             bugs[bugs.index("mask-missing")] = "padding-on-queries"
+        if "mask-missing" in bugs and self.scope.says(r"mask.*\de-\d|\de-\d.*mask"):
+            bugs[bugs.index("mask-missing")] = "mask-weak-fill"  # so weak that it is lost in rounding
         meeting = {"batch-mixed", "softmax-axis", "mask-head-order"}
         for bug in self.bugs:
             if bug == "dropout-on-scores" and "norm-missing" in bugs:

@@ -44,6 +44,7 @@ CORRECT: dict[str, Any] = {
     "no_bias": "",  # those of q, k, v, o that leave their bias out
     "turned": "",  # those of q, k, v, o that use their matrix transposed
     "group": "repeat",  # how key heads are spread over query heads: repeat, tile, or (axes, axis, how)
+    "grouped": "kv",  # those of k, v that are spread so; the other one is right
     "batch": "apart",  # or how documents meet: see `_mixed`
     "rope": None,  # (layout of the turn, layout of the table, base)
     "rope_k": None,  # where keys are turned in another way
@@ -102,7 +103,8 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
         k = rotate(k, turn_k, table_k, base_k, 0, xp)
         v = rotate(v, turn, table, base, 0, xp) if s["rope_values"] else v
     if s["split_k"] != "tokens":
-        k, v = (_spread(kv, weights.n_heads, s["group"], xp) for kv in (k, v))
+        how = {role: s["group"] if role in s["grouped"] else "repeat" for role in "kv"}
+        k, v = (_spread(kv, weights.n_heads, how[role], xp) for role, kv in (("k", k), ("v", v)))
     scores, attention, heads = _mixed(q, k, v, masks, s, xp)
     return Stages(q, k, v, scores, attention, heads, _out(weights, heads, s, xp))
 
@@ -232,6 +234,8 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
 
 
 def softmax(x: Any, axis: Any, xp: Any) -> Any:
+    if axis in ("rows", "all"):  # over all queries and keys of a head, or over whatever there is
+        return softmax(x.reshape(*(x.shape[:2] if axis == "rows" else ()), -1), -1, xp).reshape(x.shape)
     if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
         return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
     x = x.swapaxes(axis, -1)
@@ -304,6 +308,7 @@ def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
         joined = heads.reshape(B, T, H * e)
     else:
         joined = heads.swapaxes(1, 2).reshape(B, T, H * e)
+    joined = joined / H if how == "divided" else joined
     if matrix is None or not s["out_proj"]:
         return joined
     out = joined @ (matrix.T if "o" in s["turned"] else matrix)

@@ -18,13 +18,20 @@ SWITCHES: dict[str, Sequence[Change]] = {
     "scale-after-softmax": [{"scale_at": "weights"}],
     "scale-no-root": [{"scale": "square"}, {"scale": "whole-model"}, {"scale": "times-width"}],
     "scale-other-size": [{"scale": "heads"}, {"scale": "tokens"}],
-    "softmax-axis": [{"axis": axis, "top": top} for top in ("all", "row") for axis in (-2, 1, 0, "folded")],
+    "softmax-axis": [
+        {"axis": axis, "top": top} for top in ("all", "row") for axis in (-2, 1, 0, "folded", "rows", "all")
+    ],
     "norm-missing": [{"norm": "none"}, {"norm": "exp"}, {"norm": "exp", "top": "row"}],
     "mask-missing": [{"see": "all", "padding": "nothing"}, {"see": "all"}, {"padding": "nothing"}],
     "mask-inverted": [{"see": "future"}, {"see": "later"}, {"see": "inverse"}],
     "mask-sees-next": [{"see": "next"}],
     "mask-hides-self": [{"see": "others"}],
-    "mask-weak-fill": [{"fill": x, "fill_by": by} for by in ("replace", "add") for x in (0.0, 1e-9, -1e-9, -1.0)],
+    "mask-weak-fill": [
+        {"fill": x, "fill_by": by, "fill_at": at}
+        for at in ("scaled", "raw")
+        for by in ("replace", "add")
+        for x in (0.0, 1e-9, -1e-9, -1.0, 1.0)
+    ],
     "mask-after-softmax": [{"mask_at": "weights"}],
     "mask-head-order": [{"mask_of": "cycle"}, {"mask_of": "block"}, {"mask_of": "next"}],
     "padding-on-queries": [{"padding": "queries"}, {"padding": "both"}],
@@ -46,7 +53,7 @@ SWITCHES: dict[str, Sequence[Change]] = {
         {"split_v": "interleaved"},
         {"split_q": "interleaved", "split_k": "interleaved", "split_v": "interleaved"},
     ],
-    "heads-averaged": [{"join": "mean"}, {"join": "sum"}, {"join": "mean-tiled"}],
+    "heads-averaged": [{"join": "mean"}, {"join": "sum"}, {"join": "mean-tiled"}, {"join": "divided"}],
     "heads-share-projection": [{"shared": roles} for roles in ("qkv", "QKV", "q", "qk", "v", "k", "kv")],
     "output-projection-missing": [{"out_proj": False}],
     "values-from-keys": [
@@ -59,7 +66,7 @@ SWITCHES: dict[str, Sequence[Change]] = {
     "keys-from-queries": [{"k_from": "q"}, {"q_from": "k"}],
     "rope-mixed-layout": [],  # depends on the layout that is right: see `changes`
     "rope-on-values": [{"rope_values": True}],
-    "group-tile": [{"group": "tile"}],
+    "group-tile": [{"group": "tile"}, {"group": "tile", "grouped": "v"}, {"group": "tile", "grouped": "k"}],
     "group-axis": [{"group": how} for how in _AXES if how not in _RIGHT_OR_TILE],
     "batch-mixed": [
         {"batch": how} for how in ("flat", "swapped", "rolled", "rolled-back", "reversed", "renamed", "renamed-back")
