@@ -29,7 +29,7 @@ def mask_convention(scope: Source, whole: Source) -> str | None:
         return told
     if scope.says(r"mask\s*==\s*0|~\w*mask|logical_not\(\w*mask|not \w*mask\["):
         return "allowed"
-    if scope.says(rf"\(1(\.0)? - \w*mask[^)]*\) \* \(?-|-[\w.]+\)? \* \(1(\.0)? - \w*mask"):
+    if scope.says(r"\(1(\.0)? - \w*mask[^)]*\) \* \(?-|-[\w.]+\)? \* \(1(\.0)? - \w*mask"):
         return "allowed"
     if scope.says(r"\bmask \* \(?-[\w.]+|-[\w.]+\)? \* mask\b"):
         return "forbidden"
