@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Claim, Table
+from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Claim, Table, measured_claim
 from headwise.lab.compare.timing import in_turn, median_ratio, milliseconds
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
@@ -44,17 +44,10 @@ def split_heads() -> tuple[Claim, Table]:
         for name, layer in layers.items()
     }
     ratio = per_key["4 heads of 16"] / per_key["4 heads of 4"]
-    claim = Claim(
-        "Four split heads of width 4 cost 16 times less than four heads of the full width 16 (64 against 1024).",
-        f"The scores of one query and one key take {per_key['4 heads of 4']} multiplications against "
-        f"{per_key['4 heads of 16']}, a factor of {ratio:g}; one head of 16 takes {per_key['1 head of 16']} as well. "
-        f"W_Q, W_K and W_V have {inputs['4 heads of 4']:,} weights against {inputs['4 heads of 16']:,}.",
-        HOLDS if ratio == 16 else FAILS,
-        "Holds if the counted factor is 16, and not otherwise.",
-    )
-    rows = tuple((name, per_key[name], inputs[name]) for name in layers)
-    columns = ("heads", "multiplications per query and key", "weights of W_Q, W_K, W_V")
-    return claim, Table("Split heads and full heads, width 16", columns, rows)
+    figures = {"split": per_key["4 heads of 4"], "full": per_key["4 heads of 16"], "single": per_key["1 head of 16"]}
+    figures |= {"split_inputs": inputs["4 heads of 4"], "full_inputs": inputs["4 heads of 16"]}
+    rows = ((name, per_key[name], inputs[name]) for name in layers)
+    return measured_claim("split-heads", HOLDS if ratio == 16 else FAILS, rows, ratio=ratio, **figures)
 
 
 def parameters_with_heads() -> tuple[Claim, Table]:
@@ -66,18 +59,11 @@ def parameters_with_heads() -> tuple[Claim, Table]:
         "12 heads, without W_O": MultiHeadAttention(WIDTH, 12, out_proj=False),
     }
     counts = {name: sum(p.numel() for p in layer.parameters()) for name, layer in layers.items()}
-    squares = {name: count / WIDTH**2 for name, count in counts.items()}
-    as_claimed = (squares["1 head"], squares["12 heads"]) == (3, 4)
-    only_without = (squares["1 head, without W_O"], squares["12 heads"]) == (3, 4)
-    claim = Claim(
-        "Single-head attention has 3 d² parameters, multi-head attention 4 d².",
-        f"Counted at d = {WIDTH}: one head {squares['1 head']:g} d², 12 heads {squares['12 heads']:g} d²; without W_O "
-        f"{squares['1 head, without W_O']:g} d² and {squares['12 heads, without W_O']:g} d².",
-        HOLDS if as_claimed else DEPENDS if only_without else FAILS,
-        "Holds if both layers with W_O have these counts; depends if the single head must drop W_O for it.",
-    )
-    rows = tuple((name, counts[name], squares[name]) for name in layers)
-    return claim, Table(f"Parameters of an attention layer of width {WIDTH}", ("layer", "parameters", "in d²"), rows)
+    single_without, single, many, many_without = squares = [count / WIDTH**2 for count in counts.values()]
+    figures = {"single_without": single_without, "single": single, "many": many, "many_without": many_without}
+    verdict = HOLDS if (single, many) == (3, 4) else DEPENDS if (single_without, many) == (3, 4) else FAILS
+    rows = ((*count, square) for count, square in zip(counts.items(), squares, strict=True))
+    return measured_claim("parameters", verdict, rows, width=WIDTH, **figures)
 
 
 def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> tuple[Claim, Table]:
@@ -88,17 +74,8 @@ def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15)
     most, fewest = str(COUNTS[-1]), str(COUNTS[0])
     products = {sum(parts.values()) for parts in flops.values()}
     growth = median_ratio(times, most, fewest)
-    same, grows = len(products) == 1, growth > GROWS
-    claim = Claim(
-        "The total number of FLOPs is the same for any number of heads.",
-        f"Matrix products of a layer of width {width} on {tokens} tokens: "
-        f"{' or '.join(f'{p / 1e6:,.1f}' for p in sorted(products))} million FLOPs with {fewest} to {most} heads. "
-        f"The softmax takes h T² exponentials, and {growth:.1f} times as long with {most} heads as with {fewest}.",
-        FAILS if not same else DEPENDS if grows else HOLDS,
-        f"Holds if the products are equal and the softmax does not grow {GROWS:g} times; depends if only the products "
-        f"are equal.",
-    )
-    rows = tuple((h, sum(flops[h].values()) / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))) for h in COUNTS)
-    columns = ("heads", "products, million FLOPs", "million exponentials", "softmax, ms")
-    note = f"Products as torch counts them; the softmax of (1, heads, {tokens}, {tokens}) scores, median of {rounds}."
-    return claim, Table(f"A layer of width {width} on {tokens} tokens", columns, rows, note)
+    verdict = FAILS if len(products) > 1 else DEPENDS if growth > GROWS else HOLDS
+    rows = ((h, sum(flops[h].values()) / 1e6, h * tokens**2 / 1e6, milliseconds(times, str(h))) for h in COUNTS)
+    figures = {"width": width, "tokens": tokens, "rounds": rounds, "most": most, "fewest": fewest, "bar": GROWS}
+    figures["products"] = " or ".join(f"{p / 1e6:,.1f}" for p in sorted(products))
+    return measured_claim("flops", verdict, rows, growth=growth, **figures)

@@ -24,6 +24,7 @@ from headwise.lab.compare.results import (
     Metric,
     Table,
     effect,
+    judged_claim,
     of_all,
 )
 from headwise.lab.compare.roles import ROLES
@@ -33,29 +34,7 @@ from headwise.lab.compare.timing import machine
 
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 
-ELSEWHERE = (
-    Claim(
-        "Shared key/value heads keep the quality of a large model: MHA a little above GQA, GQA above MQA.",
-        "Published for T5-XXL after uptraining: MHA 47.2, GQA with 8 groups 47.1, MQA 46.6 (Ainslie et al. 2023, arXiv "
-        "2305.13245).",
-        NOT_RUN,
-        "A model of that size does not run here.",
-    ),
-    Claim(
-        "Every head of a trained model is needed.",
-        "Published for a translation model and for BERT: 20 to 40 % of the heads can be removed with little loss "
-        "(Michel et al. 2019, arXiv 1905.10650).",
-        NOT_RUN,
-        "The test needs their models.",
-    ),
-    Claim(
-        "Deep models need several heads in each layer.",
-        "Published: deep models of one head a layer were trained to be as good (Liu et al. 2021, arXiv 2106.09650).",
-        NOT_RUN,
-        "Training dozens of layers does not fit into a quarter of an hour.",
-    ),
-)
-
+ELSEWHERE = tuple(judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep"))
 Counted = Callable[[], tuple[Claim, Table]]
 COUNTED: dict[str, Counted] = {
     "split heads": split_heads,
@@ -124,13 +103,7 @@ def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
         shown += [_effect(arm, metric) == 1 for arm in equal]
         each = ", ".join(_difference(arm, metric) for arm in equal)
         differences.append(f"{comparison.name}, {metric.words}: {each}")
-    return Claim(
-        "Several heads beat one wide head with as many parameters, on every benchmark.",
-        f"Differences from one head, with 95 % intervals. {_capital('. '.join(differences))}.",
-        of_all(shown),
-        "Holds if every number of heads is detectably better than one head on both data, depends if some are; does not "
-        "hold if none is on either.",
-    )
+    return judged_claim("several-heads", of_all(shown), differences=_capital(". ".join(differences)))
 
 
 def ordered_quality(sharing: Comparison) -> Claim:
@@ -138,23 +111,15 @@ def ordered_quality(sharing: Comparison) -> Claim:
     steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
     effects = [0 if step is None else effect(step, metric) for step in steps]
     differences = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
-    return Claim(
-        "Quality falls from MHA to GQA and from GQA to MQA.",
-        f"Held-out loss at equal parameters, differences with 95 % intervals: {', '.join(differences)}.",
-        FAILS if 1 in effects else of_all([step == -1 for step in effects]),
-        "Holds if both steps are detectably worse, depends if one is; does not hold if none is, or if one is better.",
-    )
+    verdict = FAILS if 1 in effects else of_all([step == -1 for step in effects])
+    return judged_claim("ordered-quality", verdict, differences=", ".join(differences))
 
 
 def indispensable_output(output: Comparison) -> Claim:
     metric, (_, without) = output.metrics[0], output.arms
-    return Claim(
-        "The output projection W_O is indispensable.",
-        f"{_capital(metric.words)} at as many parameters as whole numbers allow, difference from the model with W_O, "
-        f"with its 95 % interval: {_difference(without, metric)}.",
-        HOLDS if _effect(without, metric) == -1 or without.failure is not None else FAILS,
-        "Holds if the model without W_O is detectably worse, or cannot be trained.",
-    )
+    verdict = HOLDS if _effect(without, metric) == -1 or without.failure is not None else FAILS
+    difference = _difference(without, metric)
+    return judged_claim("indispensable-output", verdict, metric=_capital(metric.words), difference=difference)
 
 
 def roles_of_heads(roles: Comparison) -> Claim:
@@ -171,14 +136,8 @@ def roles_of_heads(roles: Comparison) -> Claim:
             f"{role} {mass:.2f} (untrained {before:.2f}, even {even:.2f}), silenced "
             f"{cost.mean:+z.2f} ± {cost.half_width:.2f} nats{'' if shown[-1] else ': no role'}"
         )
-    return Claim(
-        "Heads specialise by role.",
-        f"Mass that the best head gives, and what silencing it adds to the loss: {'; '.join(masses) or 'diverged'}.",
-        of_all(shown or [False]),
-        f"A role counts if its head's mass is detectably above the untrained one and {CLEAR:g} times an even look, and "
-        f"silencing it detectably adds to the loss. Holds if all {len(ROLES)} roles count, depends if some do; "
-        "does not hold if none does.",
-    )
+    words = "; ".join(masses) or "diverged"
+    return judged_claim("roles", of_all(shown or [False]), masses=words, bar=CLEAR, count=len(ROLES))
 
 
 def _effect(arm: ArmResult, metric: Metric) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
 
 from headwise.intervals import Interval
 
@@ -81,6 +85,24 @@ class Claim:
     measured: str
     verdict: str  # HOLDS, FAILS, DEPENDS or NOT_RUN
     rule: str  # how the verdict follows from the figures; for NOT_RUN why it was not run
+
+
+@cache
+def ledger_words() -> dict[str, Any]:
+    return tomllib.loads(resources.files("headwise.lab.compare").joinpath("claims.toml").read_text(encoding="utf-8"))
+
+
+def judged_claim(name: str, verdict: str, **figures: object) -> Claim:
+    """The claim of that name in claims.toml, with these figures in its words."""
+    claim, measured, rule = (ledger_words()[name][part].format(**figures) for part in ("claim", "measured", "rule"))
+    return Claim(claim, measured, verdict, rule)
+
+
+def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **figures: object) -> tuple[Claim, Table]:
+    """The claim of that name and the table that was measured for it."""
+    words = ledger_words()[name]
+    title, note = words["title"].format(**figures), words.get("note", "").format(**figures)
+    return judged_claim(name, verdict, **figures), Table(title, tuple(words["columns"]), tuple(rows), note)
 
 
 @dataclass(frozen=True)

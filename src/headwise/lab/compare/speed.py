@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.lab.compare.results import FAILS, HOLDS, Cell, Claim, Table, of_all
+from headwise.lab.compare.results import FAILS, HOLDS, Cell, Claim, Table, measured_claim, of_all
 from headwise.lab.compare.timing import Times, in_turn, median_ratio, milliseconds
 from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn, wrapper_from_class
 from headwise.layer.importing.importers import from_course
@@ -42,23 +42,13 @@ def course_forms(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[
     ratios = {size: median_ratio(times, WRAPPER, CLASS) for size, times in all_times.items()}
     fused = {size: median_ratio(times, CLASS, FUSED) for size, times in all_times.items()}
     each = "; ".join(f"{ratios[size]:.2f} at {size}" for size in sizes)
-    claim = Claim(
-        "The vectorised class is faster than the wrapper that stacks single heads.",
-        f"Time of the wrapper over that of the class, forward: {each}. The fused layer has {min(fused.values()):.1f} "
-        f"to {max(fused.values()):.1f} times the speed of the class.",
-        of_all([ratio >= FASTER for ratio in ratios.values()]),
-        f"Holds if the class is at least {FASTER:g} times as fast at every size; does not hold if at none.",
-    )
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
+    rows: list[tuple[Cell, ...]] = [
         (str(size), *(milliseconds(times, name) for name in (WRAPPER, CLASS, FUSED)), ratios[size])
         for size, times in all_times.items()
-    )
-    columns = ("size", f"{WRAPPER}, ms", f"{CLASS}, ms", f"{FUSED}, ms", "wrapper / class")
-    note = (
-        f"Causal, forward, float32, one thread, medians of {rounds} rounds. All three compute one function of the "
-        "same weights: the wrapper's heads have width d / h, and a projection follows."
-    )
-    return claim, Table(f"The forms of {COURSE}: (batch, tokens, width)", columns, rows, note)
+    ]
+    verdict = of_all([ratio >= FASTER for ratio in ratios.values()])
+    figures = {"slowest": min(fused.values()), "fastest": max(fused.values()), "bar": FASTER, "rounds": rounds}
+    return measured_claim("course-forms", verdict, rows, each=each, course=COURSE, **figures)
 
 
 def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tuple[Claim, Table]:
@@ -79,17 +69,8 @@ def printed_wrapper(sizes: Sequence[LayerSize] = LAYERS, rounds: int = 9) -> tup
             f"against {widths[CLASS]:,}, and {ratio:.2f} times the time"
         )
         rows += [(f"{size}, {name}", weights[name], widths[name], milliseconds(times, name)) for name in times]
-    claim = Claim(
-        "The wrapper that stacks single heads and the vectorised class are two forms of one layer.",
-        f"As printed, each head of the wrapper has the whole of d_out, and no projection follows: {'; '.join(each)}. "
-        "With heads of width d_out / h and a projection they are one function.",
-        HOLDS if all(same) else FAILS,
-        "Holds if the printed wrapper has as many weights and as wide an output as the class at every size.",
-    )
-    note = f"d_in = d_out. Causal, forward, float32, one thread, medians of {rounds} rounds. After {COURSE}."
-    return claim, Table(
-        "The wrapper as printed", ("size and form", "weights", "width of the output", "ms"), tuple(rows), note
-    )
+    verdict, words = HOLDS if all(same) else FAILS, "; ".join(each)
+    return measured_claim("printed-wrapper", verdict, rows, each=words, rounds=rounds, course=COURSE)
 
 
 def _course_layers(size: LayerSize) -> dict[str, nn.Module]:
@@ -121,24 +102,14 @@ def decoding(cached: Sequence[int] = CACHED, rounds: int = 15) -> tuple[Claim, T
         f"after {n:,} tokens " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in each.items())
         for n, each in ratios.items()
     )
-    claim = Claim(
-        "GQA and MQA decode faster than MHA.",
-        f"Speed of the attention of a decode step relative to MHA: {speeds}.",
-        of_all([ratio >= FASTER for each in ratios.values() for ratio in each.values()]),
-        f"Holds if every way is at least {FASTER:g} times as fast as MHA, repeated or not; depends if some are; "
-        "does not hold if none is.",
-    )
-    rows = tuple(
+    rows = (
         (name, n, milliseconds(times, name), median_ratio(times, "MHA", name))
         for n, times in all_times.items()
         for name in times
     )
-    columns = ("way", "cached tokens", "ms", "speed relative to MHA")
-    note = (
-        f"{DECODE_HEADS} query heads of {DECODE_WIDTH}, batch 1, attention alone, float32, one thread, medians of "
-        f"{rounds} rounds. Repeated: K and V are copied for each query head before the call."
-    )
-    return claim, Table("One decode step, with and without repeated keys and values", columns, rows, note)
+    verdict = of_all([ratio >= FASTER for each in ratios.values() for ratio in each.values()])
+    figures = {"heads": DECODE_HEADS, "width": DECODE_WIDTH, "rounds": rounds, "bar": FASTER}
+    return measured_claim("decoding", verdict, rows, speeds=speeds, **figures)
 
 
 def _decode_ways(cached: int) -> dict[str, Callable[[], Tensor]]:
