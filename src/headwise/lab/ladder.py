@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -71,27 +71,18 @@ def run_ladder(
             tell(f"call {rung.name}", len(rungs) + i, total)
             estimate = certificate.seconds * _work(sizes) / _work(small) if rung.kind == "plain" else 0.0
             if estimate > longest:
-                results[i] = _not_timed(results[i], estimate, longest)
+                reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
+                results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
             elif results[i].agrees or results[i].another:
                 calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
         tell("time all in turn", total - 1, total)
-        _time_in_turn(calls.values(), repeats)
+        for call in list(calls.values()) * repeats:  # in turn, so that a slow moment of the machine is shared
+            call.once_more()
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
     agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
     threads, note = torch.get_num_threads(), _note(sizes, small)
     return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, note)
-
-
-def _not_timed(result: LadderRung, estimate: float, longest: float) -> LadderRung:
-    reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
-    return replace(result, not_timed=result.not_timed or reason)
-
-
-def _time_in_turn(calls: Iterable[_Timed], repeats: int) -> None:
-    for _ in range(repeats):
-        for call in calls:
-            call.once_more()
 
 
 def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
@@ -104,9 +95,9 @@ def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:
-    whole = {"width": n.d_model, "heads": n.n_heads, "kv_heads": n.n_kv_heads, "tokens": n.tokens, "batch": n.batch}
-    for name, value in {**whole, "repeats": repeats}.items():
+    for name, value in zip(("batch", "tokens", "width", "heads", "kv_heads"), vars(n).values(), strict=True):
         require_size(name, value)
+    require_size("repeats", repeats)
     if seed < 0:
         raise HeadwiseError(f"seed={seed} is negative; pass 0 or more")
     if n.d_model % n.n_heads:
@@ -135,9 +126,8 @@ def certificate_sizes(sizes: LadderSizes) -> LadderSizes:
 
 def _work(n: LadderSizes) -> float:
     """A scalar loop's multiplications; a place of the attention map costs it about 100 besides."""
-    return (
-        n.batch * n.tokens * (2 * n.d_model * (n.d_model + n.kv_width) + n.tokens * (2 * n.d_model + 100 * n.n_heads))
-    )
+    linear, attention = 2 * n.d_model * (n.d_model + n.kv_width), n.tokens * (2 * n.d_model + 100 * n.n_heads)
+    return n.batch * n.tokens * (linear + attention)
 
 
 class _Timed:

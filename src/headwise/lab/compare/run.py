@@ -75,6 +75,7 @@ def compare(
 
 
 def units_of(experiment: Experiment, seeds: Sequence[int], steps: int | None, text: Path | None) -> list[Unit]:
+    # Seed by seed, so that the arms of a seed find its data ready.
     return [Unit(experiment, arm, seed, steps, text) for seed in seeds for arm in experiment.arms]
 
 

@@ -11,11 +11,10 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.lab.compare.experiment import Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.results import Table
-from headwise.lab.compare.timing import in_turn, median_ratio, milliseconds
+from headwise.lab.compare.timing import FASTER, in_turn, median_ratio, milliseconds
 from headwise.rungs.cache import KVCache
 
 N_HEADS = 8
-PAYS = 1.1  # from this ratio of speeds on, sharing pays: smaller ones are lost among other differences
 
 ARMS = (
     Arm(name="MHA", about=f"{N_HEADS} key/value heads", shape={**SHAPE, "n_heads": N_HEADS}),
@@ -85,7 +84,7 @@ def where_it_pays(ratios: Mapping[tuple[int, int], Mapping[str, float]]) -> list
         of_batch = {context: ratio for (size, context), ratio in ratios.items() if size == batch}
         last = max(of_batch)
         for name in of_batch[last]:
-            slow = [context for context, ratio in of_batch.items() if ratio[name] < PAYS]
+            slow = [context for context, ratio in of_batch.items() if ratio[name] < FASTER]
             after = [context for context in of_batch if not slow or context > slow[-1]]
             where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {last:,}"
             sentences.append(f"At batch {batch} {name} {where}.")

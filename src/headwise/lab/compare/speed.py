@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.lab.compare.results import FAILS, HOLDS, Cell, Claim, Table, measured_claim, of_all
-from headwise.lab.compare.timing import Times, in_turn, median_ratio, milliseconds
+from headwise.lab.compare.timing import FASTER, Times, in_turn, median_ratio, milliseconds
 from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn, wrapper_from_class
 from headwise.layer.importing.importers import from_course
 from headwise.masks import Causal
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
 
-FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
 CLASS, WRAPPER, FUSED, PRINTED = "vectorised class", "stacked wrapper", "fused", "wrapper as printed"
 COURSE = '"Build a Large Language Model (From Scratch)", section 3.6'
 

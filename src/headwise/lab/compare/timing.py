@@ -19,6 +19,7 @@ import torch
 from headwise import __version__
 from headwise.gpt.train import one_thread
 
+FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
 Times = dict[str, list[float]]  # seconds of each round
 
 

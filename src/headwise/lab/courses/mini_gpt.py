@@ -2,9 +2,8 @@
 
     python -m headwise.lab.courses.mini_gpt runs/mini-gpt       # a minute or two; then: headwise heads runs/mini-gpt
 
-2 layers of 4 heads, width 64, feed-forward 256. The model is that of `lab.microgpt.array`, four times as wide and with
-batches; each step of its gradient has its derivation beside it there. What is here is the data, the recipe and the
-loop. torch writes the run folder at the end, and computes the gradient a second time in the tests.
+2 layers of 4 heads, width 64, feed-forward 256: the model of `lab.microgpt.array`, which derives the gradient, with
+batches. torch writes the run folder at the end.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import numpy as np
 from headwise.gpt import verbs
 from headwise.gpt.presets import warm_cosine
 from headwise.lab.microgpt.array import Model
-from headwise.lab.microgpt.draw import CONTEXT, Matrix, Replay
+from headwise.lab.microgpt.draw import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes
 
 N_LAYERS, N_HEADS, WIDTH = 2, 4, 64
 STEPS, BATCH, RATE, WARMUP, DECAY = 1500, 32, 4e-3, 50, 3.0
-WEIGHT_STD = 0.08
 IGNORED = -1
 
 Report = Callable[[int, int, float], None]  # is told the step, from 1, of how many, and its loss
@@ -31,12 +29,9 @@ Report = Callable[[int, int, float], None]  # is told the step, from 1, of how m
 
 def first_weights(vocabulary: int, seed: int, width: int = WIDTH, n_layers: int = N_LAYERS) -> dict[str, Matrix]:
     """The matrices under the keys of `microgpt.draw.Draw`, normal with standard deviation 0.08."""
-    shapes = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
-    for n in range(n_layers):
-        shapes |= {f"layer{n}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
-        shapes |= {f"layer{n}.mlp_fc1": (4 * width, width), f"layer{n}.mlp_fc2": (width, 4 * width)}
     rng = np.random.default_rng(seed)
-    return {key: rng.normal(0, WEIGHT_STD, shape).tolist() for key, shape in shapes.items()}
+    drawn = shapes(vocabulary, n_layers, width)
+    return {key: rng.normal(0, WEIGHT_STD, shape).tolist() for key, shape in drawn.items()}
 
 
 def batch(lines: Sequence[Sequence[int]]) -> tuple[Any, Any]:
@@ -53,9 +48,7 @@ def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps
     words = sorted({word for line in lines for word in line.split()})
     ids = {word: number for number, word in enumerate(words)}
     end = len(words)  # stands before and after every line, as in the tokenizer of a run
-    orders = [
-        verbs.clause_orders(line) for line in lines
-    ]  # the persons of a conjugation line, as `headwise train` does
+    orders = map(verbs.clause_orders, lines)  # the persons of a conjugation line, as `headwise train` does
     texts = [[[end, *(ids[word] for word in line.split()), end] for line in each] for each in orders]
     model = Model(first_weights(end + 1, seed), N_HEADS)
     rng = np.random.default_rng(seed)

@@ -125,9 +125,8 @@ class MultiHeadAttention:
         """Both in float32: one float64 among them would make everything after it float64."""
         x = np.asarray(x)
         if x.ndim != 2 or x.shape[1] != self.d_model:
-            raise HeadwiseError(
-                f"x has shape {x.shape}; this layer takes (tokens, d_model) with d_model={self.d_model}"
-            )
+            wanted = f"this layer takes (tokens, d_model) with d_model={self.d_model}"
+            raise HeadwiseError(f"x has shape {x.shape}; {wanted}")
         if len(x) == 0:
             raise HeadwiseError("x has 0 tokens; pass at least 1")
         if mask is None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 N_LAYERS = 1
 N_HEADS = 4
 WIDTH = 16
-FEED_FORWARD = 4 * WIDTH
 CONTEXT = 16  # tokens
 NORM_EPS = 1e-5
 WEIGHT_STD = 0.08
@@ -94,11 +93,12 @@ class Draw:
         return self.tokens.decode(ids)
 
 
-def shapes(vocabulary: int, n_layers: int = N_LAYERS) -> dict[str, tuple[int, int]]:
-    shapes = {"wte": (vocabulary, WIDTH), "wpe": (CONTEXT, WIDTH), "lm_head": (vocabulary, WIDTH)}
+def shapes(vocabulary: int, n_layers: int = N_LAYERS, width: int = WIDTH) -> dict[str, tuple[int, int]]:
+    """(rows, columns) of every matrix, in the order in which they are drawn."""
+    shapes = {"wte": (vocabulary, width), "wpe": (CONTEXT, width), "lm_head": (vocabulary, width)}
     for i in range(n_layers):
-        shapes |= {f"layer{i}.attn_{name}": (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}
-        shapes |= {f"layer{i}.mlp_fc1": (FEED_FORWARD, WIDTH), f"layer{i}.mlp_fc2": (WIDTH, FEED_FORWARD)}
+        shapes |= {f"layer{i}.attn_{name}": (width, width) for name in ("wq", "wk", "wv", "wo")}
+        shapes |= {f"layer{i}.mlp_fc1": (4 * width, width), f"layer{i}.mlp_fc2": (width, 4 * width)}
     return shapes
 
 
