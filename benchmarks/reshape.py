@@ -30,7 +30,7 @@ from headwise.reshape.damage import cache_bytes, decode_speed
 from headwise.reshape.heal import Healing
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune_heads, weakest
-from headwise.reshape.recipe import HealRecipe
+from headwise.reshape.report import HealRecipe
 from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration
 

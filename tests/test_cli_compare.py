@@ -18,8 +18,8 @@ from comparisons import all_comparisons
 from invoking import Invoke, Outcome
 
 from headwise.lab.compare import claims, units
-from headwise.lab.compare.arithmetic import split_heads
 from headwise.lab.compare.experiment import Scored, Unit
+from headwise.lab.compare.measured import split_heads
 
 FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
 

@@ -1,4 +1,4 @@
-"""The ledger: counts against hand arithmetic, verdicts against their rules, and the committed page against both."""
+"""The ledger: counts against hand measured, verdicts against their rules, and the committed page against both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from comparisons import all_comparisons, ledger
 
 import headwise as hw
-from headwise.lab.compare import arithmetic, claims, speed
-from headwise.lab.compare.arithmetic import counted_flops, flops_with_heads, parameters_with_heads, split_heads
+from headwise.lab.compare import claims, measured
 from headwise.lab.compare.claims import ELSEWHERE, judged, run_claims
+from headwise.lab.compare.measured import counted_flops, flops_with_heads, parameters_with_heads, split_heads
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
 from headwise.lab.compare.timing import Times, machine
 from headwise.view.claims import claims_page
@@ -54,7 +54,7 @@ def test_counted_flops_are_the_formula(heads: int) -> None:
 def test_products_are_equal_and_the_softmax_decides(
     growth: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arithmetic, "in_turn", times_of(**{"1": 1.0, "2": 1.0, "4": 1.0, "8": 1.0, "16": growth}))
+    monkeypatch.setattr(measured, "in_turn", times_of(**{"1": 1.0, "2": 1.0, "4": 1.0, "8": 1.0, "16": growth}))
     claim, table = flops_with_heads(width=48, tokens=11, rounds=1)
     assert claim.verdict == verdict and f"{growth:.1f} times as long" in claim.measured
     assert len({row[1] for row in table.rows}) == 1 and [row[2] for row in table.rows][-1] == 16 * 11**2 / 1e6
@@ -62,7 +62,7 @@ def test_products_are_equal_and_the_softmax_decides(
 
 def test_unequal_products_would_refute(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter(range(5))
-    monkeypatch.setattr(arithmetic, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
+    monkeypatch.setattr(measured, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
     assert flops_with_heads(width=48, tokens=5, rounds=1)[0].verdict == FAILS
 
 
@@ -75,9 +75,9 @@ def test_the_class_must_be_faster_at_every_size(
 ) -> None:
     each = iter(wrapper)
     monkeypatch.setattr(
-        speed, "in_turn", lambda ways, rounds: times_of(stacked=next(each), vectorised=1.0, fused=0.4)(ways, rounds)
+        measured, "in_turn", lambda ways, rounds: times_of(stacked=next(each), vectorised=1.0, fused=0.4)(ways, rounds)
     )
-    claim, table = speed.course_forms([speed.LayerSize(1, 5, 6, 2), speed.LayerSize(1, 7, 6, 3)], rounds=1)
+    claim, table = measured.course_forms([measured.LayerSize(1, 5, 6, 2), measured.LayerSize(1, 7, 6, 3)], rounds=1)
     assert claim.verdict == verdict and "2.5 to 2.5 times the speed" in claim.measured
     assert [row[4] for row in table.rows] == pytest.approx(list(wrapper))
 
@@ -90,16 +90,16 @@ def test_the_timed_forms_are_one_function(monkeypatch: pytest.MonkeyPatch) -> No
             outputs.extend(way() for way in ways.values())
         return {name: [1.0] for name in ways}
 
-    monkeypatch.setattr(speed, "in_turn", run)
-    speed.course_forms([speed.LayerSize(2, 11, 30, 5)], rounds=1)
+    monkeypatch.setattr(measured, "in_turn", run)
+    measured.course_forms([measured.LayerSize(2, 11, 30, 5)], rounds=1)
     assert len(outputs) == 3
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0])
 
 
 def test_the_printed_wrapper_is_weighed_and_timed_beside_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "in_turn", times_of(wrapper=7.0, vectorised=2.0))
-    claim, table = speed.printed_wrapper([speed.LayerSize(1, 5, 6, 3)], rounds=1)
+    monkeypatch.setattr(measured, "in_turn", times_of(wrapper=7.0, vectorised=2.0))
+    claim, table = measured.printed_wrapper([measured.LayerSize(1, 5, 6, 3)], rounds=1)
     weights, of_class = 3 * 3 * 6 * 6, 3 * 6 * 6 + 6 * 6 + 6
     assert table.rows == (
         ("(1,5,6), 3 heads, wrapper as printed", weights, 18, pytest.approx(7.0)),
@@ -118,8 +118,8 @@ def test_decoding_depends_on_the_repeat(
     repeated: float, shared: float, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = times_of(MHA=1.0, GQA=shared, MQA=shared, GQA_repeated=repeated, MQA_repeated=repeated)
-    monkeypatch.setattr(speed, "in_turn", clock)
-    claim, table = speed.decoding([13], rounds=1)
+    monkeypatch.setattr(measured, "in_turn", clock)
+    claim, table = measured.decoding([13], rounds=1)
     assert claim.verdict == verdict and f"GQA {1 / shared:.2f}, GQA, repeated {1 / repeated:.2f}" in claim.measured
     assert len(table.rows) == 5
 
@@ -127,7 +127,7 @@ def test_decoding_depends_on_the_repeat(
 def test_repeated_or_not_a_decode_step_is_one_function() -> None:
     torch.manual_seed(0)
     q, (k, v) = torch.randn(1, 6, 1, 5), torch.randn(2, 1, 2, 11, 5)
-    torch.testing.assert_close(speed._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
+    torch.testing.assert_close(measured._repeated(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
 
 
 # Judged

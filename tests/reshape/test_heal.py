@@ -25,8 +25,7 @@ from headwise.reshape.damage import compared, divergence, relative_error
 from headwise.reshape.heal import STATE, Healing, refit
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune_heads, silence
-from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.report import HealPoint
+from headwise.reshape.report import HealPoint, HealRecipe
 from headwise.reshape.share import share_heads
 
 RECIPE = HealRecipe(steps=12, batch=2, lr=0.05, hidden=0.0, evaluations=4)

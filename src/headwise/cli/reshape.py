@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from headwise.cli.app import Debug, Json, Progress, err, out, print_json
 from headwise.errors import HeadwiseError
-from headwise.reshape.recipe import HealRecipe
+from headwise.reshape.report import HealRecipe
 
 if TYPE_CHECKING:
     from headwise.reshape.job import Listener

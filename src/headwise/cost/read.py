@@ -13,7 +13,6 @@ from headwise.cost.decoders import DECODERS
 from headwise.cost.encoders import ENCODERS
 from headwise.cost.fields import Family
 from headwise.cost.pricing import Price, make_setting, price_shape
-from headwise.cost.seq2seq import SEQ2SEQ
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
 from headwise.errors import HeadwiseError, unknown
@@ -21,7 +20,7 @@ from headwise.files import read_text
 from headwise.spec import AttentionSpec
 
 CONFIG = "config.json"
-FAMILIES: dict[str, Family] = {family.name: family for family in (*DECODERS, *ENCODERS, *SEQ2SEQ)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*DECODERS, *ENCODERS)}
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )

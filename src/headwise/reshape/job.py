@@ -20,8 +20,7 @@ from headwise.models.weights import cast, family_of, read_layers
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healing
-from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.report import Damage, HealPoint, Reshaped, Speed
+from headwise.reshape.report import Damage, HealPoint, HealRecipe, Reshaped, Speed
 from headwise.reshape.text import Calibration, Ids, read_calibration
 from headwise.reshape.workplace import Workplace
 
@@ -214,6 +213,9 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 
 def _check_model(model: nn.Module) -> None:
     family_of(model)
+    device = next(model.parameters()).device
+    if device.type != "cpu":
+        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
     name = type(model).__name__
     if not predicts(model) and not name.endswith("Model"):
         raise HeadwiseError(
@@ -221,9 +223,6 @@ def _check_model(model: nn.Module) -> None:
             f"those; save the model without that head, or with its language-model head"
         )
     cache_bytes(model)
-    device = next(model.parameters()).device
-    if device.type != "cpu":
-        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
 
 
 @torch.no_grad()

@@ -25,8 +25,7 @@ from headwise.models.weights import attentions, cannot_carry, head_counts, read_
 from headwise.records import head_name, parse_head
 from headwise.reshape.damage import cache_bytes
 from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silence
-from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.report import Reshaped
+from headwise.reshape.report import HealRecipe, Reshaped
 from headwise.reshape.text import Calibration, Ids
 
 SCORES = ("importance", "ablation", "role")

@@ -21,8 +21,7 @@ from headwise.reshape.group import GROUPS, Groups, adjacent, best
 from headwise.reshape.job import Change, Changed, Job, Listener
 from headwise.reshape.moments import moments
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
-from headwise.reshape.recipe import HealRecipe
-from headwise.reshape.report import Reshaped
+from headwise.reshape.report import HealRecipe, Reshaped
 from headwise.reshape.text import Calibration, Ids
 
 

@@ -11,8 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare.arithmetic import flops_with_heads, parameters_with_heads, split_heads
 from headwise.lab.compare.experiment import Report
+from headwise.lab.compare.measured import (
+    course_forms,
+    decoding,
+    flops_with_heads,
+    parameters_with_heads,
+    printed_wrapper,
+    split_heads,
+)
 from headwise.lab.compare.results import (
     FAILS,
     HOLDS,
@@ -29,7 +36,6 @@ from headwise.lab.compare.results import (
 )
 from headwise.lab.compare.roles import ROLES
 from headwise.lab.compare.run import EXPERIMENTS, SEEDS, compare, silent
-from headwise.lab.compare.speed import course_forms, decoding, printed_wrapper
 from headwise.lab.compare.timing import machine
 
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
