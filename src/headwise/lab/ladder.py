@@ -52,13 +52,13 @@ def run_ladder(
     longest   seconds; the scalar loops are not timed when one call would take longer
     extra     more rungs, held to the same
 
-    A size too large for the scalar loops is certified at a smaller one; `certified` and `note` say so. The costs are of
+    What is too large for the scalar loops is certified at a smaller size: see `certified` and `note`. Costs are of
     forward calls without gradients, in float32 (scalars: float64). HeadwiseError for sizes that do not fit.
     """
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
-    rungs = (*RUNGS, *extra)
-    small, total = certificate_sizes(sizes), 2 * len(rungs) + 1
+    rungs, small = (*RUNGS, *extra), certificate_sizes(sizes)
+    total = 2 * len(rungs) + 1
     tell = report or (lambda text, done, total: None)
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
@@ -66,12 +66,11 @@ def run_ladder(
         for i, rung in enumerate(rungs):
             tell(f"certify {rung.name}", i, total)
             results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
-        leaves, calls = draw_leaves(sizes, seed), {}
+        leaves, calls, scalar_call = draw_leaves(sizes, seed), {}, certificate.seconds * _work(sizes) / _work(small)
         for i, rung in enumerate(rungs):
             tell(f"call {rung.name}", len(rungs) + i, total)
-            estimate = certificate.seconds * _work(sizes) / _work(small) if rung.kind == "plain" else 0.0
-            if estimate > longest:
-                reason = f"a call would take about {estimate:.0f} s, more than longest={longest:g}"
+            if rung.kind == "plain" and scalar_call > longest:
+                reason = f"a call would take about {scalar_call:.0f} s, more than longest={longest:g}"
                 results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
             elif results[i].agrees or results[i].another:
                 calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
@@ -81,8 +80,8 @@ def run_ladder(
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
     agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
-    threads, note = torch.get_num_threads(), _note(sizes, small)
-    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, note)
+    tolerances, threads = certificate.tolerances, torch.get_num_threads()
+    return Ladder(sizes, small, seed, threads, tolerances, priced, agree, _note(sizes, small))
 
 
 def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
