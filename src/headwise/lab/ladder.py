@@ -58,8 +58,7 @@ def run_ladder(
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
     rungs, small = (*RUNGS, *extra), certificate_sizes(sizes)
-    total = 2 * len(rungs) + 1
-    tell = report or (lambda text, done, total: None)
+    total, tell = 2 * len(rungs) + 1, report or (lambda text, done, total: None)
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
         results = []
