@@ -13,13 +13,12 @@ import torch
 import headwise as hw
 from headwise.files import PIECE, read_pieces, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads import gleaning, texts
+from headwise.heads import tally, texts
 from headwise.heads.frame import parquet, survey_rows
-from headwise.heads.gleaning import Running
 from headwise.heads.profiles import DISTANCES, Survey
-from headwise.heads.spool import Spool
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
+from headwise.heads.tally import Running
+from headwise.heads.texts import Spool, Text
 from headwise.intervals import interval_of
 from headwise.view.survey_files import survey_csv
 
@@ -49,7 +48,7 @@ def test_documents_on_the_disk_are_a_sequence() -> None:
     documents = [[3, 1, 2], [], [7] * 11, [2**31 - 1]]
     spool = Spool(iter(documents))
     assert (list(spool), len(spool), spool[2], spool[-1]) == (documents, 4, [7] * 11, [2**31 - 1])
-    assert spool[1:3] == documents[1:3] and spool.lengths() == [3, 0, 11, 1] and [3, 1, 2] in spool
+    assert spool[1:3] == documents[1:3] and list(map(len, spool)) == [3, 0, 11, 1] and [3, 1, 2] in spool
     with pytest.raises(IndexError):
         spool[4]
 
@@ -90,10 +89,10 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
             head = found[f"L{layer}.H{h}"]
             assert head.distances == tuple(distances[h])
             shares = attended[h] / attended[h].sum()
-            order = np.argsort(-shares)[: gleaning.ATTENDED]
+            order = np.argsort(-shares)[: tally.ATTENDED]
             assert [token for token, _ in head.attended] == [f"t{i}" for i in order]
             assert [share for _, share in head.attended] == pytest.approx(shares[order])
-            expected = sorted(best[h], reverse=True)[: gleaning.EXAMPLES]
+            expected = sorted(best[h], reverse=True)[: tally.EXAMPLES]
             got = [(example.weight, example.document, example.row, example.key) for example in head.examples]
             assert [each[1:] for each in got] == [each[1:] for each in expected]
             assert [each[0] for each in got] == pytest.approx([each[0] for each in expected], abs=1e-6)

@@ -14,7 +14,7 @@ from test_corpus import V
 
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads import headvis
+from headwise.heads import blocks
 from headwise.heads.headvis import check_headvis, write_headvis
 from headwise.heads.survey import survey
 from headwise.heads.texts import Text
@@ -91,7 +91,7 @@ def text() -> Text:
 def test_the_tree_has_the_public_shape_and_the_models_weights(
     model: GPT, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(headvis, "ROWS", 5)
+    monkeypatch.setattr(blocks, "ROWS", 5)
     made = survey(model, text, controls=False, ablate="none")
     write_headvis(tmp_path / "tree", model, text, made)
     tree = {path.relative_to(tmp_path / "tree").as_posix(): path for path in (tmp_path / "tree").rglob("*.json")}

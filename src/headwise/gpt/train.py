@@ -151,6 +151,16 @@ def _step(
     return take_step(loss, model.parameters(), optimizers, step, rate, recipe.clip), inputs.numel()
 
 
+def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None:
+    """Train in memory, without a folder, to the end of the recipe. Raises DivergedError."""
+    optimizers = make_optimizers(model, recipe)
+    generator = torch.Generator().manual_seed(seed)
+    model.train()
+    for step in range(recipe.steps):
+        loss = model.loss(*data.batch(generator, recipe.batch))
+        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
+
+
 def take_step(
     loss: Tensor,
     weights: Iterable[nn.Parameter],

@@ -6,6 +6,7 @@ That is their tokens, their padding, and what a cache held before.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.masks import BroadcastGrid, resolve
-from headwise.models.ask import hooked
+from headwise.models.ask import evaluating, hooked, run_body
 from headwise.models.sites import Site, attach, inside, sites_of
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
+
+BATCH = 4096  # tokens of documents that run together
 
 # What models are given that is no text.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
@@ -67,6 +70,38 @@ def listening(model: nn.Module, listener: Listener, marker: Marker | None = None
         handles = [handle for reader in set(readers.values()) for handle in reader.hooks(here)]
         with hooked(handles), attach({site: partial(watcher, site) for site in sites}, model):
             yield
+
+
+def run_documents(
+    model: nn.Module,
+    documents: Sequence[Sequence[int]],
+    take: Callable[[int, Site, Call, int, Document], None],
+    marker: Marker | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Run documents of ids through the model and hand each to `take`: its number, and that in the call of a site.
+
+    Neighbours of equal length run together. `progress` counts tokens.
+    """
+    total, done, number = sum(map(len, documents)), 0, 0
+
+    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
+        for b, document in enumerate(described):
+            take(number + b, site, call, b, document)
+
+    with torch.no_grad(), listening(model, listener, marker), evaluating(model):
+        for ids in batches(documents):
+            run_body(model, ids)
+            number += len(ids)
+            done += ids.numel()
+            progress(done, total)
+
+
+def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Neighbours of equal length as (B,T) ids, up to BATCH tokens together."""
+    for length, group in itertools.groupby(documents, key=len):
+        while chunk := list(itertools.islice(group, max(1, BATCH // length))):
+            yield torch.tensor([list(document) for document in chunk])
 
 
 @dataclass(eq=False)

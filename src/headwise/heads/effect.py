@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +76,12 @@ def _names(heads: Iterable[str]) -> list[str]:
 def _by_site(sites: Sequence[Site], heads: Sequence[str]) -> dict[str, list[int]]:
     """Site name -> numbers of the named heads."""
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
-    chosen: dict[str, list[int]] = {}
+    chosen: dict[str, list[int]] = defaultdict(list)
     for name in dict.fromkeys(heads):
         if name not in places:
             raise unknown_head(name, list(places))
         site, h = places[name]
-        chosen.setdefault(site, []).append(h)
+        chosen[site].append(h)
     return chosen
 
 
@@ -105,7 +107,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     `next_token_losses`.
     """
     require_next(model)
-    totals: dict[Site, Tensor] = {}
+    totals: dict[Site, Any] = defaultdict(float)
     rows = 0
     outs: list[tuple[Site, Tensor]] = []
 
@@ -120,8 +122,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
             loss = next_token_losses(model, ids, after).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
             slopes = torch.autograd.grad(loss, [out for _, out in outs])
             for (site, out), slope in zip(outs, slopes, strict=True):
-                effect = (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
-                totals[site] = totals[site] + effect if site in totals else effect
+                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
             rows += ids.numel()
     if not rows:
         raise HeadwiseError("importance needs at least one batch of ids")
@@ -129,7 +130,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     for site, total in totals.items():
         mean = total / rows
         scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
-        result |= dict(zip(site.heads, scaled.tolist(), strict=True))
+        result |= zip(site.heads, scaled.tolist(), strict=True)
     return result
 
 
@@ -154,7 +155,7 @@ def ablation(
     sites = {site.name: site for site in sites_of(model)}
     every = [head for site in sites.values() for head in site.heads]
     chosen = _by_site(list(sites.values()), every if heads is None else _names(heads))
-    changes: dict[str, list[float]] = {}
+    changes: dict[str, list[float]] = defaultdict(list)
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
     with evaluating(model):
         for ids in batches:
@@ -164,7 +165,7 @@ def ablation(
                 for chunk in (numbers[start : start + size] for start in range(0, len(numbers), size)):
                     losses = _without_each(model, ids, sites[name], chunk, how, after)
                     for h, loss in zip(chunk, losses, strict=True):
-                        changes.setdefault(sites[name].head(h), []).extend((loss - base).tolist())
+                        changes[sites[name].head(h)].extend((loss - base).tolist())
                     done += len(chunk)
                     if progress is not None:
                         progress(done, total)

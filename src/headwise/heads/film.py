@@ -3,7 +3,7 @@
 It is `film.jsonl` in the run folder, a JSON object a line. The first tells what is filmed, each further one is a frame:
 
     heads   names, in the order of all lists of heads         step    updates of the weights so far
-    lines   the filmed texts, token by token                  maps    weights of the lines as bytes; see `unpacked`
+    lines   the filmed texts, token by token                  maps    weights of the lines as bytes; see `packed`
     roles   name, score and threshold of each role            scores  name -> one for each head
     even    name -> score of attention spread evenly          roles   for each head those that it has at this step
     steps   of the whole run                                  alike   for each layer how alike its heads look
@@ -108,27 +108,20 @@ class Film:
         require_finite(step, weights=float(maps.sum()))
         layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
-        limits = {
-            role: max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
-            for role in self.roles
-            if role.score in scores
-        }
-        at_distance = {name: tensor.tolist() for name, tensor in elsewhere.items()}
-        no_control = [-inf] * len(maps)
+        earned: list[list[str]] = [[] for _ in maps]
+        for role in self.roles:
+            limit = max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
+            at_distance = elsewhere[role.score].tolist() if role.score in elsewhere else [limit] * len(maps)
+            for n, score in enumerate(scores.get(role.score, ())):
+                if role.threshold <= score > max(limit, at_distance[n]):
+                    earned[n].append(role.name)
         lengths = list(map(len, self.lines))
         cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {
             "step": step,
             "alike": [None if share is None else round(share, DIGITS) for share in layers],
             "scores": scores,
-            "roles": [
-                [
-                    role.name
-                    for role, limit in limits.items()
-                    if role.threshold <= scores[role.score][n] > max(limit, at_distance.get(role.score, no_control)[n])
-                ]
-                for n in range(len(maps))
-            ],
+            "roles": earned,
             "maps": packed(cut),
         }
 
@@ -172,19 +165,6 @@ def packed(maps: Sequence[NDArray[np.float32]]) -> str:
     """Causal maps (T,T), each row up to the token itself, as base64 of bytes: 255 times each weight, rounded."""
     cells = np.concatenate([weights[np.tri(len(weights), dtype=bool)] for weights in maps])
     return base64.b64encode(np.rint(255 * cells).astype(np.uint8).tobytes()).decode("ascii")
-
-
-def unpacked(header: Row, frame: Row) -> dict[str, list[NDArray[np.float32]]]:
-    """The maps of a frame by head: for each line (T,T), to within 1/510."""
-    cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
-    maps: dict[str, list[NDArray[np.float32]]] = {name: [] for name in header["heads"]}
-    for of_head in maps.values():
-        for line in header["lines"]:
-            allowed = np.tri(len(line), dtype=bool)
-            weights, count = np.zeros(allowed.shape, np.float32), int(allowed.sum())
-            weights[allowed], cells = cells[:count], cells[count:]
-            of_head.append(weights)
-    return maps
 
 
 def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:

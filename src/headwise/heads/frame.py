@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from headwise.errors import HeadwiseError
 from headwise.intervals import Interval
 
 if TYPE_CHECKING:
-    from headwise.heads.profiles import Survey
+    from headwise.heads.profiles import HeadProfile, Survey
     from headwise.heads.seen import Seen
 
 BY = ("head", "document")
@@ -27,21 +28,24 @@ def survey_rows(survey: Survey, by: str = "head") -> list[Row]:
     """
     check_by(by)
     if by == "head":
-        return [_head(survey, n) for n in range(len(survey))]
+        return [_head(survey, profile) for profile in survey.profiles]
     if not any(profile.by_document for profile in survey.profiles):
         raise HeadwiseError("the survey keeps no document by itself; take it with by_document=True")
     return [
-        {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head, "document": n}
+        _name(profile)
+        | {"document": n}
         | {key: _finite(float(values[n])) for key, values in profile.by_document.items()}
         for profile in survey.profiles
         for n in range(survey.n_documents)
     ]
 
 
-def _head(survey: Survey, number: int) -> Row:
-    profile = survey.profiles[number]
-    row: Row = {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
-    row["roles"] = "; ".join(profile.roles)
+def _name(profile: HeadProfile) -> Row:
+    return {key: getattr(profile, key) for key in ("name", "part", "layer", "head")}
+
+
+def _head(survey: Survey, profile: HeadProfile) -> Row:
+    row = _name(profile) | {"roles": "; ".join(profile.roles)}
     for key in survey.statistics:
         row |= _three(key, profile.scores.get(key)) | {f"{key}_uniform": _finite(profile.uniform.get(key))}
     for relation in survey.relations:
@@ -59,15 +63,10 @@ def seen_rows(seen: Seen, by: str = "head") -> list[Row]:
         if by == "head":
             rows.append({"name": name, "rows": head.n_rows, **head.means})
             continue
-        start = 0
-        for n, size in enumerate(head.documents):
-            part = slice(start, start + size)
-            means = {
-                key: float(values[part].mean()) if size else math.nan
-                for key, values in ((key, head.rows[key]) for key in head.rows)
-            }
+        ends = list(itertools.accumulate(head.documents))
+        for n, (size, end) in enumerate(zip(head.documents, ends, strict=True)):
+            means = {key: float(head.rows[key][end - size : end].mean()) if size else math.nan for key in head.rows}
             rows.append({"name": name, "document": n, "rows": size, **means})
-            start += size
     return rows
 
 

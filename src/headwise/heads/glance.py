@@ -112,11 +112,11 @@ class Glance:
 
 def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
     """The weights (N,B,T,T) of all heads on ids (B,T)."""
-    kept: list[Tensor] = []
 
     def keep(call: Call) -> None:
         kept.append(trace(call.q, call.k, call.v, call.options).weights)
 
+    kept: list[Tensor] = []
     if not len(ids):
         return torch.zeros(sum(site.n_heads for site in sites), 0, 0, 0)
     with attach(dict.fromkeys(sites, keep), model):
@@ -142,9 +142,8 @@ def _related(plans: Sequence[tuple[int, Plan]], shape: tuple[int, int, int], kin
 def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:
     """Rows of numbers as one tensor, zeros behind."""
     length = max(map(len, rows), default=0) if length is None else length
-    return torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], dtype=torch.long).reshape(
-        len(rows), length
-    )
+    padded = [[*row, *[0] * (length - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), length)
 
 
 def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:

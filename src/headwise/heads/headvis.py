@@ -12,6 +12,7 @@ import math
 import random
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,31 +22,28 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, listening
+from headwise.files import packaged, read_text
+from headwise.heads.documents import Document, run_documents
 from headwise.heads.measure import top_keys
 from headwise.heads.profiles import DISTANCES, HeadProfile, Survey
-from headwise.heads.tally import batches
 from headwise.heads.texts import Text
-from headwise.models.ask import evaluating, run_body
 from headwise.models.sites import Site
 from headwise.records import Call
 
 ROW, LEAST = 8, 0.005  # weights of a row, and the smallest
-INTERVALS, SAMPLES, STRONGEST = (
-    10,
-    3,
-    10,
-)  # bands of documents by their largest weight; of each so many, of the last more
-ROWS = 256  # queries whose weights are held at once
+CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
+INTERVALS: int = CONFIG["n_intervals"]  # bands of documents by their largest weight
+SAMPLES, STRONGEST = 3, 10  # documents of a band, and of the last
 BINS = 50
-# Where one of our statistics is what HeadVis calls by another name.
-NAMES = {
+NAMES = {  # of those statistics that HeadVis calls by another name
     "self": "self_attention_score",
     "previous": "prev_token_score",
     "entropy": "pattern_entropy",
     "distance": "qk_distance",
     "induction": "induction_score",
 }
+
+Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and document -> indices and weights
 
 
 def check_headvis(folder: Path) -> None:
@@ -71,14 +69,14 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
     rows = _sparse(model, text, chosen)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as temporary:
         tree = Path(temporary) / "tree"
-        (tree / "heads").mkdir(parents=True)
-        (tree / "attributions").mkdir()
+        for name in ("heads", "attributions"):
+            (tree / name).mkdir(parents=True)
         _write(tree / "server_config.json", {})
         _write(tree / "attributions" / "manifest.json", {})
         _write(tree / "scatter_data.json", [_metrics(survey, profile) for profile in survey.profiles])
         for profile in survey.profiles:
-            name = f"L{profile.layer}H{profile.head}.json"
-            _write(tree / "heads" / name, _head(profile, strongest[profile.name], chosen[profile.name], rows, text))
+            content = _head(profile, strongest[profile.name], chosen[profile.name], rows, text)
+            _write(tree / "heads" / f"L{profile.layer}H{profile.head}.json", content)
         _write(tree / "config.json", _config(survey, seed))
         if folder.exists():
             folder.rmdir()
@@ -87,34 +85,30 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
 
 def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:
     """The keys with the largest weights of every query, and those weights, (H,T,8); missing ones have weight 0."""
-    T = call.q.shape[2]
-    parts = [top_keys(call, b, range(start, min(start + ROWS, T)), ROW) for start in range(0, T, ROWS)]
-    return torch.cat([keys for keys, _ in parts], 1).cpu(), torch.cat([weights for _, weights in parts], 1).cpu()
+    keys, weights = top_keys(call, b, range(call.q.shape[2]), ROW)
+    return keys.cpu(), weights.cpu()
 
 
 def _strongest(model: nn.Module, text: Text) -> dict[str, list[float]]:
     """Of each head the largest weight in each document, without the first row and column, as HeadVis counts."""
-    strongest: dict[str, list[float]] = {}
+    strongest: dict[str, list[float]] = defaultdict(list)
 
-    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
-        for b in range(len(described)):
-            keys, weights = _rows(call, b)
-            weights = weights.masked_fill(keys == 0, 0)[:, 1:]
-            for name, value in zip(site.heads, weights.amax((1, 2)).tolist(), strict=True):
-                strongest.setdefault(name, []).append(value)
+    def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        keys, weights = _rows(call, b)
+        weights = weights.masked_fill(keys == 0, 0)[:, 1:]
+        for name, value in zip(site.heads, weights.amax((1, 2)).tolist(), strict=True):
+            strongest[name].append(value)
 
-    with listening(model, listener), evaluating(model):
-        for ids in batches(text.documents):
-            run_body(model, ids)
+    run_documents(model, text.documents, take)
     return strongest
 
 
 def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     """Documents that a head shows, and the band of each, 1 to 10 by rank; the strongest of the last, others by lot."""
     order = sorted(range(len(values)), key=lambda n: (values[n], -n))
-    bands: dict[int, list[int]] = {}
+    bands: dict[int, list[int]] = defaultdict(list)
     for rank, number in enumerate(reversed(order)):
-        bands.setdefault(INTERVALS - rank * INTERVALS // len(order), []).append(number)
+        bands[INTERVALS - rank * INTERVALS // len(order)].append(number)
     chosen: dict[int, int] = {}
     for band, numbers in sorted(bands.items()):
         some = numbers[:STRONGEST] if band == INTERVALS else draw.sample(numbers, min(SAMPLES, len(numbers)))
@@ -122,48 +116,42 @@ def _choose(values: Sequence[float], draw: random.Random) -> dict[int, int]:
     return chosen
 
 
-def _sparse(
-    model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]
-) -> dict[tuple[str, int], tuple[list[int], list[float]]]:
-    """Of each head and document that it shows the indices and weights of its sparse rows."""
-    rows: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
-    for number in sorted(set().union(*chosen.values())):
+def _sparse(model: nn.Module, text: Text, chosen: dict[str, dict[int, int]]) -> Sparse:
+    """The sparse rows of each head in each document that it shows."""
+    rows: Sparse = {}
+    numbers = sorted(set().union(*chosen.values()))
 
-        def listener(site: Site, call: Call, described: Sequence[Document], number: int = number) -> None:
-            heads = [h for h, name in enumerate(site.heads) if number in chosen[name]]
-            if heads:
-                keys, weights = _rows(call, 0)
-                for h in heads:
-                    rows[site.head(h), number] = _indices(keys[h], weights[h])
+    def take(place: int, site: Site, call: Call, b: int, document: Document) -> None:
+        heads = [h for h, name in enumerate(site.heads) if numbers[place] in chosen[name]]
+        if heads:
+            keys, weights = _rows(call, b)
+            for h in heads:
+                rows[site.head(h), numbers[place]] = _indices(keys[h], weights[h])
 
-        with listening(model, listener), evaluating(model):
-            run_body(model, torch.tensor([list(text.documents[number])]))
+    run_documents(model, [text.documents[number] for number in numbers], take)
     return rows
 
 
 def _indices(keys: Tensor, weights: Tensor) -> tuple[list[int], list[float]]:
-    index = torch.arange(len(keys))[:, None] * len(keys) + keys
     kept = weights >= LEAST
-    order = index[kept].argsort()
-    values = weights[kept].double()[order]
-    return index[kept][order].tolist(), [round(value, 4) for value in values.tolist()]
+    index, order = (torch.arange(len(keys))[:, None] * len(keys) + keys)[kept].sort()
+    return index.tolist(), [round(value, 4) for value in weights[kept].double()[order].tolist()]
 
 
 def _head(
     profile: HeadProfile,
     strongest: Sequence[float],
     chosen: dict[int, int],
-    rows: dict[tuple[str, int], tuple[list[int], list[float]]],
+    rows: Sparse,
     text: Text,
 ) -> dict[str, Any]:
     """heads/L3H5.json."""
     sequences = []
-    looking: dict[str, float] = {}
+    looking: dict[str, float] = defaultdict(float)
     for number, band in sorted(chosen.items(), key=lambda item: (-item[1], -strongest[item[0]])):
         tokens, (indices, values) = text.shown(text.documents[number]), rows[profile.name, number]
         for index, value in zip(indices, values, strict=True):
-            looks = tokens[index // len(tokens)]
-            looking[looks] = looking.get(looks, 0.0) + value
+            looking[tokens[index // len(tokens)]] += value
         sequence = {"sequence_id": number, "interval": band, "tokens": tokens, "seq_len": len(tokens)}
         sequence |= {"attention_indices": indices, "attention_values": values}
         sequences.append(sequence | {"max_activation": round(strongest[number], 4)})
@@ -188,28 +176,14 @@ def _metrics(survey: Survey, profile: HeadProfile) -> dict[str, Any]:
 
 def _config(survey: Survey, seed: int) -> dict[str, Any]:
     """config.json, which the browser reads first."""
-    shown = {"n_samples": "Samples kept", "mean_max_activation": "Mean max activation"}
     return {
         "model_name": survey.model,
         "dataset_name": ", ".join(survey.texts),
         "heads": [[profile.layer, profile.head] for profile in survey.profiles],
         "n_layers": 1 + max(profile.layer for profile in survey.profiles),
         "n_heads": 1 + max(profile.head for profile in survey.profiles),
-        "n_intervals": INTERVALS,
         "metrics": [NAMES.get(key, key) for key in survey.statistics],
         "metric_descriptions": {NAMES.get(key, key): meaning for key, meaning in survey.statistics.items()},
-        "head_data_pattern": "L{layer}H{head}.json",
-        "has_umap": False,
-        "umap_heads": [],
-        "custom_plots": [
-            {"key": "qk_distance_histogram", "label": "Distance of the largest weight, rows"},
-            {"key": "histogram", "label": "Largest weight, documents"},
-        ],
-        "custom_tables": [
-            {"key": "top_query_tokens", "label": "Top query tokens"},
-            {"key": "top_key_tokens", "label": "Top key tokens"},
-        ],
-        "statistics_display": {key: {"label": label, "format": "default"} for key, label in shown.items()},
         "pipeline_config": {
             "made_by": "headwise",
             "n_sequences": survey.n_documents,
@@ -218,6 +192,7 @@ def _config(survey: Survey, seed: int) -> dict[str, Any]:
             "sparse_threshold": LEAST,
             "sample_seed": seed,
         },
+        **CONFIG,
     }
 
 

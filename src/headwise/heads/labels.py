@@ -45,9 +45,8 @@ class Relations:
     def __post_init__(self) -> None:
         used = dict.fromkeys(name for document in self.documents for name in document.pairs)
         if not used:
-            raise HeadwiseError(
-                f"{self.source or 'the relations'}: there is no pair in {len(self.documents)} documents"
-            )
+            source = self.source or "the relations"
+            raise HeadwiseError(f"{source}: there is no pair in {len(self.documents)} documents")
         for name in used:
             if name in TAKEN:
                 raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
@@ -57,13 +56,11 @@ class Relations:
 
 def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     """Lines of the verb corpus, such as the held-out cells, and conjugations: what decides person, verb and tense."""
-    before = tokens.frame[0]
+    shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines()[:CONJUGATIONS]]:
-        pairs: dict[str, list[Pair]] = {
-            name: [((looks + len(before),), (decides + len(before),)) for looks, decides in some]
-            for name, some in verbs.related(line).items()
-        }
+        related = verbs.related(line).items()
+        pairs: dict[str, list[Pair]] = {name: [((i + shift,), (j + shift,)) for i, j in some] for name, some in related}
         documents.append(Labelled(tokens.prompt(line), pairs))
     return Relations(documents, verbs.RELATIONS, "the verb corpus")
 
@@ -95,9 +92,8 @@ def read_relations(folder: Folder, path: Path) -> Relations:
         raise HeadwiseError(f'{path} has no list "documents"; docs/watching.md shows the format')
     meanings = content.get("relations", {})
     if not isinstance(meanings, dict) or not all(isinstance(meaning, str) for meaning in meanings.values()):
-        raise HeadwiseError(
-            f'{path}: "relations" must give each name its meaning, as {{"subject": "from a verb to it"}}'
-        )
+        shape = '"relations" must give each name its meaning, as {"subject": "from a verb to it"}'
+        raise HeadwiseError(f"{path}: {shape}")
     documents = [_document(folder, item, f"{path}, document {n}") for n, item in enumerate(listed)]
     return Relations(documents, meanings, str(path))
 
@@ -110,15 +106,13 @@ def _document(folder: Folder, item: Any, where: str) -> Labelled:
         raise HeadwiseError(f"{where} has {len(ids)} tokens and {folder.name} takes {folder.context}; shorten it")
     pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(item.get("pairs", ())):
-        place = f"{where}, pair {n}"
-        if (
-            not isinstance(pair, Mapping)
-            or not {"name", "from", "to"} <= set(pair)
-            or not isinstance(pair["name"], str)
-        ):
-            raise HeadwiseError(f'{place}: a pair has "name", "from" and "to"')
-        spans = [_positions(pair[end], item, ids, starts, f"{place}, {end}") for end in ("from", "to")]
-        pairs.setdefault(pair["name"], []).append((spans[0], spans[1]))
+        match pair:
+            case {"name": str(name), "from": looks, "to": at}:
+                place = f"{where}, pair {n}"
+                queries = _positions(looks, item, ids, starts, f"{place}, from")
+                pairs.setdefault(name, []).append((queries, _positions(at, item, ids, starts, f"{place}, to")))
+            case _:
+                raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
     return Labelled(ids, pairs)
 
 
@@ -127,8 +121,7 @@ def _read(folder: Folder, item: Mapping[str, Any], where: str) -> tuple[list[int
     size = folder.vocab_size
     if "ids" in item:
         ids = item["ids"]
-        whole = isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)
-        if not whole:
+        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < (size or i + 1) for i in ids)):
             raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below the vocabulary of {size}')
         return ids, []
     if folder.tokens is None:

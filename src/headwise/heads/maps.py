@@ -26,12 +26,9 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
     that exceeds the context of a model of ours, or one of over 400 tokens.
     """
-    if not ids:
-        raise HeadwiseError("the text has no tokens; pass one with --text")
     longest = min(LONGEST, context_of(model) or LONGEST)
-    if len(ids) > longest:
-        why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
-        raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
+    why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
+    require_text(ids, longest, why)
     maps: list[HeadMap] = []
 
     def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
@@ -44,6 +41,14 @@ def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name:
     with listening(model, keep), evaluating(model):
         run_body(model, torch.tensor([list(ids)]))
     return HeadMaps(name, tuple(tokens), tuple(maps))
+
+
+def require_text(ids: Sequence[int], longest: int, why: str) -> None:
+    """Raise HeadwiseError for a text without tokens, or with more than the longest."""
+    if not ids:
+        raise HeadwiseError("the text has no tokens; pass one with --text")
+    if len(ids) > longest:
+        raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
 
 
 def maps_of_text(model: nn.Module, text: Text, name: str) -> HeadMaps | None:

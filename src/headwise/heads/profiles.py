@@ -9,11 +9,13 @@ it stands has found nothing.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
+from headwise.files import packaged, read_text
 from headwise.heads.frame import frame, survey_rows
 from headwise.heads.notebook import head_card, heads_table
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
@@ -90,7 +92,7 @@ class Example:
     weight: float
 
 
-MASS = 0.4  # of the attention; heads that are named in the papers below lie well above, even attention well below
+MASS = 0.4  # of the attention; heads that are named in papers lie well above, even attention well below
 
 
 def relation_role(relation: Relation) -> Role:
@@ -98,20 +100,7 @@ def relation_role(relation: Relation) -> Role:
     return Role(relation.name, relation.name, MASS, relation.meaning, relation.source)
 
 
-ROLES = (
-    Role("previous token", "previous", MASS, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
-    Role("next token", "next", MASS, "looks at the token right after", "Clark et al. 2019, 1906.04341"),
-    Role("self", "self", MASS, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
-    Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),
-    Role("delimiter", "delimiter", MASS, "looks at separators and punctuation", "Clark et al. 2019, 1906.04341"),
-    Role("duplicate token", "duplicate", MASS, "looks at an earlier copy of the token", "Wang et al. 2022, 2211.00593"),
-    Role("induction", "prefix", MASS, "looks at what came after an earlier copy", "Olsson et al. 2022, 2209.11895"),
-    Role("positional", "positional", 0.9, "looks hardest at one fixed offset", "Voita et al. 2019, 1905.09418"),
-    Role(
-        "copying", "copying", 0.8, "raises the logits of what it looks at", "Elhage et al. 2021, transformer circuits"
-    ),
-    Role("rare token", "rare_top", MASS, "looks hardest at the rarest tokens", "Voita et al. 2019, 1905.09418"),
-)
+ROLES = tuple(Role(*fields) for fields in tomllib.loads(read_text(packaged("roles", "toml")))["roles"])
 
 
 @dataclass(frozen=True, repr=False)

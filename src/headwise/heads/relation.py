@@ -14,13 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, listening, run_documents
 from headwise.heads.labels import Labelled, Relations
 from headwise.heads.measure import row_weights, uniform
 from headwise.heads.profiles import Followed, Relation
-from headwise.heads.tally import batches
 from headwise.intervals import interval_of
-from headwise.models.ask import evaluating, logits, run_body
+from headwise.models.ask import evaluating, logits
 from headwise.models.sites import Site
 from headwise.records import Call
 
@@ -46,26 +45,17 @@ def follow(
     """
     documents = sorted(relations.documents, key=lambda document: len(document.ids))
     plans = [Plan(document) for document in documents]
-    taken: dict[str, list[Tensor]] = defaultdict(list)  # name of a site -> of each document (H+1, 3, pairs)
-    sites: dict[str, Site] = {}
-    done = 0
+    taken: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
 
-    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
-        if site.cross or call.cross:
-            return
-        for b in range(len(described)):
-            taken[site.name].append(plans[done + b].measure(call, b))
-        sites[site.name] = site
+    def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        if not (site.cross or call.cross):
+            taken[site].append(plans[number].measure(call, b))
 
-    with listening(model, listener), evaluating(model):
-        for ids in batches([document.ids for document in documents]):
-            run_body(model, ids)
-            done += len(ids)
-            progress(done, len(documents))
+    run_documents(model, [document.ids for document in documents], take, progress=progress)
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
-        for site in sites.values():
-            by_head |= zip(site.heads, _followed(name, plans, taken[site.name], shown), strict=True)
+        for site, numbers in taken.items():
+            by_head |= zip(site.heads, _followed(name, plans, numbers, shown), strict=True)
     return scores
 
 
@@ -92,10 +82,8 @@ class Plan:
         self.ids, T = document.ids, len(document.ids)
         self.pairs = [(name, *pair) for name, pairs in document.pairs.items() for pair in pairs]
         looking = {name: {q for queries, _ in pairs for q in queries} for name, pairs in document.pairs.items()}
-        step = max(1, T // OTHERS)
-        others = set(range(0, T, step))
+        others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
-        self.at = {row: n for n, row in enumerate(self.rows)}
         self.right = _Sum(
             [[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in self.pairs]
         )
@@ -138,16 +126,16 @@ class _Sum:
 
     def __init__(self, sums: Sequence[Sequence[tuple[int, int, float]]]) -> None:
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
-        self.count = len(sums)
-        self.number, self.row, self.key = (torch.tensor([cell[i] for cell in cells]).long() for i in range(3))
-        self.share = torch.tensor([cell[3] for cell in cells], dtype=torch.float64)
+        table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
+        self.number, self.row, self.key = table[:3].long()
+        self.share = table[3]
         self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)
 
     def of(self, weights: Tensor, rows: Sequence[int]) -> Tensor:
         """The part of each sum that lies in these rows, (H, sums), of weights (H, rows, S)."""
         place = torch.searchsorted(torch.tensor(rows), self.row).clamp(max=len(rows) - 1)
         share = self.share * (torch.tensor(rows)[place] == self.row)
-        result = weights.new_zeros(len(weights), self.count)
+        result = weights.new_zeros(len(weights), len(self.empty))
         return result.index_add_(1, self.number, weights[:, place, self.key] * share)
 
 

@@ -55,25 +55,27 @@ class _SeenSite:
     def __init__(self) -> None:
         self.growing: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
-        self.n_rows = 0
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S) of the last document
         self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
-        if not self.growing:
+        if not self.documents:
             self.growing = {name: _Growing(len(values)) for name, values in measured.rows.items()}
         self.growing = {name: rows for name, rows in self.growing.items() if name in measured.rows}
         for name, rows in self.growing.items():
             rows.add(as_numpy(measured.rows[name]))
         self._means = {}
-        self.n_rows += len(measured.places)
         self.documents.append(len(measured.places))
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
         self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
         self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.documents)
 
     def rows(self, name: str) -> Array:
         """One statistic of all heads, (H,N)."""
@@ -96,8 +98,7 @@ class Rows(Statistics[Array]):
         self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> Array:
-        rows: Array = self._site.rows(name)[self._head]
-        return rows
+        return np.asarray(self._site.rows(name)[self._head])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._site.growing)
@@ -146,8 +147,7 @@ class SeenHead(Statistics[float]):
         """The weights (T,S) of the last call's last document, where they were asked for with maps=True."""
         if self._site.maps is None:
             raise MissingError(f"the map of {self.name} was not kept; ask for it with watch(model, maps=True)")
-        weights: Array = self._site.maps[self._head]
-        return weights
+        return np.asarray(self._site.maps[self._head])
 
     @property
     def mean_out(self) -> Array:
@@ -159,8 +159,8 @@ class SeenHead(Statistics[float]):
         """The tokens that look and those that are looked at in `thumbnail`, where each has a line of its own there."""
         if self._site.ids is None:
             return None
-        rows, keys = (self._words(ids) for ids in self._site.ids)
-        return rows, keys
+        rows, keys = self._site.ids
+        return self._words(rows), self._words(keys)
 
     def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""

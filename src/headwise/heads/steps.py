@@ -10,7 +10,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,8 @@ from headwise.gpt.data import Documents
 from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.tokens import Tokens
-from headwise.gpt.train import make_optimizers, one_thread, schedule, take_step
+from headwise.gpt.train import fit, one_thread
+from headwise.heads.maps import require_text
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers, observe
 from headwise.positions import RoPE
@@ -96,14 +96,9 @@ def head_steps(
 
 
 def _check_text(model: GPT, ids: Sequence[int], tokens: Sequence[str], at: int) -> None:
-    if not ids:
-        raise HeadwiseError("the text has no tokens; pass one with --text")
+    require_text(ids, model.config.context, "the model's context")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
-    if len(ids) > model.config.context:
-        raise HeadwiseError(
-            f"the text has {len(ids)} tokens, and the model's context is {model.config.context}; pass a shorter one"
-        )
     _check_place("position", at, len(ids), "the text", option="at")
 
 
@@ -124,17 +119,9 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     assert isinstance(block, Block)
     noted: dict[str, Tensor] = {}
     calls: list[Call] = []
-
-    def keep(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        noted[name] = inputs[0][0]
-
-    def keep_output(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        noted["out"] = output[0]
-
-    readers = {"x": block.attention_norm, "normed": block.attention, "x_new": block.feed_forward_norm}
-    for name, module in readers.items():
-        module.register_forward_pre_hook(partial(keep, name))
-    block.attention.register_forward_hook(keep_output)
+    for name, module in (("x", block.attention_norm), ("normed", block.attention), ("x_new", block.feed_forward_norm)):
+        module.register_forward_pre_hook(lambda _, inputs, name=name: noted.update({name: inputs[0][0]}))
+    block.attention.register_forward_hook(lambda _, inputs, output: noted.update(out=output[0]))
     with observe(block.attention, calls.append):
         twin(torch.tensor([list(ids)]))
     return _Seen(block.attention, calls[0], **noted)
@@ -153,15 +140,14 @@ def _stages(
     rope = layer.spec.rope
     projected = weight @ x if bias is None else weight @ x + bias
     stages = [VectorStage("projected", _floats(projected))]
-
     for kind in ("turned", "normed") if rope is not None and rope.before_norm else ("normed", "turned"):
-        values = stages[-1].values
+        before = stages[-1].values
         if kind == "turned" and rope is not None:
-            stages.append(_turned(rope, layer.spec.head_dim, values, position))
+            stages.append(_turned(rope, layer.spec.head_dim, before, position))
         elif kind == "normed" and norm is not None:
-            before = torch.tensor(values, dtype=torch.float64)
-            rms = math.sqrt(float(before.square().mean()) + (norm.eps or 0.0))
-            stages.append(VectorStage("normed", _floats(norm(before)), rms=rms))
+            values = torch.tensor(before, dtype=torch.float64)
+            rms = math.sqrt(float(values.square().mean()) + (norm.eps or 0.0))
+            stages.append(VectorStage("normed", _floats(norm(values)), rms=rms))
     stages[-1] = replace(stages[-1], values=_floats(final))  # the model's own numbers have the last word
     return tuple(stages)
 
@@ -255,10 +241,5 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
-        recipe = replace(preset.recipe, steps=EXAMPLE_STEPS)
-        generator = torch.Generator().manual_seed(seed)
-        optimizers = make_optimizers(model, recipe)
-        for step in range(recipe.steps):
-            loss = model.loss(*data.batch(generator, recipe.batch))
-            take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step))
+        fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, seed)
     return model.eval(), tokens, f"microgpt, {len(names)} names"

@@ -22,27 +22,18 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.documents import batches, run_documents
 from headwise.heads.effect import ablation, importance
-from headwise.heads.gleaning import TOKENS as FREQUENT
 from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.seen import as_numpy
-from headwise.heads.spool import lengths
 from headwise.heads.statistics import all_statistics
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, batches
+from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
-from headwise.models.ask import (
-    context_of,
-    embeddings,
-    evaluating,
-    next_token_losses,
-    predicts,
-    reads_tokens,
-    vocabulary_of,
-)
+from headwise.models import ask
 from headwise.models.open import Folder, TextTokens, described, open_model
 from headwise.models.sites import Site, missing
 from headwise.records import parse_head
@@ -93,23 +84,20 @@ def survey(
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
     folder = _folder(open_model(model), tokenizer)
-    if not reads_tokens(folder.model):
-        raise HeadwiseError(
-            f"{type(folder.model).__name__} reads no tokens; watch it in Python on its own input, with "
-            f"headwise.watch(model)"
-        )
+    if not ask.reads_tokens(folder.model):
+        remedy = "watch it in Python on its own input, with headwise.watch(model)"
+        raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
     text = text_of(folder, texts, tokens, documents, relations)
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    study = _Study(folder, text, seed, progress or (lambda stage, done, total: None))
-    return study.survey(controls, ablate, by_document)
+    return _Study(folder, text, seed, progress or (lambda *counts: None)).survey(controls, ablate, by_document)
 
 
 def _folder(model: nn.Module, tokenizer: Any) -> Folder:
     """What is known of a model; one that was made in memory has the name of its class."""
     family = getattr(getattr(model, "config", None), "model_type", "headwise")
-    made = Folder(Path(type(model).__name__), model, None, context_of(model), family, vocabulary_of(model))
+    made = Folder(Path(type(model).__name__), model, None, ask.context_of(model), family, ask.vocabulary_of(model))
     folder = described(model) or made
     if tokenizer is None:
         return folder
@@ -158,7 +146,7 @@ class _Study:
         tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, True, by_document)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
-        if compressed and embeddings(self.model) is not None:
+        if compressed and ask.embeddings(self.model) is not None:
             self.notes.append(f"Copying is left out of {', '.join(compressed)}: W_V is not one matrix there.")
         if not self.probes:
             self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
@@ -169,9 +157,7 @@ class _Study:
         self.followed = self._follow(self.model, "relations")
         untrained = self._untrained() if controls else None
         self._effects(how)
-        profiles = tuple(
-            self._profile(site, h, tally, untrained or {}) for site in tally.sites.values() for h in range(site.n_heads)
-        )
+        profiles = tuple(self._profile(site, h, tally, untrained or {}) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
             self.notes.append(f"Silent heads, whose output is zero whatever they look at: {', '.join(silent)}.")
@@ -185,8 +171,8 @@ class _Study:
             family=self.folder.family,
             texts=self.text.sources,
             n_documents=len(documents),
-            n_tokens=sum(lengths(documents)),
-            longest=max(lengths(documents)),
+            n_tokens=sum(map(len, documents)),
+            longest=max(map(len, documents)),
             statistics={key: item.meaning for key, item in all_statistics().items() if key in present}
             | {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in self.relations},
             roles=tuple(role for role in self.roles if role.score in possible),
@@ -213,15 +199,15 @@ class _Study:
         probe = Tally(model, uniform_on, first_row=self.second_half)
         tokens = [token for token, _ in self.text.counts.most_common(FREQUENT)] if keep else None
         tally = Tally(model, uniform_on, keep, probe=probe, tokens=tokens, by_document=by_document)
-        tally.collect(documents, self.text.marks, partial(self.progress, stages[0]))
-        probe.collect(self.probes, None, partial(self.progress, stages[1]))
+        run_documents(model, documents, tally.take, self.text.marks, partial(self.progress, stages[0]))
+        run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return tally
 
     def _untrained(self) -> dict[str, float]:
         """The largest score that any head reaches in the same model with fresh weights."""
         fresh, stage = fresh_model(self.model, self.seed), "untrained control"
         tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0)
-        heads = [tally.of_head(site, h) for site in tally.sites.values() for h in range(site.n_heads)]
+        heads = [tally.of_head(site, h) for site, h in tally.heads()]
         means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
         means |= {name: [head.mass.mean for head in by.values()] for name, by in self._follow(fresh, stage).items()}
         return {key: max(values) for key, values in means.items() if values}
@@ -234,13 +220,13 @@ class _Study:
 
     def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
-        if predicts(self.model) != "next":
+        if ask.predicts(self.model) != "next":
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "
                               "out.")  # fmt: skip
             return
         documents = self.text.documents
-        count = bisect_right(list(accumulate(lengths(documents))), EFFECTS)
+        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
         groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
         self.progress("importance", 0, 1)
         after = self.text.scored_after
@@ -248,8 +234,8 @@ class _Study:
         self.progress("importance", 1, 1)
         if how == "none":
             return
-        with torch.no_grad(), evaluating(self.model):
-            self.loss = float(torch.cat([next_token_losses(self.model, ids, after) for ids in groups]).mean())
+        with torch.no_grad(), ask.evaluating(self.model):
+            self.loss = float(torch.cat([ask.next_token_losses(self.model, ids, after) for ids in groups]).mean())
         self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"), after=after)
 
     def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:
@@ -281,7 +267,7 @@ class _Study:
             top_keys=keys[h].cpu().numpy(),
             top_weights=as_numpy(weights[h]),
             relations=followed,
-            by_document={key: np.array(column) for key, column in tally.columns(site, h).items()},
+            by_document={key: np.array(each.kept)[:, h] for key, each in tally.scores[site.name].items() if each.kept},
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )
 

@@ -1,31 +1,121 @@
-"""What every head does on many documents, gathered document by document: a running mean for each head and statistic."""
+"""What every head does on many documents, gathered while they pass, in memory that does not grow with the corpus.
+
+Running means and their spread, histograms of distance, the tokens that are looked at most, the best examples.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.heads.documents import Document, Marker, listening
-from headwise.heads.gleaning import Gleaning, Running
+from headwise.heads.documents import Document
 from headwise.heads.measure import Measured, measure, top_keys, uniform
-from headwise.heads.spool import lengths
+from headwise.heads.profiles import DISTANCES, Example
 from headwise.heads.statistics import all_statistics
+from headwise.heads.texts import Text
 from headwise.heads.watch import Factors
-from headwise.intervals import Interval
-from headwise.models.ask import embeddings, evaluating, run_body
+from headwise.intervals import Interval, interval_from
+from headwise.models.ask import embeddings
 from headwise.models.sites import Site
 from headwise.records import Call
 
 REACH = 32  # offsets that are counted for "positional"
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
-BATCH = 4096  # tokens of documents that run together
+
+EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
+FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
+
+Floats = NDArray[np.float64]
+
+
+class Running:
+    """Mean and spread of arrays that come one after another, cell by cell, NaNs left out (Welford 1962)."""
+
+    def __init__(self, keep: bool = False) -> None:
+        self.n: NDArray[np.int64] = np.zeros((), np.int64)
+        self.mean: Floats = np.zeros(())
+        self.squares: Floats = np.zeros(())  # around the mean
+        self.kept: list[Floats] | None = [] if keep else None  # the arrays themselves
+
+    def add(self, values: Floats) -> None:
+        known = ~np.isnan(values)
+        self.n = self.n + known
+        before = np.where(known, values - self.mean, 0.0)
+        self.mean = self.mean + before / np.maximum(self.n, 1)
+        self.squares = self.squares + before * np.where(known, values - self.mean, 0.0)
+        if self.kept is not None:
+            self.kept.append(values)
+
+    def interval(self, *cell: int) -> Interval:
+        return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
+
+
+class Gleaning:
+    """Of the H heads of a site: where they look hardest, which tokens they look at, and their best examples.
+
+    An example is the row of a document with the largest weight on another token than the first and itself.
+    """
+
+    def __init__(self, n_heads: int, tokens: Sequence[int]) -> None:
+        self.distances = np.zeros((n_heads, len(DISTANCES)), np.int64)  # rows by how far back their largest weight is
+        self.attended = torch.zeros(n_heads, len(tokens), dtype=torch.float64)
+        self.total = torch.zeros(n_heads, dtype=torch.float64)
+        self.tokens = torch.tensor(sorted(tokens))
+        self.weights = np.full((n_heads, EXAMPLES), -1.0)
+        self.places = np.zeros((n_heads, EXAMPLES, 3), np.int64)  # document, row, key
+
+    def add(self, number: int, measured: Measured, document: Document) -> None:
+        """Document `number` of the corpus."""
+        rows = (measured.places + (document.start or 0)).cpu()
+        argmax = measured.argmax.cpu()
+        if not len(rows):
+            return
+        behind = (rows - argmax).abs().clamp(max=DISTANCES[-1])
+        bins = torch.where(behind > 0, behind.double().log2().floor().long() + 1, 0)
+        for counts, of_head in zip(self.distances, bins, strict=True):
+            counts += torch.bincount(of_head, minlength=len(DISTANCES)).numpy()
+        if document.k_ids is not None:
+            self._receive(measured.received.cpu().double(), document.k_ids.cpu())
+        weights = measured.rows["confidence"].cpu().double().masked_fill((argmax == 0) | (argmax == rows), -1)
+        best, at = (values.numpy() for values in weights.max(1))
+        for h in np.flatnonzero(best > self.weights[:, -1]):
+            place = int(np.searchsorted(-self.weights[h], -best[h], side="right"))
+            row = int(rows[at[h]])
+            self.weights[h] = np.insert(self.weights[h], place, best[h])[:EXAMPLES]
+            example = (number, row, int(argmax[h, at[h]]))
+            self.places[h] = np.insert(self.places[h], place, example, axis=0)[:EXAMPLES]
+
+    def _receive(self, received: torch.Tensor, ids: torch.Tensor) -> None:
+        place = torch.searchsorted(self.tokens, ids).clamp(max=len(self.tokens) - 1)
+        known = self.tokens[place] == ids
+        self.attended.index_add_(1, place[known], received[:, known])
+        self.total += received.sum(1)
+
+    def fields(self, h: int, text: Text) -> dict[str, Any]:
+        """`HeadProfile.distances`, `attended` and `examples` of a head."""
+        shares = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
+        values, places = shares.topk(min(ATTENDED, len(shares)))
+        examples = []
+        for weight, (number, row, key) in zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True):
+            if weight >= 0:
+                looks, at = text.shown([text.documents[number][place] for place in (row, key)])
+                examples.append(Example(number, row, key, looks, at, weight))
+        attended = zip(text.shown(self.tokens[places].tolist()), values.tolist(), strict=True)
+        return {
+            "distances": tuple(self.distances[h].tolist()),
+            "attended": tuple(attended),
+            "examples": tuple(examples),
+        }
+
 
 Values = dict[str, Running]  # statistic -> its values, one a document, of all heads of a site
 
@@ -63,26 +153,8 @@ class Tally:
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self._copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
 
-    def collect(
-        self, documents: Sequence[Sequence[int]], marker: Marker | None, progress: Callable[[int, int], None]
-    ) -> None:
-        """Run the documents through the model, and tally what each head does."""
-        total = sum(lengths(documents))
-        done = number = 0
-
-        def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
-            for b, document in enumerate(described):
-                self._take(number + b, site, call, b, document)
-
-        with torch.no_grad(), listening(self.model, listener, marker), evaluating(self.model):
-            for ids in batches(documents):
-                run_body(self.model, ids)
-                number += len(ids)
-                done += ids.numel()
-                progress(done, total)
-
-    def _take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        """Document `number`, which is document b of a call."""
+    def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        """Tally document `number`, which is document b of a call."""
         self.sites.setdefault(site.name, site)
         if call.note:
             self.notes.setdefault(call.note)
@@ -101,6 +173,10 @@ class Tally:
         if number == 0 and self.keep:
             self.first[site.name] = (measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
 
+    def heads(self) -> Iterator[tuple[Site, int]]:
+        """Every head, in the order of the model."""
+        return ((site, h) for site in self.sites.values() for h in range(site.n_heads))
+
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
         values = self.scores[site.name] | ({} if self.probe is None else _repeated(self.probe.scores[site.name]))
@@ -115,11 +191,6 @@ class Tally:
         if copied is not None:
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
         return {key: scores[key] for key in all_statistics() if key in scores}
-
-    def columns(self, site: Site, h: int) -> dict[str, list[float]]:
-        """Of each statistic the value of a head in each document, where they were kept."""
-        kept = {key: running.kept for key, running in self.scores[site.name].items()}
-        return {key: [float(values[h]) for values in arrays] for key, arrays in kept.items() if arrays}
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
@@ -152,14 +223,6 @@ def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
 def _repeated(values: Mapping[str, Running]) -> dict[str, Running]:
     """The statistics that are others, measured on random tokens that are repeated."""
     return {key: values[item.repeated] for key, item in all_statistics().items() if item.repeated in values}
-
-
-def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, up to BATCH tokens together."""
-    for length, group in itertools.groupby(documents, key=len):
-        together = max(1, BATCH // length)
-        while chunk := list(itertools.islice(group, together)):
-            yield torch.tensor([list(document) for document in chunk])
 
 
 @torch.no_grad()

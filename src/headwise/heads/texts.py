@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import tempfile
+import weakref
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +23,6 @@ from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.verbs import HALF_LINES
 from headwise.heads.labels import Relations, verb_relations
-from headwise.heads.spool import Spool
 from headwise.models.lineage import run_of
 from headwise.models.open import Folder
 
@@ -27,6 +30,40 @@ SUFFIXES = (".txt", ".md", ".rst", ".text")  # what is read from a folder
 HELD_OUT = 4096  # tokens of what a run held out
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
+
+
+class Spool(Sequence[list[int]]):
+    """Documents of ids on the disk, so that a corpus takes no more memory than one document of it.
+
+    The temporary file has no name: the system takes it back with the object.
+    """
+
+    def __init__(self, documents: Iterable[Iterable[int]]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the sequence
+        weakref.finalize(self, self._file.close)
+        self._ends = array("q", [0])  # in ids
+        for document in documents:
+            ids = array("i", document)
+            self._file.write(ids.tobytes())
+            self._ends.append(self._ends[-1] + len(ids))
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self._read(n) for n in range(*number.indices(len(self)))]
+        return self._read(range(len(self))[number])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(self._read, range(len(self)))
+
+    def _read(self, number: int) -> list[int]:
+        ids = array("i")
+        first, last = (end * ids.itemsize for end in self._ends[number : number + 2])
+        ids.frombytes(os.pread(self._file.fileno(), last - first, first))
+        return ids.tolist()
 
 
 @dataclass

@@ -21,7 +21,7 @@ from headwise.files import read_bytes
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.train import DivergedError, evaluate, make_optimizers, one_thread, schedule, take_step
+from headwise.gpt.train import DivergedError, evaluate, fit, one_thread
 from headwise.lab.compare.results import Metric, Table
 from headwise.layer.layer import MultiHeadAttention, shapes_alone
 
@@ -147,7 +147,7 @@ def run_unit(unit: Unit) -> Scored:
         model = arm.build(experiment.config(arm, len(corpus.tokens)))
         try:
             if arm.trained:
-                fit(model, experiment.recipe(unit.steps, unit.text), corpus, seed)
+                fit(model, experiment.recipe(unit.steps, unit.text), corpus.data, seed)
             scores, failure = experiment.measure(model.eval(), corpus), None
         except DivergedError as error:
             scores, failure = {}, f"diverged with seed {seed}: {error}"
@@ -158,16 +158,6 @@ def run_unit(unit: Unit) -> Scored:
 @lru_cache(maxsize=2)
 def _corpus(make: Callable[[Path | None, int], Corpus], text: Path | None, seed: int) -> Corpus:
     return make(text, seed)
-
-
-def fit(model: GPT, recipe: Recipe, corpus: Corpus, seed: int) -> None:
-    """Train in memory, to the end of the recipe. Raises DivergedError."""
-    optimizers = make_optimizers(model, recipe)
-    generator = torch.Generator().manual_seed(seed)
-    model.train()
-    for step in range(recipe.steps):
-        loss = model.loss(*corpus.data.batch(generator, recipe.batch))
-        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
 
 
 def count_parameters(config: GPTConfig, build: Callable[[GPTConfig], GPT] = GPT) -> int:
