@@ -25,7 +25,7 @@ from headwise.lab.compare import run, sharing, units
 from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, by_model_width, unscaled, without_output
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
-from headwise.lab.compare.roles import person, previous_token, role_scores, same_token, translation
+from headwise.lab.compare.roles import places, role_scores
 from headwise.lab.compare.run import EXPERIMENTS, find_experiment, units_of
 from headwise.lab.compare.timing import in_turn, median_ratio
 from headwise.lab.compare.two_lookups import NAMES, NUMBERS, TWO_LOOKUPS, lines, lookups
@@ -156,12 +156,12 @@ def test_untrained_models_are_at_chance() -> None:
 
 
 def test_where_a_role_looks() -> None:
-    words = ["∅", "he", "will", "work", "=", "él", "trabajará"]
-    assert person(words) == [(4, [1])] and translation(words) == [(5, [3])]
-    row = ["∅", "I", "work", ",", "you", "work", ","]
-    assert person(row) == translation(row) == []
-    assert same_token(row) == [(5, [2]), (6, [3])]
-    assert previous_token(row) == [(i, [i - 1]) for i in range(1, 7)]
+    bilingual = places("he will work = él trabajará", ["∅", "he", "will", "work", "=", "él", "trabajará"])
+    assert bilingual["person"] == [(4, [1])] and bilingual["translation"] == [(5, [3])]
+    conjugation = places("I work , you work ,", ["∅", "I", "work", ",", "you", "work", ","])
+    assert conjugation["person"] == conjugation["translation"] == []
+    assert conjugation["same token"] == [(5, [2]), (6, [3])]
+    assert conjugation["previous token"] == [(i, [i - 1]) for i in range(1, 7)]
 
 
 def test_the_scores_of_roles_come_from_the_maps() -> None:

@@ -88,12 +88,8 @@ class Pass:
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
         self.marks = {name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()}
-        known = {
-            POSITIONS: document.start is not None,
-            IDS: document.q_ids is not None and document.k_ids is not None,
-            W_O: w_o is not None,
-            TOP: top,
-        }
+        has_ids = document.q_ids is not None and document.k_ids is not None
+        known = {POSITIONS: document.start is not None, IDS: has_ids, W_O: w_o is not None, TOP: top}
         self.formulas = formulas([name for name, there in known.items() if there], offsets, self.marks)
         self.j = torch.arange(self.S, device=self.device, dtype=self.dtype)
         self.real = torch.zeros(self.T, dtype=torch.bool, device=self.device)
@@ -107,8 +103,7 @@ class Pass:
         """(H,T) |W_O,h out|; for all rows at once, since the heads' output is far from the cache."""
         assert self.w_o is not None
         out = self.call.out[self.b].to(self.dtype)
-        norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
-        return norms
+        return (out @ self.w_o.mT).norm(dim=-1)
 
     def run(self, inference: bool) -> None:
         """All blocks. A thread begins with torch's default modes, so those that matter are set here."""
@@ -167,10 +162,8 @@ class Pass:
         low, high = 0, self.S
         for mask in self.masks:
             first, last = mask.band(self.T, self.S) or (None, None)
-            if first is not None:
-                low = max(low, rows.start + first)
-            if last is not None:
-                high = min(high, rows.stop + last)
+            low = low if first is None else max(low, rows.start + first)
+            high = high if last is None else min(high, rows.stop + last)
         return slice(low, high) if low < high else slice(0, 1)
 
     def _scores(self, heads: slice, rows: slice, keys: slice, bias: Tensor | None, allowed: Tensor | None) -> Tensor:
@@ -317,8 +310,7 @@ class Block:
         key = self._work.layout.first
         if key is None or not self._keys.start <= key < self._keys.stop:
             return torch.zeros_like(self.share)
-        first: Tensor = self.e[..., key - self._keys.start] * self.share
-        return first
+        return self.e[..., key - self._keys.start] * self.share
 
     def marked(self, name: str) -> Tensor:
         """(s,) 1 at the keys of a marked set."""
@@ -331,8 +323,7 @@ class Block:
     @property
     def added(self) -> Tensor:
         """(h,t) length of what the head adds to the residual stream."""
-        added: Tensor = self._work.added[self._heads, self._rows]
-        return added
+        return self._work.added[self._heads, self._rows]
 
 
 def split_heads(call: Call, count: int) -> list[tuple[slice, Call]]:
@@ -349,11 +340,9 @@ def split_heads(call: Call, count: int) -> list[tuple[slice, Call]]:
             sink=None if call.options.sink is None else as_tensor(call.options.sink, call.q.device)[first:last],
             kv_index=tuple(g - low for g in index[first:last]),
         )
-        heads = slice(first, last)
-        part = call._replace(
-            q=call.q[:, heads], k=call.k[:, low:high], v=call.v[:, low:high], options=options, out=call.out[:, heads]
-        )
-        parts.append((heads, part))
+        heads, read = slice(first, last), slice(low, high)
+        q, k, v, out = call.q[:, heads], call.k[:, read], call.v[:, read], call.out[:, heads]
+        parts.append((heads, call._replace(q=q, k=k, v=v, options=options, out=out)))
     return parts
 
 

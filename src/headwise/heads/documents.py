@@ -122,19 +122,15 @@ class _Reader:
         """Read what the model is given, where `here` says so."""
 
         # To another thread, which is not inside, torch may call a hook that is just being removed without its keywords.
-        def before(module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
+        def hook(act: Callable[..., None], module: nn.Module, *more: Any) -> None:
             if here() and module is self.model:
-                self.read(args, *more)
-
-        def after(module: nn.Module, args: tuple[Any, ...], *more: Any) -> None:
-            if here() and module is self.model:
-                self.remember(args, *more)
+                act(*more)
 
         if self.model is None:
             return []
         return [
-            self.model.register_forward_pre_hook(before, with_kwargs=True),
-            self.model.register_forward_hook(after, with_kwargs=True),
+            self.model.register_forward_pre_hook(partial(hook, self.read), with_kwargs=True),
+            self.model.register_forward_hook(partial(hook, self.remember), with_kwargs=True),
         ]
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -104,10 +104,8 @@ class Glance:
         None for a single head. The first row, where every head looks at the only token there is, does not count.
         """
         first, second = torch.triu_indices(len(maps), len(maps), 1)
-        if not len(first):
-            return None
         shared = torch.minimum(maps[first], maps[second]).sum(-1)
-        return float((shared * self.line_rows).sum() / len(first))
+        return float((shared * self.line_rows).sum() / len(first)) if len(first) else None
 
 
 def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:

@@ -139,11 +139,7 @@ def _indices(keys: Tensor, weights: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _head(
-    profile: HeadProfile,
-    strongest: Sequence[float],
-    chosen: dict[int, int],
-    rows: Sparse,
-    text: Text,
+    profile: HeadProfile, strongest: Sequence[float], chosen: dict[int, int], rows: Sparse, text: Text
 ) -> dict[str, Any]:
     """heads/L3H5.json."""
     sequences = []

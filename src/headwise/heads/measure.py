@@ -121,8 +121,7 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    factors: Tensor = torch.linalg.qr(blocks_hce, mode="r").R
-    return factors
+    return torch.linalg.qr(blocks_hce, mode="r").R
 
 
 def _run_all(passes: Sequence[Pass]) -> None:
@@ -146,7 +145,5 @@ def uniform(call: Call) -> Call:
     mask = call.options.mask
     if mask is not None:
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()
-    zeros = call.q.new_zeros
-    return call._replace(
-        q=zeros(B, 1, T, 1), k=zeros(B, 1, S, 1), v=zeros(B, 1, S, 1), options=Options(mask), out=zeros(B, 1, T, 1)
-    )
+    queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
+    return call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries)

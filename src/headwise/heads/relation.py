@@ -84,28 +84,24 @@ class Plan:
         looking = {name: {q for queries, _ in pairs for q in queries} for name, pairs in document.pairs.items()}
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
-        self.right = _Sum(
-            [[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in self.pairs]
-        )
-        self.elsewhere = _Sum(
-            [_same_distances(queries, keys, others - looking[name], T) for name, queries, keys in self.pairs]
-        )
+        pairs = self.pairs
+        self.right = _Sum([[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in pairs])
+        self.elsewhere = _Sum([_same_distances(*pair, others - looking[name], T) for name, *pair in pairs])
 
     def measure(self, call: Call, b: int) -> Tensor:
         """For each head and for even attention: mass, accuracy and mass elsewhere of each pair, (H+1, 3, pairs)."""
         return torch.cat([self._numbers(each, b) for each in (call, uniform(call))])
 
     def _numbers(self, call: Call, b: int) -> Tensor:
-        mass = accuracy = elsewhere = torch.zeros(call.q.shape[1], len(self.pairs), dtype=torch.float64)
+        numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
         for start in range(0, len(self.rows), ROWS):
             rows = self.rows[start : start + ROWS]
             weights = row_weights(call, b, rows).double().cpu()
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
-            mass = mass + self.right.of(weights, rows)
-            accuracy = accuracy + self.right.of(hits, rows)
-            elsewhere = elsewhere + self.elsewhere.of(weights, rows)
-        elsewhere = elsewhere.masked_fill(self.elsewhere.empty, math.nan)
-        return torch.stack([mass, accuracy, elsewhere], 1)
+            sums = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
+            numbers += torch.stack([cells.of(values, rows) for cells, values in sums], 1)
+        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)
+        return numbers
 
 
 def _same_distances(
@@ -170,7 +166,7 @@ def retrieval(model: nn.Module, ids: Sequence[int], needle: tuple[int, int], ste
         raise HeadwiseError(f"needle={needle} does not lie in a text of {len(ids)} tokens; pass (first, last + 1)")
     if steps < 1:
         raise HeadwiseError(f"steps={steps} must be at least 1")
-    fetched: dict[str, set[int]] = {}
+    fetched: dict[str, set[int]] = defaultdict(set)
     tops: dict[str, int] = {}
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
@@ -183,8 +179,6 @@ def retrieval(model: nn.Module, ids: Sequence[int], needle: tuple[int, int], ste
         for _ in range(steps):
             written = int(logits(model, torch.tensor([text]), last=True)[0, -1].argmax())
             for name, key in tops.items():
-                places = fetched.setdefault(name, set())
-                if first <= key < last and text[key] == written:
-                    places.add(key)
+                fetched[name] |= {key} if first <= key < last and text[key] == written else set()
             text.append(written)
     return {name: len(places) / (last - first) for name, places in fetched.items()}

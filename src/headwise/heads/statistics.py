@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -31,23 +32,16 @@ W_O = "W_O"  # what is done to the head's output is known
 TOP = "top"  # the key with the largest weight is looked for
 
 
+@dataclass(eq=False)
 class Statistic:
     """What a number about a head means, and where it comes from. In a class it is an attribute with that number."""
 
-    def __init__(
-        self,
-        meaning: str,
-        formula: Formula | None = None,
-        needs: tuple[str, ...] = (),
-        repeated: str = "",
-        even: str = "",
-    ) -> None:
-        self.name = ""
-        self.meaning = meaning  # and unit, for a reader
-        self.formula = formula  # None: a survey takes it from all documents together, or from the weights
-        self.needs = needs  # POSITIONS, IDS, W_O, TOP, or a marked set of keys
-        self.repeated = repeated  # it is this statistic, measured on random tokens that are repeated
-        self.even = even  # the statistic whose value for even attention is the control; default: its own
+    meaning: str  # and unit, for a reader
+    formula: Formula | None = None  # None: a survey takes it from all documents together, or from the weights
+    needs: tuple[str, ...] = ()  # POSITIONS, IDS, W_O, TOP, or a marked set of keys
+    repeated: str = ""  # it is this statistic, measured on random tokens that are repeated
+    even: str = ""  # the statistic whose value for even attention is the control; default: its own
+    name: str = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -72,15 +66,12 @@ class Statistics(ABC, Generic[V]):
 
     # Clark et al. 2019 (arXiv 1906.04341), section 3: -sum p log p
     entropy = Statistic(
-        "nats; 0 looks at one key, log n at n keys alike",
-        lambda b: b.mass * b.log_sum - b.total(b.shifted),
+        "nats; 0 looks at one key, log n at n keys alike", lambda b: b.mass * b.log_sum - b.total(b.shifted)
     )
     # Voita et al. 2019 (arXiv 1905.09418), section 4
     confidence = Statistic("mean of the largest weight of a row", lambda b: b.largest)
     distance = Statistic(
-        "tokens back, the mean over the attention",
-        lambda b: (b.at - b.centre).where(b.mass > 0, 0),
-        (POSITIONS,),
+        "tokens back, the mean over the attention", lambda b: (b.at - b.centre).where(b.mass > 0, 0), (POSITIONS,)
     )
     # Around the mean, not as a difference of squares, which would lose the digits of a narrow head far away.
     spread = Statistic(
@@ -99,9 +90,7 @@ class Statistics(ABC, Generic[V]):
         "mass on what came right after those copies", lambda b: b.total(b.copies[1]), (POSITIONS, IDS)
     )
     delimiter = Statistic(
-        "mass on separators and punctuation, the first token left out",
-        lambda b: b.on("delimiter"),
-        ("delimiter",),
+        "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
     )
     rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
     rare_top = Statistic(
@@ -111,8 +100,7 @@ class Statistics(ABC, Generic[V]):
         even="rare",
     )
     positional = Statistic(
-        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out",
-        even="confidence",
+        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out", even="confidence"
     )  # Voita et al. 2019, section 5.1
     duplicate = Statistic("mass on the earlier copy, in random tokens repeated", repeated="same_token")
     prefix = Statistic("mass on what came after that copy, in random tokens repeated", repeated="induction")

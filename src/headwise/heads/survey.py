@@ -143,7 +143,9 @@ class _Study:
     def survey(self, controls: bool, how: str, by_document: bool) -> Survey:
         documents = self.text.documents
         first = list(documents[0])
-        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, True, by_document)
+        frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
+        keep: dict[str, Any] = {"keep": True, "tokens": frequent, "by_document": by_document}
+        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, **keep)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:
@@ -187,18 +189,11 @@ class _Study:
         )
 
     def _tally(
-        self,
-        model: nn.Module,
-        documents: Sequence[Sequence[int]],
-        stages: tuple[str, str],
-        uniform_on: int,
-        keep: bool = False,
-        by_document: bool = False,
+        self, model: nn.Module, documents: Sequence[Sequence[int]], stages: Sequence[str], uniform_on: int, **more: Any
     ) -> Tally:
         """What the heads do on the documents, on the repeated tokens, and by their weights."""
         probe = Tally(model, uniform_on, first_row=self.second_half)
-        tokens = [token for token, _ in self.text.counts.most_common(FREQUENT)] if keep else None
-        tally = Tally(model, uniform_on, keep, probe=probe, tokens=tokens, by_document=by_document)
+        tally = Tally(model, uniform_on, probe=probe, **more)
         run_documents(model, documents, tally.take, self.text.marks, partial(self.progress, stages[0]))
         run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return tally

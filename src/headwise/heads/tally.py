@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -120,38 +120,28 @@ class Gleaning:
 Values = dict[str, Running]  # statistic -> its values, one a document, of all heads of a site
 
 
+@dataclass
 class Tally:
-    """Means of each document, head by head, and what is kept of the first document.
+    """Means of each document, head by head, and what is kept of the first document."""
 
-    uniform_on  the first documents, on which the even control is measured
-    keep        keep what was measured of the first document, and its top keys
-    first_row   rows before this one do not count
-    probe       the tally of random tokens that are repeated
-    tokens      those whose share of the attention is wanted; None notes neither that nor examples
-    by_document  keep the value of each document, which takes memory
-    """
+    model: nn.Module
+    uniform_on: int  # the first documents, on which the even control is measured
+    keep: bool = False  # what was measured of the first document, and its top keys
+    first_row: int = 0  # rows before this one do not count
+    probe: Tally | None = None  # that of random tokens that are repeated
+    tokens: Sequence[int] | None = None  # whose share of the attention is wanted; None notes neither that nor examples
+    by_document: bool = False  # keep the value of each document, which takes memory
 
-    def __init__(
-        self,
-        model: nn.Module,
-        uniform_on: int,
-        keep: bool = False,
-        first_row: int = 0,
-        probe: Tally | None = None,
-        tokens: Sequence[int] | None = None,
-        by_document: bool = False,
-    ) -> None:
-        self.tokens = tokens
-        self.model, self.uniform_on, self.keep, self.first_row, self.probe = model, uniform_on, keep, first_row, probe
+    def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
-        self.scores: dict[str, Values] = defaultdict(lambda: defaultdict(partial(Running, by_document)))  # (H,) each
+        self.scores: dict[str, Values] = defaultdict(lambda: defaultdict(partial(Running, self.by_document)))  # (H,)
         self.uniform: dict[str, Values] = defaultdict(lambda: defaultdict(Running))  # (1,) each
         self.offsets: dict[str, Running] = defaultdict(Running)  # (H, 2 REACH + 1), shares of rows
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
         self.factors = Factors()
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
-        self._copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
+        self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Tally document `number`, which is document b of a call."""
@@ -185,10 +175,9 @@ class Tally:
             shares = self.offsets[site.name].mean[h].copy()
             shares[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
             scores["positional"] = self.offsets[site.name].interval(h, int(shares.argmax()))
-        if site.name not in self._copied:
-            self._copied[site.name] = copying(site, self.model)
-        copied = self._copied[site.name]
-        if copied is not None:
+        if site.name not in self.copied:
+            self.copied[site.name] = copying(site, self.model)
+        if (copied := self.copied[site.name]) is not None:
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
         return {key: scores[key] for key in all_statistics() if key in scores}
 
@@ -250,5 +239,4 @@ def copying(site: Site, model: nn.Module) -> list[float] | None:
     through = w_v @ (embed.double().T @ unembed.double()) @ w_o  # (H,E,E)
     values = torch.linalg.eigvals(through)
     ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
-    scores: list[float] = ratio.tolist()
-    return scores
+    return list(ratio.tolist())

@@ -213,23 +213,21 @@ def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
     documents: dict[str, list[int]] = {}
     for number, line in enumerate(read_text(path).splitlines(), 1):
+        name = f"{path}, line {number}"
         try:
-            ids = [int(word) for word in line.replace(",", " ").split()]
+            documents[name] = [int(word) for word in line.replace(",", " ").split()]
         except ValueError:
-            raise HeadwiseError(
-                f"{path}, line {number}: token ids are whole numbers separated by spaces, a document a line"
-            ) from None
-        if ids:
-            documents[f"{path}, line {number}"] = ids
+            raise HeadwiseError(f"{name}: token ids are whole numbers separated by spaces, a document a line") from None
+    documents = {name: ids for name, ids in documents.items() if ids}
     return _checked(folder, dict(itertools.islice(documents.items(), most)), [str(path)])
 
 
 def _checked(folder: Folder, documents: dict[str, list[int]], sources: Sequence[str]) -> Text:
     """Documents of ids, by their names in errors, that the model takes."""
     for name, ids in documents.items():
-        wrong = [i for i in ids if i < 0 or (folder.vocab_size is not None and i >= folder.vocab_size)]
-        if wrong:
-            raise HeadwiseError(f"{name}: {wrong[0]} is no token of a vocabulary of {folder.vocab_size}")
+        for i in ids:
+            if i < 0 or (folder.vocab_size is not None and i >= folder.vocab_size):
+                raise HeadwiseError(f"{name}: {i} is no token of a vocabulary of {folder.vocab_size}")
         if folder.context is not None and len(ids) > folder.context:
             raise HeadwiseError(
                 f"{name} has {len(ids):,} tokens and {folder.name} takes {folder.context:,} at a time; "

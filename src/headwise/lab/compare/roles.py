@@ -6,7 +6,7 @@ heads as well. The control "even" is a head that spreads its look evenly over al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,39 +22,20 @@ from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT
 from headwise.lab.compare.results import Metric
 
 LINES = 60  # conjugation lines scored, besides all held-out cells
-SPANISH = ("yo", "tú", "él")
-
-Place = tuple[int, list[int]]  # the position that looks, and those it would look at in this role
+ROLES = ("previous token", "same token", "person", "translation")
 
 
-def previous_token(words: Sequence[str]) -> list[Place]:
-    """At every position, the one before."""
-    return [(i, [i - 1]) for i in range(1, len(words))]
+def places(line: str, words: Sequence[str]) -> dict[str, list[tuple[int, list[int]]]]:
+    """For each role the positions that look among the tokens of a line, and those that each would look at.
 
-
-def same_token(words: Sequence[str]) -> list[Place]:
-    """At a token that has occurred before, those occurrences."""
-    places = [(i, [j for j in range(i) if words[j] == words[i]]) for i in range(len(words))]
-    return [place for place in places if place[1]]
-
-
-def person(words: Sequence[str]) -> list[Place]:
-    """At "=", the English pronoun that opens the line: the Spanish pronoun comes next."""
-    return [(words.index("="), [1])] if "=" in words else []
-
-
-def translation(words: Sequence[str]) -> list[Place]:
-    """At the Spanish pronoun after "=", the English verb before it: the Spanish verb comes next."""
-    at = words.index("=") if "=" in words else len(words)
-    return [(at + 1, [at - 1])] if at + 1 < len(words) and words[at + 1] in SPANISH else []
-
-
-ROLES: dict[str, Callable[[Sequence[str]], list[Place]]] = {
-    "previous token": previous_token,
-    "same token": same_token,
-    "person": person,
-    "translation": translation,
-}
+    The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
+    verb.
+    """
+    start, related = len(words) - len(line.split()), verbs.related(line)
+    same = [(i, [j for j in range(i) if words[j] == words[i]]) for i in range(len(words))]
+    relations = {role: [(start + i, [start + j]) for i, j in related.get(role, ())] for role in ROLES[2:]}
+    previous = [(i, [i - 1]) for i in range(1, len(words))]
+    return {"previous token": previous, "same token": [place for place in same if place[1]], **relations}
 
 
 def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
@@ -79,8 +60,8 @@ def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str
         ids = corpus.tokens.prompt(line)
         words = corpus.tokens.shown(ids)
         weights = np.stack([head.weights for head in head_maps(model, ids, words, "").maps])
-        for role, places in ROLES.items():
-            for looks, at in places(words):
+        for role, pairs in places(line, words).items():
+            for looks, at in pairs:
                 masses[role].append(weights[:, looks, at].sum(-1))
                 even[role].append(len(at) / (looks + 1))
     return (
