@@ -103,7 +103,8 @@ class Pass:
         """(H,T) |W_O,h out|; for all rows at once, since the heads' output is far from the cache."""
         assert self.w_o is not None
         out = self.call.out[self.b].to(self.dtype)
-        return (out @ self.w_o.mT).norm(dim=-1)
+        norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
+        return norms
 
     def run(self, inference: bool) -> None:
         """All blocks. A thread begins with torch's default modes, so those that matter are set here."""

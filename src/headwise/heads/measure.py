@@ -121,7 +121,8 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    return torch.linalg.qr(blocks_hce, mode="r").R
+    factors: Tensor = torch.linalg.qr(blocks_hce, mode="r").R
+    return factors
 
 
 def _run_all(passes: Sequence[Pass]) -> None:

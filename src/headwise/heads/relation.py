@@ -86,7 +86,7 @@ class Plan:
         self.rows = sorted(others.union(*looking.values()))
         pairs = self.pairs
         self.right = _Sum([[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in pairs])
-        self.elsewhere = _Sum([_same_distances(*pair, others - looking[name], T) for name, *pair in pairs])
+        self.elsewhere = _Sum([_same_distances(q, k, others - looking[name], T) for name, q, k in pairs])
 
     def measure(self, call: Call, b: int) -> Tensor:
         """For each head and for even attention: mass, accuracy and mass elsewhere of each pair, (H+1, 3, pairs)."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.train import evaluate, one_thread
+from headwise.gpt.train import evaluate, fit, one_thread
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare.experiment import Arm, Experiment, Report, fit
+from headwise.lab.compare.experiment import Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
@@ -146,7 +146,7 @@ def trained_maps(bug: str | None, steps: int, seed: int = 0) -> tuple[list[Any],
         torch.manual_seed(seed)
         corpus = verbs_or_text(None, seed)
         model = arm.build(unit.config(arm, len(corpus.tokens)))
-        fit(model, unit.recipe(steps, None), corpus, seed)
+        fit(model, unit.recipe(steps, None), corpus.data, seed)
         return maps(model.eval(), corpus)
 
 
