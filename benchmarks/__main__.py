@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, corpus, heads, ladder, microgpt_baseline, onnx_peers, reshape, small, training
+from benchmarks import attention, causes, corpus, heads, ladder, microgpt_baseline, onnx_peers, reshape, small, training
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "small": small.run,
     "ladder": ladder.run,
     "heads": heads.run,
+    "causes": causes.run,
     "corpus": corpus.run,
     "onnx": onnx_peers.run,
     "training": training.run,
