@@ -93,13 +93,17 @@ def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) 
     path = tmp_path / "why.html"
     story = told(invoke, run, *TENSE, "--html", str(path))
     page = open_page(path, 390, 800)
-    assert page.locator("h1").inner_text() == "Why trabajará?"
+    assert page.locator("h1").inner_text() == f"Why {story['answer']}?"
     buttons = page.locator("#heads button")
     assert buttons.count() >= 1 and story["heads"][0]["head"] in buttons.first.inner_text()
     tinted = page.locator(".token", has_text="will")
     assert tinted.evaluate("token => parseInt(token.style.getPropertyValue('--look'))") > 50
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    drawn = page.locator("#drawing .node text").all_text_contents()
+    assert story["heads"][0]["head"] in drawn and page.locator("#drawing .goal").text_content() == story["answer"]
+    assert page.locator("#drawing path.direct").count() == len(drawn)
+    assert page.locator("#drawing path.path").count() == len(story["paths"])
     page.get_by_role("button", name="Español").click()
-    assert page.locator("h1").inner_text() == "¿Por qué trabajará?"
+    assert page.locator("h1").inner_text() == f"¿Por qué {story['answer']}?"
     assert "Mira" in buttons.first.inner_text()
     assert faults(page) == []

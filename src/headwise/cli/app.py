@@ -211,6 +211,17 @@ def check_outputs(**paths: Path | None) -> None:
             figure_class()
 
 
+@contextmanager
+def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
+    """Reports (message, done, total) the units of a study, and says after Ctrl-C that the folder keeps them."""
+    try:
+        with Progress() as progress:
+            yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
+    except KeyboardInterrupt:
+        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
+        raise
+
+
 def print_json(document: dict[str, Any]) -> None:
     if sys.stdout is not None:
         text = json.dumps(document, ensure_ascii="utf" not in sys.stdout.encoding.lower(), indent=2)

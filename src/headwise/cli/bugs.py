@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import Debug, Json, Progress, check_outputs, command, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, check_outputs, command, needs_torch, out, print_json, units_kept_in
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
@@ -47,16 +47,8 @@ def bugs(
     check_outputs(html=html, page=page)
     with needs_torch():
         from headwise.teach.study import study
-    try:
-        with Progress() as progress:
-
-            def report(text: str, done: int, total: int) -> None:
-                progress("unit", done, total, text, milestone=True)
-
-            comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report)
-    except KeyboardInterrupt:
-        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
-        raise
+    with units_kept_in(folder) as report:
+        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report)
     _write(html, page, shown, seeds, steps, lang)
     if as_json:
         compared = asdict(comparison) if comparison else None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, check_outputs, command, needs_torch, out, print_json, units_kept_in
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.view.page.words import check_lang
@@ -55,19 +55,11 @@ def compare(
     check_lang(lang)
     count = workers if workers is not None else os.cpu_count() or 1
     record: Comparison | Ledger
-    try:
-        with Progress() as progress:
-
-            def report(message: str, done: int, total: int) -> None:
-                progress("unit", done, total, message, milestone=True)  # a line of its own where there is no terminal
-
-            if chosen is None:
-                record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
-            else:
-                record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
-    except KeyboardInterrupt:
-        err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)
-        raise
+    with units_kept_in(folder) as report:
+        if chosen is None:
+            record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
+        else:
+            record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
     _show(record, png, html, lang, page, as_json)
 
 

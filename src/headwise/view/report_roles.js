@@ -44,12 +44,6 @@ function rule(role) {
 
 function evenOf(at) { return at < 0 ? [] : heads.map((head) => head.uniform[at]).filter((value) => value !== null && value !== undefined); }
 
-function svg(tag, attributes) {
-  const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  return made;
-}
-
 // Every head's score as a stroke on one axis, from 0 (or below, where scores are) to 1 (or above).
 function strip(role) {
   const { score, threshold, kind } = data.roles[role], at = columnOf(score), { width, height, margin } = STRIP;

@@ -60,5 +60,54 @@ function table() {
   return made;
 }
 
+// The words of the text, and the answer behind them.
+function writePrompt() {
+  const words = story.tokens.map((text, t) => {
+    const token = element('span', 'token', text);
+    token.dataset.token = t;
+    return token;
+  });
+  byId('prompt').replaceChildren(...words, element('span', 'answer', story.answer));
+}
+
+// Layers from below to above, the heads of the story in them, the paths between, and the answer on top.
+function drawPaths() {
+  const width = 640, high = 84, margin = 40; // of the drawing, of a layer, and what stays free around
+  const parts = new Map(story.heads.map((part) => [part.head, part]));
+  const numbers = (name) => /L(\d+)\.H(\d+)$/.exec(name).slice(1).map(Number); // layer and head
+  const n = [0, 1].map((at) => 1 + Math.max(...[...parts.keys()].map((name) => numbers(name)[at])));
+  const height = high * (n[0] + 1) + margin, top = [width / 2, margin / 2 + 12];
+  const level = (layer) => height - margin - high * (layer + 0.5);
+  const place = (name) => {
+    const [layer, head] = numbers(name);
+    return [margin + (head + 0.5) * (width - 2 * margin) / n[1], level(layer)];
+  };
+  const line = ([x1, y1], [x2, y2], kind, strength) => {
+    const middle = (y1 + y2) / 2, d = `M${x1} ${y1} C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}`;
+    return svg('path', { class: kind, d, 'stroke-width': 1 + 5 * Math.min(1, Math.abs(strength)) });
+  };
+  const node = (name) => {
+    const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: 'node' });
+    const r = 9 + 9 * Math.min(1, Math.abs(brings === null ? adds : brings));
+    group.dataset.head = name;
+    group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 14 }, name));
+    return group;
+  };
+  const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
+  const drawing = byId('drawing');
+  drawing.setAttribute('viewBox', `0 0 ${width} ${height}`);
+  for (let layer = 0; layer < n[0]; layer++) {
+    const y = level(layer);
+    drawing.append(svg('line', { class: 'layer', x1: margin, x2: width - margin, y1: y, y2: y }));
+    drawing.append(svg('text', { class: 'name', x: 4, y: y + 4 }, `L${layer}`));
+  }
+  const whole = Math.max(1, Math.abs(story.logit));
+  drawing.append(...names.map((name) => line(place(name), top, 'direct', parts.get(name).adds / whole)));
+  drawing.append(...story.paths.map((p) => line(place(p.sender), place(p.reader), `path ${p.at}`, p.effect)));
+  drawing.append(...names.map(node), svg('text', { class: 'goal', x: top[0], y: top[1] - 4 }, story.answer));
+}
+
 document.addEventListener('language', draw);
+writePrompt();
+drawPaths();
 draw();

@@ -16,6 +16,14 @@ function element(tag, className, text) {
   return made;
 }
 
+// An element of a drawing.
+function svg(tag, attributes, text) {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
 // A block of JSON in this file; null where the page has none of that id.
 function readData(id) {
   const block = document.getElementById(id);
