@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import asdict, replace
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,31 +14,8 @@ from torch import Tensor
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.layer import shapes_alone
 
-# What the parts of our tensors' names are called there; a part that is not in the table keeps its name.
-_LLAMA = {
-    "token_embedding": "model.embed_tokens",
-    "blocks": "model.layers",
-    "attention_norm": "input_layernorm",
-    "attention": "self_attn",
-    "feed_forward_norm": "post_attention_layernorm",
-    "feed_forward": "mlp",
-    **{part: f"{part}_proj" for part in ("gate", "up", "down")},
-    "final_norm": "model.norm",
-}
-_GPT2 = {
-    "token_embedding": "transformer.wte",
-    "position_embedding": "transformer.wpe",
-    "blocks": "transformer.h",
-    "attention_norm": "ln_1",
-    "attention": "attn",
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "c_attn"),
-    "o_proj": "c_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward": "mlp",
-    "up": "c_fc",
-    "down": "c_proj",
-    "final_norm": "transformer.ln_f",
-}
+_FORMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding="utf-8"))
+_FORMS["qwen3"] = _FORMS["llama"] | {"architecture": "Qwen3ForCausalLM"}
 
 
 def hf_form(config: GPTConfig) -> str | None:
@@ -55,7 +35,7 @@ def hf_form(config: GPTConfig) -> str | None:
 
 def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     """config.json: the Hugging Face fields, where there is a form, and our own under `headwise`."""
-    form, spec = hf_form(config), config.attention
+    form = hf_form(config)
     general = {
         "vocab_size": config.vocab_size,
         "bos_token_id": boundary,
@@ -66,45 +46,18 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     }
     if form is None:
         return {"model_type": "headwise", **general}
-    if form == "gpt2":
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "n_embd": config.d_model,
-            "n_layer": config.n_layers,
-            "n_head": config.n_heads,
-            "n_positions": config.context,
-            "n_inner": config.feed_forward_width,
-            "activation_function": {"gelu_tanh": "gelu_new"}.get(config.activation, config.activation),
-            "layer_norm_epsilon": config.norm_eps,
-            **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), config.dropout),
-            **general,
-        }
-    return {
-        "model_type": form,
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[form]],
-        "hidden_size": config.d_model,
-        "intermediate_size": config.feed_forward_width,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": spec.n_kv_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "attention_bias": config.bias,
-        "mlp_bias": config.bias,
-        "attention_dropout": config.dropout,
-        **general,
-    }
+    record = _FORMS[form]
+    fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
+    fields[record["activation"]] = record.get(config.activation, config.activation)
+    if "rope_theta" in fields:
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    return {"model_type": form, "architectures": [record["architecture"]], **fields, **general}
 
 
 def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
     form = hf_form(config)
-    parts = {None: {}, "gpt2": _GPT2}.get(form, _LLAMA)
+    parts: dict[str, str] = {} if form is None else _FORMS[form]["names"]
     stacks: dict[str, list[str]] = {}
     for name in _meta_state(replace(config, bias=True) if form == "gpt2" else config):  # GPT-2 always has biases
         if not (config.tied and name == "lm_head.weight"):

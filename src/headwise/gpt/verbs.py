@@ -10,40 +10,30 @@ The relations inside a line are known, so the heads that serve them can be looke
 pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
 
-Regular forms are made by rule; what the rules get wrong stands in small tables.
+Regular forms are made by rule; the words, and what the rules get wrong, stand in verbs.toml.
 The past is the Spanish pretérito indefinido.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
+import tomllib
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import permutations, product
+from pathlib import Path
+from typing import Any
 
 from headwise.errors import HeadwiseError
 
-# What a reader must know who sees losses of whole lines beside that of a run.
-WHOLE_LINES = (
-    "Losses here count every token of these lines. The held-out loss of the run is that of the Spanish half alone, "
-    "which the English half determines, and so lower."
-)
-
-HALF_LINES = (
-    "Losses here count the Spanish half of these lines, which the English half determines. They are means of a line, "
-    "then of all lines; the held-out loss of the run is the mean of all their tokens together."
-)
+_DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
+WHOLE_LINES, HALF_LINES = str(_DATA["whole_lines"]), str(_DATA["half_lines"])
+RELATIONS: dict[str, str] = _DATA["relations"]
 
 PERSONS = ("I", "you", "he")
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
-# Each verb with its Spanish partner, then its past and participle where English has no rule for them.
-_TABLE = """
-work trabajar, talk hablar, walk caminar, study estudiar, live vivir, open abrir, cook cocinar, dance bailar,
-call llamar, listen escuchar, learn aprender, help ayudar, go ir went gone, have tener had had, see ver saw seen,
-come venir came come, say decir said said, do hacer did done, eat comer ate eaten, write escribir wrote written
-"""
-_FORMS = {verb: forms for verb, *forms in map(str.split, _TABLE.split(","))}
+_FORMS: dict[str, list[str]] = {verb: forms.split() for verb, forms in _DATA["verbs"].items()}
 VERBS = tuple(_FORMS)
 
 
@@ -103,39 +93,16 @@ _PRESENT = {"ar": "o as a", "er": "o es e", "ir": "o es e"}
 _PAST = {"ar": "é aste ó", "er": "í iste ió", "ir": "í iste ió"}
 
 
-@dataclass(frozen=True)
-class _Irregular:
-    """What one Spanish verb does not do by rule; an empty field follows the rule."""
-
-    present: str = ""
-    past: str = ""
-    future_stem: str = ""
-    gerund: str = ""
-    participle: str = ""
-
-
-_SPANISH_IRREGULAR = {
-    "abrir": _Irregular(participle="abierto"),
-    "escribir": _Irregular(participle="escrito"),
-    "ir": _Irregular("voy vas va", "fui fuiste fue", gerund="yendo"),
-    "tener": _Irregular("tengo tienes tiene", "tuve tuviste tuvo", "tendr"),
-    "ver": _Irregular("veo ves ve", "vi viste vio", participle="visto"),
-    "venir": _Irregular("vengo vienes viene", "vine viniste vino", "vendr", gerund="viniendo"),
-    "decir": _Irregular("digo dices dice", "dije dijiste dijo", "dir", "diciendo", "dicho"),
-    "hacer": _Irregular("hago haces hace", "hice hiciste hizo", "har", participle="hecho"),
-}
-
-
 def _spanish_forms(infinitive: str, tense: str) -> list[str]:
     """The forms for yo, tú, él, in this order."""
-    odd = _SPANISH_IRREGULAR.get(infinitive, _Irregular())
+    odd = defaultdict(str, _DATA["irregular"].get(infinitive, {}))
     stem, ending = infinitive[:-2], infinitive[-2:]
-    future_stem = odd.future_stem or infinitive
-    gerund = odd.gerund or stem + ("ando" if ending == "ar" else "iendo")
-    participle = odd.participle or stem + ("ado" if ending == "ar" else "ido")
+    future_stem = odd["future_stem"] or infinitive
+    gerund = odd["gerund"] or stem + ("ando" if ending == "ar" else "iendo")
+    participle = odd["participle"] or stem + ("ado" if ending == "ar" else "ido")
     return {
-        "present": odd.present.split() or [stem + person for person in _PRESENT[ending].split()],
-        "past": odd.past.split() or [stem + person for person in _PAST[ending].split()],
+        "present": odd["present"].split() or [stem + person for person in _PRESENT[ending].split()],
+        "past": odd["past"].split() or [stem + person for person in _PAST[ending].split()],
         "future": [future_stem + person for person in ("é", "ás", "á")],
         "conditional": [future_stem + person for person in ("ía", "ías", "ía")],
         "progressive": [f"{estar} {gerund}" for estar in ("estoy", "estás", "está")],
@@ -173,15 +140,6 @@ def conjugation_lines() -> tuple[str, ...]:
 def clause_orders(line: str) -> tuple[str, ...]:
     """The line with what stands between its commas in every order; a bilingual line has one."""
     return tuple(" , ".join(clauses) for clauses in permutations(line.split(" , ")))
-
-
-# What the words of a line have to do with each other. In a causal model the position that predicts does the looking.
-RELATIONS = {
-    "person": "at `=`, on the English pronoun: the Spanish pronoun comes next",
-    "translation": "at the Spanish pronoun, on the English verb right before `=`: the Spanish verb comes next",
-    "tense": "at the Spanish pronoun, on the English auxiliary (`will`, `would`, `am`, `has`): the tense comes next",
-    "earlier verb": "in `I work , you work`, at a pronoun, on the verb before the comma: the same verb comes next",
-}
 
 
 def related(line: str) -> dict[str, list[tuple[int, int]]]:

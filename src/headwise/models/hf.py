@@ -11,11 +11,9 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import transformers
@@ -28,6 +26,7 @@ from headwise.files import check_regular, read_json
 from headwise.gpt.checkpoint import tensor_shapes
 from headwise.gpt.tokens import BOUNDARY, check_tokenizer
 from headwise.layer.layer import shapes_alone
+from headwise.models.sites import inside
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
@@ -263,35 +262,27 @@ def routed(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
     The model's own attention function runs as it does without us, with its own masks. Blocks nest: a later one gets
     what an earlier one has made of the output. They may end in any order.
     """
-    token = object()
-    _routes.set({**_routes.get(), token: routes})
-    _count(1)
-    try:
-        yield
-    finally:
-        _routes.set({key: value for key, value in _routes.get().items() if key is not token})
-        _count(-1)
+    with inside() as here:
+        block = here, routes
+        with _lock:
+            if not _blocks:  # the first of all threads: what the interface hands out is ours
+                _library.update({name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")})
+                AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
+                AttentionInterface.__getitem__ = _getitem  # type: ignore[method-assign]
+            _blocks.append(block)
+        try:
+            yield
+        finally:
+            with _lock:
+                _blocks.remove(block)
+                if not _blocks:
+                    AttentionInterface.get_interface = _library["get_interface"]  # type: ignore[method-assign]
+                    del AttentionInterface.__getitem__
 
 
-# The blocks that are open in this thread: token -> module -> route. Other threads do not see them.
-_routes: ContextVar[Mapping[object, Mapping[nn.Module, Route]]] = ContextVar(
-    "headwise_routes", default=MappingProxyType({})
-)
-_lock, _blocks = Lock(), [0]
+_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Route]]] = []  # that are open, in any thread
+_lock = Lock()
 _library: dict[str, Any] = {}  # the library's own ways, while there are blocks
-
-
-def _count(change: int) -> None:
-    """One block more or less in all threads; while there is any, what the interface hands out is ours."""
-    with _lock:
-        _blocks[0] += change
-        if change > 0 and _blocks[0] == 1:
-            _library.update({name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")})
-            AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
-            AttentionInterface.__getitem__ = _getitem  # type: ignore[method-assign]
-        elif not _blocks[0]:
-            AttentionInterface.get_interface = _library["get_interface"]  # type: ignore[method-assign]
-            del AttentionInterface.__getitem__
 
 
 def _get_interface(self: Any, attn_implementation: str, default: Any) -> Any:
@@ -304,13 +295,13 @@ def _getitem(self: Any, key: str) -> Any:
 
 def _listened(function: Any, name: str) -> Any:
     """An attention function of transformers whose output goes through the routes of the module that calls it."""
-    if not _routes.get() or hasattr(function, "headwise"):
+    if hasattr(function, "headwise") or not any(here() for here, _ in [*_blocks]):
         return function
 
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
     ) -> Any:
-        routes = [routes[module] for routes in _routes.get().values() if module in routes]
+        routes = [routes[module] for here, routes in [*_blocks] if here() and module in routes]
         result = function(module, query, key, value, attention_mask, **keywords)
         if not routes:
             return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -180,7 +179,7 @@ def from_keras(
     and bias, value kernel (d_values, g, e) and bias, output kernel (h, e, d_out) and bias (d_out,); with
     use_bias=False the four kernels only. Or a mapping by variable path, such as "query/kernel" or
     "attention/attention_output/bias:0". Keras takes causality (use_causal_mask) per call and dropout from its config:
-    pass mask= and dropout=. Keras itself is not run: the certificate is against its documented computation in NumPy.
+    pass mask= and dropout=. Keras itself is not run: the certificate is against its documented computation.
 
     Raises HeadwiseError for another number of weights (use_gate), kernels that do not have three axes, sizes that do
     not fit.
@@ -190,11 +189,19 @@ def from_keras(
     n_heads, n_kv_heads = (arrays[role, "kernel"].shape[1] for role in ("query", "key"))
     layer = build(Parts(q, k, v, o), n_heads, n_kv_heads, mask=mask, dropout=dropout)
 
-    def documented(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
-        numbers = None if added is None else added.numpy()
-        return torch.from_numpy(_keras_call(arrays, x.numpy(), keys.numpy(), values.numpy(), numbers))
+    def dense(role: str, equation: str, x: Tensor) -> Tensor:
+        kernel, bias = (arrays.get((role, kind)) for kind in ("kernel", "bias"))
+        wide = torch.promote_types(x.dtype, torch.float32)
+        out = torch.einsum(equation, x.to(wide), torch.tensor(kernel).to(wide))
+        return out if bias is None else out + torch.tensor(bias)
 
-    what = "Keras' documented computation, transcribed in NumPy (Keras was not run)"
+    def documented(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        """Three EinsumDense, attention, EinsumDense, on the kernels as they are."""
+        q, k, v = (dense(role, "btc,chd->bthd", y) for role, y in zip(KERAS_ROLES[:3], (x, keys, values), strict=True))
+        heads = attended(q, k, v, added, None, None)
+        return dense("attention_output", "bthe,heo->bto", split_heads(heads, n_heads))
+
+    what = "Keras' documented computation, transcribed (Keras was not run)"
     return certified(layer, documented, f"from_keras, {len(arrays)} arrays", what)
 
 
@@ -232,30 +239,6 @@ def _packed_width(weight: Tensor, bias: Tensor | None, n_heads: int, kv_heads: i
     if bias is not None and tuple(bias.shape) != (rows,):
         raise HeadwiseError(f"bias has shape {tuple(bias.shape)}; weight has {rows} rows")
     return rows // heads
-
-
-def _keras_call(
-    arrays: Mapping[tuple[str, str], np.ndarray],
-    x: np.ndarray,
-    keys: np.ndarray,
-    values: np.ndarray,
-    added: np.ndarray | None,
-) -> np.ndarray:
-    """Keras' own order: three EinsumDense, the query divided by sqrt(key_dim), softmax, EinsumDense."""
-
-    def dense(role: str, equation: str, value: np.ndarray) -> np.ndarray:
-        wide = np.promote_types(arrays[role, "kernel"].dtype, np.float32)
-        out = np.einsum(equation, value.astype(wide), arrays[role, "kernel"].astype(wide))
-        return np.asarray(out + arrays[role, "bias"] if (role, "bias") in arrays else out)
-
-    query = dense("query", "btc,chd->bthd", x)
-    key, value = dense("key", "bsc,chd->bshd", keys), dense("value", "bsc,che->bshe", values)
-    key, value = (np.repeat(y, query.shape[2] // y.shape[2], axis=2) for y in (key, value))
-    scores = np.einsum("bshd,bthd->bhts", key, query / math.sqrt(query.shape[-1]))
-    scores = scores if added is None else scores + added.clip(min=-1e9)  # as Keras, no -inf
-    powers = np.exp(scores - scores.max(-1, keepdims=True))
-    heads = np.einsum("bhts,bshe->bthe", powers / powers.sum(-1, keepdims=True), value)
-    return dense("attention_output", "bthe,heo->bto", heads.astype(query.dtype))
 
 
 def _keras_arrays(weights: Mapping[str, Any] | Sequence[Any]) -> dict[tuple[str, str], np.ndarray]:
