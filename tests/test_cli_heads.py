@@ -63,7 +63,7 @@ def test_a_text_file_cut_into_documents(models: Path, invoke: Invoke, tmp_path: 
     assert code == 0
     assert (document["n_documents"], document["n_tokens"], document["longest"]) == (8, 98, 13)
     assert [profile["name"] for profile in document["profiles"]] == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
-    assert "<title>" in (tmp_path / "r.html").read_text()
+    assert "<title" in (tmp_path / "r.html").read_text()
     for profile in document["profiles"]:
         assert profile["scores"]["entropy"]["n"] == 8
         assert profile["ablation"]["low"] <= profile["ablation"]["mean"] <= profile["ablation"]["high"]

@@ -106,7 +106,8 @@ class Film:
     def _frame(self, model: GPT, step: int, untrained: dict[str, list[float]]) -> Row:
         maps, tensors, elsewhere = self.glance.look(model, sites_of(model))
         require_finite(step, weights=float(maps.sum()))
-        layers = [self.glance.alike(of_layer) for of_layer in maps.chunk(model.config.n_layers)]
+        shares = map(self.glance.alike, maps.chunk(model.config.n_layers))
+        layers = [None if share is None else round(share, DIGITS) for share in shares]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         earned: list[list[str]] = [[] for _ in maps]
         for role in self.roles:
@@ -119,7 +120,7 @@ class Film:
         cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {
             "step": step,
-            "alike": [None if share is None else round(share, DIGITS) for share in layers],
+            "alike": layers,
             "scores": scores,
             "roles": earned,
             "maps": packed(cut),

@@ -32,17 +32,10 @@ from headwise.records import Call
 
 ROW, LEAST = 8, 0.005  # weights of a row, and the smallest
 CONFIG: dict[str, Any] = json.loads(read_text(packaged("headvis", "json")))  # what is the same of every survey
+NAMES: dict[str, str] = CONFIG.pop("names")  # of those statistics that HeadVis calls by another name
 INTERVALS: int = CONFIG["n_intervals"]  # bands of documents by their largest weight
 SAMPLES, STRONGEST = 3, 10  # documents of a band, and of the last
 BINS = 50
-NAMES = {  # of those statistics that HeadVis calls by another name
-    "self": "self_attention_score",
-    "previous": "prev_token_score",
-    "entropy": "pattern_entropy",
-    "distance": "qk_distance",
-    "induction": "induction_score",
-}
-
 Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and document -> indices and weights
 
 

@@ -48,13 +48,10 @@ def in_words(means: Mapping[str, float]) -> str:
 def token_map(weights: Array, rows: Sequence[str], keys: Sequence[str]) -> str:
     """The weights (T,S) as a table whose lines are the tokens that look, and whose columns those that are looked at."""
     style = "width:1.4em;height:1.4em"
-    lines = (
-        [
-            escaped(token),
-            *(f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>' for p in line),
-        ]
-        for token, line in zip(rows, weights.tolist(), strict=True)
-    )
+    lines = []
+    for token, line in zip(rows, weights.tolist(), strict=True):
+        cells = (f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>' for p in line)
+        lines.append([escaped(token), *cells])
     return table(["", *map(escaped, keys)], lines)
 
 

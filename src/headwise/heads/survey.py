@@ -144,8 +144,9 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        keep: dict[str, Any] = {"keep": True, "tokens": frequent, "by_document": by_document}
-        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, **keep)
+        tally = self._tally(
+            self.model, documents, ("reading", "repeated tokens"), CONTROLS, tokens=frequent, by_document=by_document
+        )
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:

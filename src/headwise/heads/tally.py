@@ -126,10 +126,9 @@ class Tally:
 
     model: nn.Module
     uniform_on: int  # the first documents, on which the even control is measured
-    keep: bool = False  # what was measured of the first document, and its top keys
     first_row: int = 0  # rows before this one do not count
     probe: Tally | None = None  # that of random tokens that are repeated
-    tokens: Sequence[int] | None = None  # whose share of the attention is wanted; None notes neither that nor examples
+    tokens: Sequence[int] | None = None  # whose share of the attention is noted, with examples and the first document
     by_document: bool = False  # keep the value of each document, which takes memory
 
     def __post_init__(self) -> None:
@@ -160,7 +159,7 @@ class Tally:
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:
             _add(self.uniform[site.name], measure(uniform(call), b, document))
-        if number == 0 and self.keep:
+        if number == 0 and self.tokens is not None:
             self.first[site.name] = (measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
 
     def heads(self) -> Iterator[tuple[Site, int]]:
