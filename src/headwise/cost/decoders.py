@@ -101,11 +101,6 @@ def _windows(f: Fields, usual: Callable[[int], bool]) -> list[int | None]:
     return [window if slide else None for slide in slides]
 
 
-def _gemma3_windows(f: Fields) -> list[int | None]:
-    every = f.size("sliding_window_pattern")
-    return _windows(f, lambda n: (n + 1) % every != 0)
-
-
 def _qwen_windows(f: Fields) -> list[int | None]:
     """Layers from max_window_layers on slide, where use_sliding_window says so."""
     slides = f.flag("use_sliding_window") and f.optional_size("sliding_window") is not None
@@ -114,10 +109,6 @@ def _qwen_windows(f: Fields) -> list[int | None]:
     if any(windows) and not slides:
         raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
     return windows
-
-
-def _qwen_moe_windows(f: Fields) -> int | None:
-    return _one_window(f) if f.flag("use_sliding_window") else None
 
 
 def _qwen_moe_forwards(f: Fields) -> list[FeedForward]:
@@ -184,7 +175,12 @@ _four_widths = partial(_plain, width="n_inner", bias=True)
 _every_other = partial(_windows, usual=lambda n: n % 2 == 0)
 _gemma = partial(decoder, bias="attention_bias", gains=lambda f: (4, 1))  # norms before and after each part of a layer
 _qwen3 = partial(decoder, bias="attention_bias", qk_norm=True)
-GEMMA3_TEXT = family("gemma3_text", _gemma, windows=_gemma3_windows, qk_norm=True)
+GEMMA3_TEXT = family(
+    "gemma3_text",
+    _gemma,
+    windows=lambda f: _windows(f, lambda n: (n + 1) % f.size("sliding_window_pattern") > 0),
+    qk_norm=True,
+)
 DECODERS = (
     family("headwise", _own),
     family("gpt2", decoder, bias=True, gains=lambda f: (4, 2), forwards=_four_widths, pieces=_positions),
@@ -193,7 +189,12 @@ DECODERS = (
     family("mixtral", decoder, windows=_one_window, forwards=_local_experts),
     family("qwen2", decoder, qkv_bias=True, windows=_qwen_windows),
     family("qwen3", _qwen3, windows=_qwen_windows),
-    family("qwen3_moe", _qwen3, windows=_qwen_moe_windows, forwards=_qwen_moe_forwards),
+    family(
+        "qwen3_moe",
+        _qwen3,
+        windows=lambda f: _one_window(f) if f.flag("use_sliding_window") else None,
+        forwards=_qwen_moe_forwards,
+    ),
     family("gemma2", _gemma, windows=_every_other),
     GEMMA3_TEXT,
     family("gpt_oss", decoder, bias="attention_bias", windows=_every_other, forwards=_experts_with_biases, sink=True),

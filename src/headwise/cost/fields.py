@@ -138,8 +138,8 @@ class Fields:
         heads = self.size(of)
         number = self.optional_size(name) or heads
         if heads % number:
-            names = f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}"
-            raise HeadwiseError(f"{names}; each must serve as many query heads")
+            fact = f"{self.name_of(name)}={number} does not divide {self.name_of(of)}={heads}"
+            raise HeadwiseError(f"{fact}; each must serve as many query heads")
         return number
 
     def head_dim(self, width: str = "hidden_size", heads: str = "num_attention_heads") -> int:

@@ -76,15 +76,13 @@ def share(
 
 def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
 
-    def check(model: nn.Module) -> None:
-        check_share(model, n_kv_heads, method, groups)
-
     def apply(source: Folder, calibration: Calibration) -> Changed:
         blind = groups == "adjacent" and method in BLIND
         roots = [] if blind else moments(source.model, calibration.statistics)
         return share_heads(source.model, n_kv_heads, method, groups, roots)
 
-    return Change({"n_kv_heads": n_kv_heads, "method": method, "groups": groups}, check, apply)
+    settings: dict[str, object] = {"n_kv_heads": n_kv_heads, "method": method, "groups": groups}
+    return Change(settings, lambda model: check_share(model, n_kv_heads, method, groups), apply)
 
 
 def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:

@@ -28,22 +28,19 @@ OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 def check_place(source: Path, out: Path) -> None:
     """Raise HeadwiseError where no model may be written, whatever lies there now."""
     here, there = source.resolve(), out.resolve()
-    if here == there:
-        raise HeadwiseError(f"--out {out} is the source itself, which is never changed; pass another folder")
-    if here in there.parents:
-        raise HeadwiseError(
-            f"--out {out} lies inside the source {source}, which is never changed; pass a folder elsewhere"
-        )
-    if there in here.parents:
-        raise HeadwiseError(f"--out {out} holds the source {source}, which is never changed; pass a folder elsewhere")
-    if there == Path.cwd() or there in Path.cwd().parents:
-        raise HeadwiseError(f"--out {out} is the folder you are in, or holds it; pass another")
-    if out.is_symlink():
-        raise HeadwiseError(f"--out {out} is a link; pass the folder itself")
+    never = f"the source {source}, which is never changed; pass a folder elsewhere"
+    for wrong, fact in (
+        (here == there, "is the source itself, which is never changed; pass another folder"),
+        (here in there.parents, f"lies inside {never}"),
+        (there in here.parents, f"holds {never}"),
+        (there == Path.cwd() or there in Path.cwd().parents, "is the folder you are in, or holds it; pass another"),
+        (out.is_symlink(), "is a link; pass the folder itself"),
+        (out.exists() and not out.is_dir(), "is a file; pass a folder"),
+    ):
+        if wrong:
+            raise HeadwiseError(f"--out {out} {fact}")
     if not there.parent.is_dir():
         raise HeadwiseError(f"--out {out}: the folder {out.parent} does not exist")
-    if out.exists() and not out.is_dir():
-        raise HeadwiseError(f"--out {out} is a file; pass a folder")
     if out.exists() and any(out.iterdir()) and not (out / RECORD).exists():
         raise HeadwiseError(
             f"--out {out} exists already and has no {RECORD}: share or prune did not write it and will not replace it; "
