@@ -12,13 +12,14 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped
 from headwise.view.film import SCRIPTS, STYLES, WORDS, film_section
-from headwise.view.page.assemble import page, word
+from headwise.view.page.assemble import package_text, page, word
 
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
@@ -127,14 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
-    state = word("film.waiting", "p", 'class="lede" id="live-state" role="status"')
-    body = (
-        f'<header><p class="kicker" data-word="film.training"></p><h1 dir="auto">{escaped(name)}</h1>'
-        f"{state}</header>"
-        f'<main id="main" data-live="/news">{film_section()}'
-        '<section id="live-samples" aria-labelledby="samples-title" hidden><h2 id="samples-title" '
-        'data-word="film.samples"></h2><ol class="samples"></ol></section></main>'
-    )
+    body = Template(package_text("live.html")).substitute(name=escaped(name), film=film_section())
     title = word("film.live_title", "title", name=name)
     return page(
         "live", body, title=title, styles=STYLES, scripts=(*SCRIPTS, "live.js"), words=WORDS, lang=lang, news=True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headwise.heads.profiles import HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.markup import number, plural
+from headwise.markup import plural
 
 LABELS = {"same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
@@ -102,20 +102,6 @@ def decimals_for(values: Iterable[float]) -> int:
         return 3
     order = math.floor(math.log10(largest))
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
-
-
-def bounds(value: Interval | None, column: Column) -> str:
-    """The interval in words."""
-    if value is None or math.isnan(value.mean):
-        return "not defined here"
-    if column.key == "importance":
-        return "no interval"
-    if not (math.isfinite(value.low) and math.isfinite(value.high)):
-        return "one document, no interval"
-    if value.n == 1:
-        return "exact"
-    low, high = (number(bound, column.decimals, column.signed) for bound in (value.low, value.high))
-    return f"{low} to {high}"
 
 
 def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:

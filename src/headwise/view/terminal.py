@@ -26,7 +26,6 @@ LABEL_WIDTH = 13
 GAP = 3  # columns between two pictures
 
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "": "∅"}
-SIGN_NAMES = {"␣": "space", "⏎": "new line", "␍": "carriage return", "⇥": "tab", "∅": "empty token"}
 
 # The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
@@ -76,12 +75,6 @@ def _visible_character(character: str) -> str:
     if unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != "\u200d":
         return f"<U+{ord(character):04X}>"
     return character
-
-
-def signs_used(shown: tuple[str, ...]) -> dict[str, str]:
-    """The signs that occur in tokens made by `visible`, with their meanings, for a legend."""
-    text = "".join(shown)
-    return {sign: name for sign, name in SIGN_NAMES.items() if sign in text}
 
 
 def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32]:
