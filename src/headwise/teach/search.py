@@ -62,7 +62,7 @@ class Search:
 
     def __init__(self, fills: Sequence[float], seconds: float, skip: frozenset[str], pairs: bool = True) -> None:
         self.fills, self.skip, self.pairs = fills, skip, pairs
-        self.strong = [fill for fill in fills if fill <= -1e4]
+        self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
         self.until = time.process_time() + seconds
 
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:

@@ -45,20 +45,9 @@ class Source:
 
     @cached_property
     def numbers(self) -> list[float]:
-        """Numbers in the text, negative ones as such."""
-        values = []
-        for node in ast.walk(self.tree):
-            if (
-                isinstance(node, ast.UnaryOp)
-                and isinstance(node.op, ast.USub)
-                and isinstance(node.operand, ast.Constant)
-            ):
-                node, sign = node.operand, -1
-            else:
-                sign = 1
-            if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-                values.append(float(sign * node.value))
-        return list(dict.fromkeys(values))
+        """Numbers in the text, negative ones as such, and those in float("-1e20")."""
+        literals = re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", self.code)
+        return list(dict.fromkeys(map(float, literals)))
 
     def says(self, pattern: str) -> bool:
         """Does the code match, comments and documentation left out?"""
