@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headwise.teach.check import check
-from headwise.teach.source import Candidates, Source
+from headwise.teach.source import Source, candidates
 from headwise.teach.verdict import Verdict
 
 FOLDER = Path(__file__).parent / "cases"
@@ -64,7 +64,7 @@ def judge(version: Version) -> Verdict:
     import linecache
 
     source = Source(version.text)
-    names = list(Candidates.of(source).kinds)
+    names = list(candidates(source))
     assert len(names) == 1, f"{version.label}: candidates {names}"
     module = types.ModuleType(f"learner_{version.style}_{version.number}")
     path = f"<{module.__name__}>"

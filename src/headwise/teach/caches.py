@@ -32,10 +32,10 @@ def cache_bug(subject: Subject, x: Any, whole: Any, namespace: Mapping[str, Any]
             except Exception:  # this way of starting or of cutting was a guess
                 continue
             gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
-            if gap < 1e-3 and not _out_of_order(held, x, subject, cache, use, first):
+            mixed = _out_of_order(held, x, subject, cache, use, first)
+            if gap < 1e-3 and not mixed:
                 return "", gap
-            bug = "cache-order" if _out_of_order(held, x, subject, cache, use, first) else "cache-offset"
-            worst = worst or (bug, gap)
+            worst = worst or ("cache-order" if mixed else "cache-offset", gap)
     return worst
 
 

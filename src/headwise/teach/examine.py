@@ -69,6 +69,12 @@ class Target:
             return source
         return Source("\n".join("\n".join(source.lines[n.lineno - 1 : n.end_lineno]) for n in nodes))
 
+    def finding(self, bug: str, evidence: str, lang: str) -> Finding:
+        """A bug of the catalogue with its likely line."""
+        entry = bug_named(bug)
+        line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
+        return Finding(bug, line, quote, evidence, entry.text("fix", lang))
+
 
 def examine(target: Target, kind: str, options: Options) -> Verdict:
     """The verdict on a layer or a function. HeadwiseError where it cannot be built or called."""
@@ -419,12 +425,10 @@ class Examiner:
         return several and not self.scope.says(r"modulelist|for \w+ in self\.\w*heads?|range\(")
 
     def _finding(self, bug: str, explanation: Explanation, cases: list[Case]) -> Finding:
-        entry, lang = bug_named(bug), self.options.lang
-        place = self.target.source.line_of(entry.lines, self.target.source.reach(self.target.name))
-        evidence = evidence_of(entry, explanation, cases, self.say)
+        evidence = evidence_of(bug_named(bug), explanation, cases, self.say)
         if bug.startswith("cache"):
             evidence = self.say["by_property_cache-offset"].format(gap=self.gap)
-        return Finding(bug, place[0] if place else None, place[1] if place else "", evidence, entry.text("fix", lang))
+        return self.target.finding(bug, evidence, self.options.lang)
 
     def _unknown(self, explanation: Explanation, cases: list[Case]) -> Finding:
         case = next((case for case in cases if case.name in explanation.unexplained), cases[0])

@@ -1,7 +1,7 @@
 """The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
 
-`compute` is the layer for NumPy arrays and for torch tensors (differentiable); `compute_lists` takes nested lists. What
-each bug of the catalogue changes stands in `headwise.teach.switches`. Axis letters as in `headwise.spec`.
+`compute` is the layer for NumPy arrays and for torch tensors (differentiable). What each bug of the catalogue changes
+stands in `headwise.teach.switches`. Axis letters as in `headwise.spec`.
 """
 
 from __future__ import annotations
@@ -107,15 +107,6 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
         k, v = (_spread(kv, weights.n_heads, how[role], xp) for role, kv in (("k", k), ("v", v)))
     scores, attention, heads = _mixed(q, k, v, masks, s, xp)
     return Stages(q, k, v, scores, attention, heads, _out(weights, heads, s, xp))
-
-
-def compute_lists(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settings: Settings) -> Any:
-    """`compute` for nested lists of floats; the result is nested lists (B,T,C)."""
-    matrices = {role: None if m is None else np.array(m) for role, m in weights.matrices.items()}
-    biases = {role: np.array(bias) for role, bias in weights.biases.items()}
-    arrays = Weights(weights.n_heads, weights.n_kv_heads, matrices, biases)
-    q, k, v = (np.array(x, dtype=float) for x in inputs)
-    return compute(arrays, (q, k, v), masks, settings).out.tolist()
 
 
 def _project(w: Weights, x: Any, role: str, place: str, s: Settings) -> Any:

@@ -12,12 +12,12 @@ import numpy as np
 from headwise.errors import HeadwiseError
 from headwise.teach import arguments as size
 from headwise.teach.arguments import build, value_of
-from headwise.teach.catalogue import bug_named, words
+from headwise.teach.catalogue import words
 from headwise.teach.examine import Options, Target
 from headwise.teach.form import CORRECT, Masks, attend
 from headwise.teach.probe import QUERY, kind_of_arrays, to_array, to_kind
 from headwise.teach.search import close
-from headwise.teach.verdict import Finding, Verdict
+from headwise.teach.verdict import Verdict
 
 B, H, T, D = size.BATCH, size.HEADS, size.TOKENS, size.HEAD_DIM
 PIECES = (4, 1, 6)
@@ -44,15 +44,8 @@ def examine_helper(target: Target, kind: str, options: Options) -> Verdict:
         bug, evidence = _decoding(target, say)
     else:
         bug, evidence = _cache(target, options, say)
-    findings = () if bug is None else (finding(bug, evidence, target, options.lang),)
+    findings = () if bug is None else (target.finding(bug, evidence, options.lang),)
     return Verdict(target.name, kind, bug is None, findings, tuple(target.checked), (), options.lang)
-
-
-def finding(bug: str, evidence: str, target: Target, lang: str) -> Finding:
-    """A bug with its line, for evidence that is known."""
-    entry = bug_named(bug)
-    place = target.source.line_of(entry.lines, target.source.reach(target.name))
-    return Finding(bug, place[0] if place else None, place[1] if place else "", evidence, entry.text("fix", lang))
 
 
 # Rotations.
@@ -133,34 +126,19 @@ def _turns(target: Target, options: Options) -> Iterator[Callable[..., Any]]:
         data = data if len(data) > 1 else names[:1]
         for layout in LAYOUTS:
             for tables in _tables(target, names, sizes, kind, layout):
-                yield _Turn(call, data, names, layout, tables, kind, sizes)
-        yield _Each(call, names, kind)
+                yield _turn(call, data, layout, tables, kind)
+        yield _each(call, names, kind)
 
 
-class _Turn:
+def _turn(call: Any, data: list[str], layout: str, tables: Mapping[str, Any], kind: str) -> Callable[..., Any]:
     """One way of calling: an order of axes, and what is passed for angles and positions."""
+    to, back = LAYOUTS[layout]
 
-    def __init__(
-        self,
-        call: Any,
-        data: list[str],
-        names: list[str],
-        layout: str,
-        tables: Mapping[str, Any],
-        kind: str,
-        sizes: Any,
-    ) -> None:
-        self.call, self.data, self.names, self.layout = call, data, names, layout
-        self.tables, self.kind, self.sizes = tables, kind, sizes
-
-    def __call__(self, q: Any, k: Any, v: Any) -> tuple[Any, ...] | None:
-        to, back = LAYOUTS[self.layout]
-        inputs = [to(x) for x in (q, k, v)[: len(self.data)]]
-        runs = [inputs] if len(inputs) > 1 else [[to(q)], [to(k)]]
+    def turn(q: Any, k: Any, v: Any) -> tuple[Any, ...] | None:
+        inputs = [to(x) for x in (q, k, v)[: len(data)]]
         results: list[Any] = []
-        for run in runs:
-            arguments = {n: to_kind(x, self.kind) for n, x in zip(self.data, run, strict=True)}
-            result = self.call(**arguments, **self.tables)
+        for run in [inputs] if len(inputs) > 1 else [[to(q)], [to(k)]]:
+            result = call(**{n: to_kind(x, kind) for n, x in zip(data, run, strict=True)}, **tables)
             for x in result if isinstance(result, tuple) else [result]:
                 array = to_array(x)
                 if array is None or array.shape != run[0].shape:
@@ -168,23 +146,23 @@ class _Turn:
                 results.append(back(array))
         return tuple(results)
 
+    return turn
 
-class _Each:
+
+def _each(call: Any, names: list[str], kind: str) -> Callable[..., Any]:
     """A rotation of one vector at one position: called for each."""
 
-    def __init__(self, call: Any, names: list[str], kind: str) -> None:
-        self.call, self.names, self.kind = call, names, kind
-
-    def __call__(self, q: Any, k: Any, v: Any) -> tuple[Any, ...] | None:
-        position = next((n for n in self.names[1:] if re.fullmatch(POSITIONS, n)), None)
+    def turn(q: Any, k: Any, v: Any) -> tuple[Any, ...] | None:
+        position = next((n for n in names[1:] if re.fullmatch(POSITIONS, n)), None)
         if position is None:
             return None
-        first = self.names[0]
         rows = [
-            np.array([to_array(self.call(**{first: to_kind(x[0, 0, t], self.kind), position: t})) for t in range(T)])
+            np.array([to_array(call(**{names[0]: to_kind(x[0, 0, t], kind), position: t})) for t in range(T)])
             for x in (q, k)
         ]
         return tuple(row[None, None] for row in rows) if rows[0].shape == (T, D) else None
+
+    return turn
 
 
 def _tables(
@@ -218,12 +196,13 @@ def _tables(
         pair = table if isinstance(table, tuple) else (table,)
         if len(pair) == len(rest):
             for wide in (False, True):
-                yield {**{n: _widened(x, layout) if wide else x for n, x in zip(rest, pair, strict=True)}, **positions}
-
-
-def _widened(x: Any, layout: str) -> Any:
-    """A table (T,d) with an axis for heads, where they stand after the tokens."""
-    return x[:, None] if layout == "bthd" and getattr(x, "ndim", 0) == 2 else x
+                # With heads after the tokens a table (T,d) wants an axis for them.
+                widen = wide and layout == "bthd"
+                tables = {
+                    n: x[:, None] if widen and getattr(x, "ndim", 0) == 2 else x
+                    for n, x in zip(rest, pair, strict=True)
+                }
+                yield {**passed, **positions}
 
 
 # Caches.

@@ -14,9 +14,6 @@ import numpy as np
 
 from headwise.teach.arguments import HEAD_DIM, TOKENS, UnfilledError, value_of
 
-Draw = np.random.Generator
-
-MASK = re.compile(r"mask|m$|bias", re.I)
 _END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
 QUERY, KEY, VALUE = (
     re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
@@ -92,10 +89,9 @@ def to_array(value: Any) -> Any:
     if hasattr(value, "detach"):
         return value.detach().cpu().double().numpy()
     try:
-        array = np.array(value, dtype=float)
+        return np.array(value, dtype=float)
     except (ValueError, TypeError):
         return None
-    return array
 
 
 def pick(result: Any, shape: tuple[int, ...]) -> Any:
@@ -147,7 +143,7 @@ class Subject:
         return stacked.reshape(*axes, *stacked.shape[1:])
 
     def _call_once(self, inputs: tuple[Any, ...], mask: Any, extra: Mapping[str, Any] | None) -> Any:
-        arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, self._wanted(inputs), strict=True)}
+        arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, inputs, strict=False)}
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
         training = bool(getattr(self.module, "training", False))
@@ -160,9 +156,6 @@ class Subject:
             ]
             raise ValueError(f"the result has shape {shapes[0]}, input {inputs[0].shape}")
         return out
-
-    def _wanted(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return {1: inputs[:1], 2: (inputs[0], inputs[1]), 3: inputs}[len(self.inputs)]
 
 
 def _angles(name: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from headwise.errors import HeadwiseError, unknown
 from headwise.markup import listed
 from headwise.teach.catalogue import words
-from headwise.teach.source import Candidates, Source, kind_of
+from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.verdict import Verdict
 
 MEMORY = 4 << 30  # bytes that the process may hold
@@ -50,14 +50,8 @@ def check_file(spec: str, options: Any, seconds: float) -> Verdict:
         raise unknown(f"{path} defines no {name!r}", name, definitions)
     node = definitions[name]
     kind = kind_of(node) or ("layer" if type(node).__name__ == "ClassDef" else "function")
-    request = {
-        "path": str(path),
-        "name": name,
-        "kind": kind,
-        "seconds": seconds,
-        "options": dataclasses.asdict(options),
-    }
-    return _run(request, options, seconds)
+    request = {"path": str(path), "name": name, "kind": kind, "seconds": seconds}
+    return _run({**request, "options": dataclasses.asdict(options)}, options, seconds)
 
 
 def _path_and_name(spec: str) -> tuple[Path, str | None]:
@@ -77,7 +71,7 @@ def _path_and_name(spec: str) -> tuple[Path, str | None]:
 
 
 def _only_candidate(source: Source, path: Path) -> str:
-    names = list(Candidates.of(source).kinds)
+    names = list(candidates(source))
     if not names:
         raise HeadwiseError(
             f"{path.name} has nothing that looks like attention: no class with forward or __call__, no function of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
@@ -130,27 +130,20 @@ def kind_of(node: ast.AST) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Candidates:
-    """What of a file can be checked: names with their kinds."""
-
-    kinds: dict[str, str] = field(default_factory=dict)
-
-    @staticmethod
-    def of(source: Source) -> Candidates:
-        """The candidates that no other candidate uses, of the kind that is most of a layer."""
-        kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
-        if not kinds:  # a class of any name that can be called
-            calls = ("forward", "__call__")
-            kinds = {
-                name: "layer"
-                for name, node in source.definitions.items()
-                if isinstance(node, ast.ClassDef) and any(getattr(m, "name", "") in calls for m in node.body)
-            }
-        used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
-        top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
-        for kind in ("layer", "function", "rotary", "cache"):
-            chosen = {name: k for name, k in top.items() if k == kind}
-            if chosen:
-                return Candidates(chosen)
-        return Candidates({})
+def candidates(source: Source) -> dict[str, str]:
+    """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
+    kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
+    if not kinds:  # a class of any name that can be called
+        calls = ("forward", "__call__")
+        kinds = {
+            name: "layer"
+            for name, node in source.definitions.items()
+            if isinstance(node, ast.ClassDef) and any(getattr(m, "name", "") in calls for m in node.body)
+        }
+    used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
+    top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
+    for kind in ("layer", "function", "rotary", "cache"):
+        chosen = {name: k for name, k in top.items() if k == kind}
+        if chosen:
+            return chosen
+    return {}

@@ -102,8 +102,3 @@ def changes(bug: str, base: Mapping[str, Any], fills: Sequence[float] = ()) -> I
     for change in SWITCHES[bug]:
         if all(base.get(key) != value or key not in base for key, value in change.items()):
             yield dict(change)
-
-
-def switch(bug: str, way: int = 0, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of a layer with one bug, in the `way`-th of its forms; merge them for several bugs."""
-    return {**(base or {}), **list(changes(bug, base or {}))[way]}
