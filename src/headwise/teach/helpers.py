@@ -198,7 +198,7 @@ def _tables(
             for wide in (False, True):
                 # With heads after the tokens a table (T,d) wants an axis for them.
                 widen = wide and layout == "bthd"
-                tables = {
+                passed = {
                     n: x[:, None] if widen and getattr(x, "ndim", 0) == 2 else x
                     for n, x in zip(rest, pair, strict=True)
                 }
