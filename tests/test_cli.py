@@ -645,7 +645,7 @@ def test_a_disk_that_fills_up_while_training(text: Path, invoke: Invoke, tmp_pat
     with limited(2000):  # run and log are smaller, weights and state larger
         outcome = invoke("train", text, *TINY, "--out", folder)
     assert_refused(outcome, "cannot write", "File too large", "whole")
-    assert sorted(contents(folder)) == ["metrics.jsonl", "run.json"]
+    assert sorted(contents(folder)) == ["film.jsonl", "metrics.jsonl", "run.json"]
     assert json.loads((folder / "run.json").read_text())["status"] == "training"
     outcome = invoke("train", text, "--out", folder, "--resume")
     assert outcome.code == 0, outcome.err

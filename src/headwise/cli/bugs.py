@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from headwise.cli.app import Debug, Json, check_outputs, command, needs_torch, o
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
+    from headwise.teach.catalogue import Bug
     from headwise.teach.study import Shown
 
 FOLDER = Path("runs") / "bugs"
@@ -40,7 +41,7 @@ def bugs(
 
     words(lang)
     if bug is None:
-        _list(lang, as_json)
+        _list(catalogue().values(), lang, as_json)
         return
     names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
     page = page or PAGE if bug == "all" else None
@@ -60,13 +61,12 @@ def bugs(
             out.print(f"written: {path}")
 
 
-def _list(lang: str, as_json: bool) -> None:
-    from headwise.teach.catalogue import catalogue
-
+def _list(entries: Iterable[Bug], lang: str, as_json: bool) -> None:
     if as_json:
-        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in catalogue().values()]})
+        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
     else:
-        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in catalogue().values()))
+        out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
+        err.print("\nheadwise bugs ID shows what training hides of it; headwise check FILE finds it in your code")
 
 
 def _print(shown: Sequence[Shown], lang: str) -> None:

@@ -116,6 +116,7 @@ def _train(
     else:
         _print_result(result)
         out.print(f"\nreport: {report_path}")
+        err.print(f"open it in a browser, or with: headwise look {folder}", soft_wrap=True)
     if page is not None:
         show_report(page, report_path)
 

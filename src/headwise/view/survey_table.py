@@ -109,17 +109,17 @@ def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
 
 
 def _print_heads(console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
-    compared = against is not None
-    pairs = [(p, other) for p, other in paired(survey, against) if not compared or other is not None]
+    pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
     if key != "name":
         pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key)))
     rows = [
         [both_names(p, other), _roles(p, other)]
-        + [_shown_number(_number(p, other, column.key), column, compared) for column in columns]
+        + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
     headings = ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns))
     print_table(console, "", headings, rows, words=(0, 1))
+    say(console, "\n".join(f"{name}: {column.meaning}" for name, column in zip(headings[2:], columns, strict=True)))
 
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
