@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import Debug, Json, check_outputs, command, needs_torch, out, print_json, units_kept_in
+from headwise.cli.app import Debug, Json, check_outputs, command, err, needs_torch, out, print_json, units_kept_in
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
