@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CLEAR = 0.001  # paths as strong as a clear one that chance would bring forth in the whole model
 COPIED, SUPPRESSED = 5, 10  # places at the top and at the bottom, of a large vocabulary
-PROBED = 128  # tokens, evenly spaced in the vocabulary
+PROBED = 64  # tokens, evenly spaced in the vocabulary
 
 
 class Scored(NamedTuple):
@@ -109,7 +109,7 @@ class Circuits:
 def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequence[Sequence[int]] = ()) -> Circuits:
     """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
 
-    tokens  on which copying and suppression are tried; default 128, evenly spaced in the vocabulary
+    tokens  on which copying and suppression are tried; default 64, evenly spaced in the vocabulary
     orders  tokens in an order, such as those of the days of the week, for `succeeds`
 
     A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023 take
@@ -227,7 +227,7 @@ class _Probe:
     model: nn.Module
     tokens: Tensor  # (n,)
     states: tuple[Tensor, Tensor]  # (n,C) each, float64: before and after the first layer
-    unembed: Tensor  # (V,C)
+    unembed: Tensor  # (V,C) float32
 
     @classmethod
     def of(cls, model: nn.Module, tokens: Sequence[int] | None) -> _Probe | None:
@@ -239,11 +239,11 @@ class _Probe:
         if len(chosen) < 2 or not 0 <= int(chosen.min()) <= int(chosen.max()) < V:
             raise HeadwiseError(f"tokens={chosen.tolist()} must be two or more ids below {V}")
         chosen = chosen.to(pair[1].device)
-        return cls(model, chosen, _alone(model, chosen), pair[1].double())
+        return cls(model, chosen, _alone(model, chosen), pair[1].float())
 
     def shares(self, v: Tensor, o: Tensor, first: bool) -> tuple[Scored, Scored]:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
-        logits = self.states[not first] @ v.mT @ o.mT @ self.unembed.mT  # (n,V)
+        logits = (self.states[not first] @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
         most = max(1, len(self.unembed) // 20)
         shares = []
         for sign, places in ((1, COPIED), (-1, SUPPRESSED)):
@@ -259,7 +259,7 @@ class _Probe:
         hits, blind = [], []
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
-            logits = _alone(self.model, row)[1] @ v.mT @ o.mT @ self.unembed[row].mT
+            logits = (_alone(self.model, row)[1] @ v.mT @ o.mT).float() @ self.unembed[row].mT
             hits += (logits[:-1].argmax(1) == torch.arange(1, len(row), device=row.device)).tolist()
             blind += [1 / len(row)] * (len(row) - 1)
         return Scored(sum(hits) / max(1, len(hits)), sum(blind) / max(1, len(blind)))
