@@ -37,30 +37,9 @@ SCRIPTS = ("page/tokens.js", "page/model.js", *(f"report_{name}.js" for name in 
 WORDS = ("report", "sentence", "column", "meaning", "role", "job", "told", "fact")
 
 
-def write_report(
-    path: str | Path,
-    survey: Survey,
-    maps: HeadMaps | None = None,
-    summary: RunSummary | None = None,
-    against: Survey | None = None,
-    against_maps: HeadMaps | None = None,
-    model: Mapping[str, Any] | None = None,
-    lang: str = "en",
-    film: film_page.Film | None = None,
-) -> None:
-    """Write the report of a survey as one HTML file, whole or not at all.
-
-    maps          exact maps of a short text, each (T, T) for T tokens, which the page opens with; matched by name
-    summary       the training run, told last
-    against       the survey of another model, compared head by head, by name
-    against_maps  exact maps of the same tokens in that model
-    model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
-    lang          the language that the page opens in: en or es; a switch is in it
-    film          what the heads did while the model trained
-
-    Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
-    """
-    write_whole(path, report_html(survey, maps, summary, against, against_maps, model, lang, film))
+def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
+    """Write the page of `report_html`, whole or not at all."""
+    write_whole(path, report_html(survey, *more, **options))
 
 
 def report_html(
@@ -73,7 +52,18 @@ def report_html(
     lang: str = "en",
     film: film_page.Film | None = None,
 ) -> str:
-    """The page itself; arguments and errors as in `write_report`."""
+    """The report of a survey as one HTML file.
+
+    maps          exact maps of a short text, each (T, T) for T tokens, which the page opens with; matched by name
+    summary       the training run, told last
+    against       the survey of another model, compared head by head, by name
+    against_maps  exact maps of the same tokens in that model
+    model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
+    lang          the language that the page opens in: en or es; a switch is in it
+    film          what the heads did while the model trained
+
+    Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
+    """
     for each in (survey, against):
         if each is not None:
             check_survey(each)
