@@ -103,6 +103,8 @@ class Mask:
     must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
     """
 
+    alike = False  # is it the same for all heads?
+
     def check(self, grid: Grid) -> None:
         """Raise HeadwiseError when the mask does not fit this call's sizes. Each rung calls it once."""
 
@@ -136,7 +138,7 @@ class Mask:
 
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         """The mask of a call that has only those of its `n_heads` heads, in that order."""
-        return Part(self, "h", heads, n_heads)
+        return self if self.alike else Part(self, "h", heads, n_heads)
 
     def for_queries(self, queries: slice, T: int) -> Mask:
         """The mask of a call that has only those of its `T` queries, and all keys."""
@@ -384,6 +386,7 @@ class Window(Shifted):
     left: int | None
     right: int | None
     offset: int | Sequence[int] | Any = None
+    alike = True
 
     def __post_init__(self) -> None:
         for name, value in (("left", self.left), ("right", self.right)):
@@ -404,9 +407,6 @@ class Window(Shifted):
         shift = self.shift(T, S)
         return None if self.left is None else shift - self.left, None if self.right is None else shift + self.right
 
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        return self
-
 
 @dataclass(frozen=True)
 class Causal(Window):
@@ -422,6 +422,7 @@ class Lengths(Mask):
     """Document b has lengths[b] real keys; the rest are padding. `lengths` is (B,)."""
 
     lengths: Sequence[int] | Any
+    alike = True
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
@@ -435,9 +436,6 @@ class Lengths(Mask):
     def real_length(self, b: int) -> int | None:
         return int(self.lengths[b])
 
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        return self
-
 
 @dataclass(frozen=True)
 class Segments(Mask):
@@ -445,6 +443,7 @@ class Segments(Mask):
 
     q_ids: Sequence[Sequence[int]] | Any
     kv_ids: Sequence[Sequence[int]] | Any
+    alike = True
 
     def check(self, grid: Grid) -> None:
         check_axes("Segments q_ids", check_even("Segments q_ids", self.q_ids), "bt", grid)
@@ -455,9 +454,6 @@ class Segments(Mask):
 
     def counts_from_first(self) -> bool:
         return False
-
-    def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
-        return self
 
 
 @dataclass(frozen=True)

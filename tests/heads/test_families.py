@@ -68,7 +68,7 @@ def state(model: nn.Module) -> list[Any]:
         ],
         [vars(config).get("_attn_implementation_internal") for config in configs(model)],
         [(key, parameter.requires_grad, parameter._version) for key, parameter in model.named_parameters()],
-        len(hf._routes.get()),
+        len(hf._blocks),
         len(sites._tokens.get()),
         hf.AttentionInterface.get_interface,
         torch.get_num_threads(),

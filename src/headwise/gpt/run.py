@@ -154,13 +154,8 @@ def read_run(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         run = from_json(dict[str, Any], read_json(path))
-        kinds: dict[str, Any] = {
-            "status": str,
-            "digest": str,
-            "example": str | None,
-            "cells": tuple[int, int, int] | None,
-        }
-        kinds |= {"settings": Settings, "summary": RunSummary | None}
+        kinds: dict[str, Any] = {"status": str, "digest": str, "settings": Settings, "summary": RunSummary | None}
+        kinds |= {"example": str | None, "cells": tuple[int, int, int] | None}
         read = {name: from_json(kind, run[name], name) for name, kind in kinds.items()}
     except (HeadwiseError, KeyError) as error:
         missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)

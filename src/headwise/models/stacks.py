@@ -90,7 +90,8 @@ def without_maps(model: nn.Module) -> list[str]:
     through = _through(modules)
     lines, covered = [], set(through)
     for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
-        numbers = sorted(int(path.rpartition(".")[2]) for path in modules if _is_layer(path, stack))
+        places = (path.rpartition(".") for path in modules)
+        numbers = sorted(int(last) for above, _, last in places if above == stack and last.isdigit())
         with_heads = {
             n for n in numbers for path in through if path.startswith(f"{stack}.{n}.") or path == f"{stack}.{n}"
         }
@@ -116,11 +117,6 @@ def without_maps(model: nn.Module) -> list[str]:
         place = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         lines.append(f"{place}: {kind} is outside the attention interface, no map")
     return lines
-
-
-def _is_layer(path: str, stack: str) -> bool:
-    above, _, last = path.rpartition(".")
-    return last.isdigit() and above == stack
 
 
 def _words(kind: type, modules: Mapping[str, nn.Module]) -> str:
