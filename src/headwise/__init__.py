@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from headwise.teach.check import check
     from headwise.teach.verdict import Verdict
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage", "Explanation",

@@ -1,0 +1,95 @@
+"""What is published: a wheel and a source archive that hold all that the package needs, and run without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = "import sys; from setuptools import build_meta as b; d = sys.argv[1]; b.build_wheel(d); b.build_sdist(d)"
+USE = """
+import sys
+for name in ("torch", "transformers", "tokenizers"):
+    sys.modules[name] = None
+import numpy as np
+import headwise as hw
+
+q = [[[0.5, 1.0], [1.0, -1.0], [0.0, 2.0]]]
+out = hw.attend(q, q, q, mask=hw.Causal())
+steps = hw.trace(np.array([q]), np.array([q]), np.array([q]), mask=hw.Causal())
+assert np.allclose(np.array(out), steps.out[0]) and hw.__file__.startswith(sys.argv[1])
+assert hw.price({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12}).parameters.total > 10**8
+try:
+    hw.watch
+except hw.HeadwiseError as error:
+    assert "pip install 'headwise[torch]'" in str(error)
+from headwise.view.page.words import table
+from headwise.teach.catalogue import catalogue
+assert table() and catalogue()
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel and a source archive, made from a copy of what git would hand out."""
+    folder = tmp_path_factory.mktemp("release")
+    for name in ("src", "README.md", "LICENSE", "pyproject.toml"):
+        source = ROOT / name
+        leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        if source.is_dir():
+            shutil.copytree(source, folder / "copy" / name, ignore=leave)
+        else:
+            (folder / "copy").mkdir(exist_ok=True)
+            shutil.copy(source, folder / "copy" / name)
+    (folder / "dist").mkdir()
+    subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder / "dist")], cwd=folder / "copy", check=True, capture_output=True
+    )
+    return folder / "dist"
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_every_file_and_runs_without_torch(built: Path, tmp_path: Path) -> None:
+    wheel = next(built.glob("*.whl"))
+    assert wheel.name.startswith(f"headwise-{headwise.__version__}-")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    source = ROOT / "src"
+    wanted = {str(path.relative_to(source)) for path in (source / "headwise").rglob("*") if path.is_file()}
+    wanted = {name for name in wanted if "__pycache__" not in name}
+    assert wanted - {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == set()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", USE, str(tmp_path)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_the_source_archive_can_be_built_again(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("src/headwise/view/page/model.js") for name in names)
+    assert any(name.endswith("pyproject.toml") for name in names)
+
+
+def test_one_version_everywhere() -> None:
+    version = headwise.__version__
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    latest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert latest is not None and latest[1] == version
