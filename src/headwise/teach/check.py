@@ -67,12 +67,9 @@ def check(
 
         return check_file(str(target), options, seconds)
     name = getattr(target, "__name__", type(target).__name__)
-    kind = "layer"
     source = _source_of(target)
-    if name in source.definitions:
-        kind = kind_of(source.definitions[name]) or ("layer" if not inspect.isfunction(target) else "function")
-    elif inspect.isfunction(target):
-        kind = "function"
+    known = kind_of(source.definitions[name]) if name in source.definitions else None
+    kind = known or ("function" if inspect.isfunction(target) else "layer")
     module = sys.modules.get(getattr(target, "__module__", ""), None)
     subject = Target(target, name, source, vars(module) if module else {})
     return judged(subject, kind, options, seconds)

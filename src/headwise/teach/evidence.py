@@ -60,8 +60,6 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) ->
 def _rows(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
     sums = wrong.weights.sum(-1)
     off = np.where(np.isfinite(sums), np.abs(sums - 1), 0.0)
-    if not off.any():
-        return None
     b, h, t = np.unravel_index(off.argmax(), off.shape)
     return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
 

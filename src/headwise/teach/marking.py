@@ -136,10 +136,8 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
             continue
         shapes = _shape(got), _shape(wanted)
         if shapes[0] != shapes[1]:
-            what = [
-                str(shape) if shape else shortened(str(value))
-                for shape, value in zip(shapes, (got, wanted), strict=True)
-            ]
+            pairs = zip(shapes, (got, wanted), strict=True)
+            what = [str(shape) if shape else shortened(str(value)) for shape, value in pairs]
             return words["shape" if all(shapes) else "gives"].format(call=shortened(call), mine=what[0], right=what[1])
         path = ""
         while isinstance(got, list):

@@ -197,10 +197,8 @@ def shown(bug: Bug, comparison: Comparison | None) -> Shown:
         and abs(arm.scores[metric.name].mean.mean - right[metric.name].mean.mean) > (0.1 if metric is EVEN else 0.02)
     ]
     start = "the loss betrays it" if betrayed else "training hides it"
-    end = (
-        f"; the maps do not: {', '.join(differing)}"
-        if differing
-        else "; the maps look sound too: only a check finds it"
-    )
-    end = f"; and the maps: {', '.join(differing)}" if betrayed and differing else "" if betrayed else end
+    if differing:
+        end = f"; {'and the maps' if betrayed else 'the maps do not'}: {', '.join(differing)}"
+    else:
+        end = "" if betrayed else "; the maps look sound too: only a check finds it"
     return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, f"{start}: {losses}{end}")

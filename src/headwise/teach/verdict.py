@@ -69,13 +69,13 @@ class Verdict:
         head = say["right"] if self.right else say["not_checked"] if self.right is None else say["wrong"]
         yield 0, f"{self.target}: {head}"
         for finding in self.findings:
-            name = bug_named(finding.bug).name(self.lang) if finding.bug != UNKNOWN else say["unknown"]
+            bug = None if finding.bug == UNKNOWN else bug_named(finding.bug)
             yield 0, ""
-            yield 0, name if finding.bug == UNKNOWN else f"{name} ({finding.bug})"
+            yield 0, f"{bug.name(self.lang)} ({bug.id})" if bug else say["unknown"]
             if finding.line is not None:
                 yield 1, f"{say['line']} {finding.line}: {finding.quote}"
-            if finding.bug != UNKNOWN:
-                yield 1, bug_named(finding.bug).text("wrong", self.lang)
+            if bug:
+                yield 1, bug.text("wrong", self.lang)
             yield 1, f"{say['evidence']}: {finding.evidence}"
             if finding.fix:
                 yield 1, f"{say['fix']}: {finding.fix}"
