@@ -640,7 +640,7 @@ def test_a_new_family_is_one_record(monkeypatch: Any) -> None:
     with pytest.raises(hw.HeadwiseError, match=r"MarsAttention has parameters that would be lost: wv\.weight"):
         import_attention(module)
     monkeypatch.setattr(family, "_families", dict(family._families))
-    family.register(replace(family.LLAMA, name="mars", prefix="Mars", v="wv"))
+    family.register(replace(family._families["llama"], name="mars", prefix="Mars", v="wv"))
     done = import_attention(module)
     assert done.difference < 1e-5 and done.path == "from_transformers, mars, self attention, default rope"
 
