@@ -16,11 +16,11 @@ VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The verb model after a quarter of its training, when its heads have parted."""
+    """The verb model after two fifths of its training, when its heads have parted."""
     import headwise as hw
 
     folder = tmp_path_factory.mktemp("why") / "verbs"
-    hw.train(preset="verbs", steps=250, out=folder)
+    hw.train(preset="verbs", steps=400, out=folder)
     return folder
 
 
