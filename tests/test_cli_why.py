@@ -96,8 +96,9 @@ def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) 
     assert page.locator("h1").inner_text() == f"Why {story['answer']}?"
     buttons = page.locator("#heads button")
     assert buttons.count() >= 1 and story["heads"][0]["head"] in buttons.first.inner_text()
-    tinted = page.locator(".token", has_text="will")
-    assert tinted.evaluate("token => parseInt(token.style.getPropertyValue('--look'))") > 50
+    (place, weight), *_ = story["heads"][0]["looks"]
+    tint = page.locator(".token").nth(place).evaluate("token => parseInt(token.style.getPropertyValue('--look'))")
+    assert tint == pytest.approx(100 * weight, abs=1)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     drawn = page.locator("#drawing .node text").all_text_contents()
     assert story["heads"][0]["head"] in drawn and page.locator("#drawing .goal").text_content() == story["answer"]

@@ -127,7 +127,13 @@ class AttentionSpec:
         sink: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        vars(self).update({name: value for name, value in locals().items() if name != "self"})
+        vars(self).update(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
+            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
+            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
+            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
+            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+        )  # fmt: skip
         self._fill_in_sizes()
         self._check_options()
 

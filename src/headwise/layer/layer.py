@@ -72,8 +72,13 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        arguments = {name: value for name, value in locals().items() if name in AttentionSpec.__dataclass_fields__}
-        self.spec = AttentionSpec(**arguments)
+        self.spec = AttentionSpec(
+            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
+            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
+            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
+            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
+            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
+        )  # fmt: skip
         self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
         self._rotation = Rotation(rope, self.spec.head_dim) if rope else None
         self._number = next(_numbers)  # by which a cache knows its layer
