@@ -111,11 +111,11 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
             lambda w: hw.Segments(w(q_ids), w(kv_ids)), lambda b, h, i, j: q_ids[b, i] == kv_ids[b, j]
         ),
         "allowed": MaskCase(lambda w: hw.Allowed(w(full)), lambda b, h, i, j: full[b, h, i, j]),
-        "allowed per head": MaskCase(lambda w: hw.Allowed(w(per_head)), lambda b, h, i, j: per_head[h, 0, j]),
+        "allowed per head": MaskCase(lambda w: hw.Allowed(w(per_head[None])), lambda b, h, i, j: per_head[h, 0, j]),
         "allowed per row": MaskCase(lambda w: hw.Allowed(w(per_row)), lambda b, h, i, j: per_row[i, 0]),
         "allowed per key": MaskCase(lambda w: hw.Allowed(w(per_key)), lambda b, h, i, j: per_key[j]),
         "bias": MaskCase(lambda w: hw.Bias(w(bias)), adds=lambda b, h, i, j: bias[b, h, i, j]),
-        "bias per head": MaskCase(lambda w: hw.Bias(w(head_bias)), adds=lambda b, h, i, j: head_bias[h, 0, 0]),
+        "bias per head": MaskCase(lambda w: hw.Bias(w(head_bias[None])), adds=lambda b, h, i, j: head_bias[h, 0, 0]),
         "bias that forbids": MaskCase(
             lambda w: hw.Bias(w(forbidding)),
             lambda b, h, i, j: forbidding[i, j] > -math.inf,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -234,16 +232,3 @@ def broken_survey() -> Survey:
         ablated=None,
         profiles=(first, second, *rest),
     )
-
-
-def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[np.ndarray]]:
-    """The maps of a frame of a film by head: for each line (T,T), to within 1/510."""
-    cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
-    maps: dict[str, list[np.ndarray]] = {name: [] for name in header["heads"]}
-    for of_head in maps.values():
-        for line in header["lines"]:
-            allowed = np.tri(len(line), dtype=bool)
-            weights, count = np.zeros(allowed.shape, np.float32), int(allowed.sum())
-            weights[allowed], cells = cells[:count], cells[count:]
-            of_head.append(weights)
-    return maps

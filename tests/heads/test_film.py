@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from cases import every
-from surveys import unpacked
 
 from headwise import HeadwiseError
 from headwise.files import text_path
@@ -23,7 +22,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM, Settings, run_training
 from headwise.gpt.train import Progress, Stopped, train
-from headwise.heads.film import FRAMES, Film, fitting, frame_steps, packed, read_film
+from headwise.heads.film import FRAMES, Film, fitting, frame_steps, packed, read_film, unpacked
 from headwise.heads.maps import head_maps
 from headwise.heads.profiles import ROLES
 from headwise.heads.survey import survey

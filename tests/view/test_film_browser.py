@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from browsing import Opener, faults, unreadable, width_beyond
-from surveys import unpacked
 
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
-from headwise.heads.film import Film
+from headwise.heads.film import Film, unpacked
 from headwise.view.film import SCRIPTS, STYLES, WORDS, film_data, film_section
 from headwise.view.live import Live, live_html
 from headwise.view.page.assemble import page

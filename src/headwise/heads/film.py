@@ -181,3 +181,16 @@ def _rows(path: Path) -> list[Row]:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as error:
         raise HeadwiseError(f"{path} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
+
+
+def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[NDArray[Any]]]:
+    """The maps of a frame of a film by head: for each line (T,T), to within 1/510."""
+    cells = np.frombuffer(base64.b64decode(frame["maps"]), np.uint8).astype(np.float32) / 255
+    maps: dict[str, list[NDArray[Any]]] = {name: [] for name in header["heads"]}
+    for of_head in maps.values():
+        for line in header["lines"]:
+            allowed = np.tri(len(line), dtype=bool)
+            weights, count = np.zeros(allowed.shape, np.float32), int(allowed.sum())
+            weights[allowed], cells = cells[:count], cells[count:]
+            of_head.append(weights)
+    return maps

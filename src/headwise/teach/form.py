@@ -256,7 +256,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         return None
     allowed = np.ones((1, 1, T, S), bool)
     if masks.causal:
-        allowed = allowed & _causal("past" if s["see"] == "inverse" else s["see"], T, S)
+        allowed = allowed & _causal(s["see"], T, S)
     if masks.real is not None and s["padding"] != "nothing" and len(masks.real) == B:
         real = np.asarray(masks.real)[_owner(s["mask_of"], B, H)]  # (B,H,S)
         if s["padding"] != "queries" or T != S:
@@ -270,7 +270,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
 def _causal(see: str, T: int, S: int) -> Any:
     ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
     rules = {"past": ahead <= 0, "next": ahead <= 1, "others": ahead < 0, "future": ahead > 0, "later": ahead >= 0}
-    rules |= {"all": ahead > -S - T, "corner": ahead <= T - S}
+    rules |= {"all": ahead > -S - T, "corner": ahead <= T - S, "inverse": ahead <= 0}  # all of it is turned at the end
     return rules[see]
 
 
