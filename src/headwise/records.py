@@ -199,6 +199,7 @@ class Story:
     """What `headwise why` tells; also its JSON."""
 
     CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
+    MOST: ClassVar[int] = 8  # heads that are silenced, followed, and shown in the table
 
     model: str
     tokens: tuple[str, ...]

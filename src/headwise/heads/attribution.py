@@ -89,8 +89,8 @@ def attribute(
     scale = _logit_scale(model, matrix, bias, run)
     rows = matrix[list(answer)].double()
     direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])
-    offsets = 0.0 if bias is None else [float(bias[token]) * scale for token in answer]
-    constant = 0.0 if bias is None else offsets[0] - (offsets[1] if len(answer) == 2 else 0.0)  # type: ignore[index]
+    offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
+    constant = offsets[0] - sum(offsets[1:])
     logit = float(direction @ run.normed) + constant
     return _parts(model, run, direction, constant, logit, answer, position)
 

@@ -133,8 +133,9 @@ class Study:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run, and the rows that take it."""
         call, clean = self.calls[site.name], self.clean_calls[site.name]
         every = list(range(call.q.shape[2]))
+        chosen = every if positions is None else list(positions)
         if at == "out":
-            return clean.out, list(positions or every)
+            return clean.out, chosen
         plain = attend_by_rows(call.q, call.k, call.v, call.options)
         if not torch.allclose(plain, call.out, rtol=1e-2, atol=1e-3 * float(plain.abs().max())):
             raise HeadwiseError(
@@ -143,9 +144,9 @@ class Study:
             )
         if at in ("q", "weights"):
             k = clean.k if at == "weights" else call.k
-            return attend_by_rows(clean.q, k, call.v, call.options), list(positions or every)
+            return attend_by_rows(clean.q, k, call.v, call.options), chosen
         changed: Tensor = getattr(call, at).clone()
-        changed[:, :, list(positions or every)] = getattr(clean, at)[:, :, list(positions or every)]
+        changed[:, :, chosen] = getattr(clean, at)[:, :, chosen]
         k, v = (changed, call.v) if at == "k" else (call.k, changed)
         return attend_by_rows(call.q, k, v, call.options), every
 
@@ -192,7 +193,7 @@ class Study:
         effects: dict[str, float] = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
-                rows = list(positions or range(self.ids.shape[1]))
+                rows = list(range(self.ids.shape[1]) if positions is None else positions)
                 moved = self.clean_calls[site].out[0, h, rows] - self.calls[site].out[0, h, rows]
                 effects[name] = float((moved * slopes[site][0, h, rows]).sum()) / (self.clean - self.corrupted)
         return effects

@@ -17,8 +17,6 @@ from headwise.models.open import Folder, TextTokens
 from headwise.models.stacks import layers_of
 from headwise.records import Story, StoryHead, StoryPath
 
-MOST = 8  # heads that are told of
-
 Progress = Callable[[str, int, int], None]
 
 
@@ -53,7 +51,7 @@ def why(
         parts = attribute(model, torch.tensor(ids), (token, other))
         effects = {} if study is None else study.effects("out", list(study.names("out")), None)
         heads = _parts(parts, effects)
-        measured = _silenced(model, torch.tensor([ids]), [part.head for part in heads[:MOST]], token, progress)
+        measured = _silenced(model, torch.tensor([ids]), [part.head for part in heads[: Story.MOST]], token, progress)
         heads = [replace(part, without=measured.get(part.head)) for part in heads]
         paths = [] if study is None else _paths(study, effects, progress)
     shown = tokens.shown
@@ -152,7 +150,7 @@ def _paths(study: Study, effects: dict[str, float], progress: Progress | None) -
     carriers = sorted(
         (name for name in effects if abs(effects[name]) >= Story.CLEAR), key=lambda name: -abs(effects[name])
     )
-    jobs = [(receiver, at) for receiver in carriers[:MOST] for at in "qkv"]
+    jobs = [(receiver, at) for receiver in carriers[: Story.MOST] for at in "qkv"]
     paths: dict[tuple[str, str, str], StoryPath] = {}
     for number, (head, at) in enumerate(jobs):
         place = study.names("out")[head]

@@ -16,8 +16,6 @@ from headwise.view.page.words import LANGUAGES
 from headwise.view.page.words import say as phrase
 from headwise.view.tables import print_table, say
 
-MOST = 8  # heads in the table
-
 
 def sentence(story: Story, part: StoryHead, lang: str) -> str:
     """A head in words: what it carries or adds, where it looks, and what happens without it."""
@@ -37,7 +35,7 @@ def sentence(story: Story, part: StoryHead, lang: str) -> str:
 
 def told(story: Story) -> list[StoryHead]:
     """The heads that have a place in the story: those with a clear share, or else the three that add most."""
-    clear = [part for part in story.heads[:MOST] if part.brings is not None and abs(part.brings) >= Story.CLEAR]
+    clear = [part for part in story.heads[: Story.MOST] if part.brings is not None and abs(part.brings) >= Story.CLEAR]
     return clear or list(story.heads[:3])
 
 
@@ -57,12 +55,11 @@ def print_story(console: Console, story: Story, lang: str = "en") -> None:
             ", ".join(f"{story.tokens[t]} {weight:.2f}" for t, weight in part.looks),
             "-" if part.without is None else f"{part.without:+.2f}",
         )
-        for part in story.heads[:MOST]
+        for part in story.heads[: Story.MOST]
     ]
     print_table(console, "", heading, rows, (0, 3))
-    others = math.fsum(part.adds for part in story.heads[MOST:])
     values = {"logit": f"{story.logit:.2f}", "heads": f"{math.fsum(part.adds for part in story.heads):+.2f}"}
-    values |= {"embedding": f"{story.embedding:+.2f}", "bias": f"{story.bias:+.2f}", "others": f"{others:+.2f}"}
+    values |= {"embedding": f"{story.embedding:+.2f}", "bias": f"{story.bias:+.2f}"}
     values["feed"] = f"{math.fsum(story.feed_forwards.values()):+.2f}"
     say(console, phrase(lang, "why.sum", **values))
     for path in story.paths:
