@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError, MissingError
 from headwise.intervals import Interval
-from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
+from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Streaming, Window
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Trace
 from headwise.rungs import attend, trace
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.generate import generate
     from headwise.models.open import open_model as open
+    from headwise.plan import Keep, Plan
     from headwise.reshape.prune import prune
     from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
@@ -52,11 +53,11 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage", "Explanation",
-    "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache", "Lengths",
-    "Mask", "MultiHeadAttention", "Patching", "Price", "RelativeBias", "Reshaped", "RoPE", "Seen", "SeenHead",
-    "Segments", "Survey", "Trace", "Verdict", "Window", "ablate", "attend", "attribute", "check", "explain",
-    "generate", "import_attention", "open", "patch", "price", "prune", "share", "survey", "trace", "train",
+    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage", "Explanation", "GPTConfig",
+    "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache", "Keep", "Lengths", "Mask",
+    "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias", "Reshaped", "RoPE", "Seen", "SeenHead",
+    "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window", "ablate", "attend", "attribute", "check",
+    "explain", "generate", "import_attention", "open", "patch", "price", "prune", "share", "survey", "trace", "train",
     "watch",
 ]  # fmt: skip
 
@@ -70,7 +71,7 @@ _LAZY = {
         "heads.train": "train", "heads.watch": "watch", "layer.explain": "Explanation explain",
         "layer.head": "Head Heads", "layer.importing.certificate": "Imported",
         "layer.importing.importers": "import_attention", "layer.layer": "MultiHeadAttention",
-        "models.generate": "generate", "models.open": "open", "reshape.prune": "prune",
+        "models.generate": "generate", "models.open": "open", "plan": "Keep Plan", "reshape.prune": "prune",
         "reshape.report": "Damage Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "teach.check": "check", "teach.verdict": "Verdict",
     }.items()

@@ -418,6 +418,36 @@ class Causal(Window):
 
 
 @dataclass(frozen=True)
+class Streaming(Shifted):
+    """Query i sees the first `sinks` keys and the last `window`, its own counted: none that come after it.
+
+    Each is one number, or (H,), one for each head. Xiao et al. 2023 (arXiv 2309.17453). Offset as in `Shifted`.
+    """
+
+    sinks: int | Sequence[int] | Any
+    window: int | Sequence[int] | Any
+    offset: int | Sequence[int] | Any = None
+
+    def check(self, grid: Grid) -> None:
+        super().check(grid)
+        for name, values in (("sinks", self.sinks), ("window", self.window)):
+            if shape_of(values):
+                check_axes(f"Streaming {name}", shape_of(values), "h", grid)
+            if kind_of(values) != "int" or any(value < 0 for value in grid.read(values)):
+                raise HeadwiseError(f"Streaming {name}={values}: pass a whole number, 0 or more, or one for each head")
+            for value in grid.read(values):
+                check_position(f"Streaming {name}", value)
+
+    def counts_from_first(self) -> bool:
+        return True
+
+    def allowed(self, grid: Grid) -> Any:
+        sinks, window = (grid.pick(x, "h") if shape_of(x) else x for x in (self.sinks, self.window))
+        centre = self.centre(grid)
+        return (grid.j <= centre) & ((grid.j < sinks) | (grid.j > centre - window))
+
+
+@dataclass(frozen=True)
 class Lengths(Mask):
     """Document b has lengths[b] real keys; the rest are padding. `lengths` is (B,)."""
 
