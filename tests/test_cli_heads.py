@@ -13,6 +13,7 @@ import pytest
 import torch
 from invoking import Invoke, Outcome
 
+import headwise as hw
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
@@ -132,6 +133,16 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
     assert "rom h to c" in (tmp_path / "r.html").read_text()
     code, out, _ = invoke(*args, "--sort", "my pair")
     assert code == 0 and "what belongs together" in out and "L0.H0: " in out
+
+
+def test_circuits_read_no_text(models: Path, invoke: Invoke) -> None:
+    document = json.loads(invoke("heads", models / "one", "--circuits", "--json").out)
+    expected = hw.circuits(hw.open(models / "one")).plain()
+    assert document["heads"] == expected["heads"] and document["paths"] == expected["paths"]
+    code, out, _ = invoke("heads", models / "one", "--circuits")
+    assert code == 0 and "rank QK" in out and all(name in out for name in expected["heads"])
+    assert "succeeds" not in out  # no order was given
+    refused(invoke("heads", models / "one", "--circuits", "--text", "abc"), "--circuits", "leave out --text")
 
 
 def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from headwise.cost.read import price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.attribution import Attribution, attribute
+    from headwise.heads.circuits import Circuits, circuits
     from headwise.heads.effect import ablate
     from headwise.heads.patching import Patching, patch
     from headwise.heads.profiles import HeadProfile, Survey
@@ -53,12 +54,12 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
-    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage", "Explanation", "GPTConfig",
-    "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache", "Keep", "Lengths", "Mask",
-    "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias", "Reshaped", "RoPE", "Seen", "SeenHead",
-    "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window", "ablate", "attend", "attribute", "check",
-    "explain", "generate", "import_attention", "open", "patch", "price", "prune", "share", "survey", "trace", "train",
-    "watch",
+    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Circuits", "Damage",
+    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache",
+    "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias", "Reshaped",
+    "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window", "ablate", "attend",
+    "attribute", "check", "circuits", "explain", "generate", "import_attention", "open", "patch", "price", "prune",
+    "share", "survey", "trace", "train", "watch",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: module, and what they are called there.
@@ -66,7 +67,8 @@ _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
         "cost.pricing": "Price", "cost.read": "price", "gpt.gpt": "GPT GPTConfig",
-        "heads.attribution": "Attribution attribute", "heads.effect": "ablate", "heads.patching": "Patching patch",
+        "heads.attribution": "Attribution attribute",
+        "heads.circuits": "Circuits circuits", "heads.effect": "ablate", "heads.patching": "Patching patch",
         "heads.profiles": "HeadProfile Survey", "heads.seen": "Seen SeenHead", "heads.survey": "survey",
         "heads.train": "train", "heads.watch": "watch", "layer.explain": "Explanation explain",
         "layer.head": "Head Heads", "layer.importing.certificate": "Imported",

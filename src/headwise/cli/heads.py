@@ -39,14 +39,19 @@ def heads(
     headvis: Path | None = None,
     relations: Path | None = None,
     bench: str | None = None,
+    circuits: bool = False,
     seed: int = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what each head of a model does: statistics, roles, and what breaks without it."""
     check_lang(lang)
-    _check(model, against, sort, (relations, bench), headvis, html=html, png=png, csv=csv, parquet=parquet)
-
+    files = {"html": html, "png": png, "csv": csv, "parquet": parquet}
+    if circuits:
+        labels = {"relations": relations, "bench": bench}
+        _circuits(model, as_json, text=text, ids=ids, against=against, headvis=headvis, **labels, **files)
+        return
+    _check(model, against, sort, (relations, bench), headvis, **files)
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
     options["unknown"] = unknown
@@ -66,6 +71,26 @@ def heads(
     for what, path in (("report", report), ("picture", png), ("table", csv), ("table", parquet), ("HeadVis", headvis)):
         if path is not None:
             out.print(f"{what}: {path}")
+
+
+def _circuits(model: Path, as_json: bool, **options: Any) -> None:
+    """The heads by their weights alone, and who reads whom."""
+    passed = [f"--{name}" for name, value in options.items() if value]
+    if passed:
+        raise HeadwiseError(f"--circuits reads the weights and no text; leave out {', '.join(passed)}")
+    with needs_torch():
+        from headwise.heads.circuits import circuits
+        from headwise.models.open import open_folder
+    from headwise.view.circuits import print_circuits
+
+    folder = open_folder(model)
+    with Progress() as progress:
+        progress("circuits", 0, 0)
+        result = circuits(folder.model)
+    if as_json:
+        print_json({"model": folder.name, **result.plain()})
+    else:
+        print_circuits(out, result.plain())
 
 
 def _write_tables(survey: Survey, png: Path | None, csv: Path | None, parquet: Path | None) -> None:

@@ -99,6 +99,23 @@ class Circuits:
         ]
         return sorted(clear, key=lambda path: -path.score)
 
+    def plain(self) -> dict[str, Any]:
+        """In plain types: the JSON of `headwise heads --circuits`."""
+        heads = {
+            name: {
+                "qk_rank": head.qk_rank,
+                "ov_rank": head.ov_rank,
+                **{
+                    score: None if value is None else value._asdict()
+                    for score, value in (
+                        ("copies", head.copies), ("suppresses", head.suppresses), ("succeeds", head.succeeds)
+                    )
+                },
+            }
+            for name, head in self.heads.items()
+        }  # fmt: skip
+        return {"heads": heads, "paths": [path._asdict() for path in self.paths]}
+
     def __repr__(self) -> str:
         paths = [f"  {p.sender} -> {p.receiver} through {p.at}: {p.score:.2f}" for p in self.paths[:12]]
         head = f"Circuits({len(self.heads)} heads; random directions compose to {self.baseline:.2f}; "
@@ -141,17 +158,16 @@ def effective_rank(values: Numbers) -> float:
 
 @dataclass(frozen=True)
 class _Factors:
-    """One layer in float64: matrices of its heads, the R of their QR factorisations, and the spectra of both products.
+    """One layer in float64: what its heads read and write, and the spectra of both products.
 
-    |W_K^T x| = |R_K x|: so no product of C x C numbers is ever made.
+    With the R of a QR factorisation |W_K^T x| = |R_K x|: so no product of C x C numbers is ever made.
     """
 
     site: Site
-    q: Tensor  # (H,D,C)
-    k: Tensor  # (H,D,C), shared ones repeated
-    v: Tensor  # (H,E,C)
+    v: Tensor  # (H,E,C), shared ones repeated
     o: Tensor  # (H,C,E)
-    r: dict[str, Tensor]  # "q", "k": (H,D,D); "v", "o": (H,E,E)
+    reads: dict[str, Tensor]  # "q": R_K W_Q (H,D,C), "k": R_Q W_K (H,D,C), "v": R_O W_V (H,E,C)
+    writes: Tensor  # W_O R_V^T (H,C,E)
     qk: Tensor  # (H,D)
     ov: Tensor  # (H,E)
 
@@ -174,7 +190,7 @@ class _Factors:
         columns = {"q": q.mT, "k": k.mT, "v": v.mT, "o": o}
         r = {x: torch.linalg.qr(matrix, mode="r").R for x, matrix in columns.items()}
         qk, ov = (torch.linalg.svdvals(r[x] @ r[y].mT) for x, y in (("q", "k"), ("o", "v")))
-        return cls(site, q, k, v, o, r, qk, ov)
+        return cls(site, v, o, {"q": r["k"] @ q, "k": r["q"] @ k, "v": r["o"] @ v}, o @ r["v"].mT, qk, ov)
 
 
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
@@ -184,20 +200,17 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
         starts.append(starts[-1] + layer.site.n_heads)
     N, C = starts[-1], layers[0].o.shape[1]
     scores, chances = ({at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"} for _ in range(2))
-    for b, reads in enumerate(layers):
-        for a, writes in enumerate(layers[:b]):
+    for b, later in enumerate(layers):
+        for a, earlier in enumerate(layers[:b]):
             place = slice(starts[b], starts[b + 1]), slice(starts[a], starts[a + 1])
-            for at, matrix, other, spectrum in (
-                ("q", reads.q, "k", reads.qk),
-                ("k", reads.k, "q", reads.qk),
-                ("v", reads.v, "o", reads.ov),
-            ):
-                passed = torch.einsum("rdc,sce->rsde", matrix, writes.o)
-                passed = reads.r[other][:, None] @ passed @ writes.r["v"].mT
-                sizes = (spectrum.norm(dim=-1)[:, None] * writes.ov.norm(dim=-1)).clamp(min=1e-300)
-                square = (passed.flatten(2).norm(dim=-1) / sizes).square()
+            writes = earlier.writes.transpose(0, 1).flatten(1)  # (C,S*E)
+            for at, reads in later.reads.items():
+                spectrum = later.ov if at == "v" else later.qk
+                passed = (reads.flatten(0, 1) @ writes).view(*reads.shape[:2], -1, earlier.o.shape[2])  # (R,D,S,E)
+                sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
+                square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
                 scores[at][place] = square.sqrt().cpu()
-                chances[at][place] = _tail(square, spectrum, writes.ov, C).cpu()
+                chances[at][place] = _tail(square, spectrum, earlier.ov, C).cpu()
     tried = 3 * int((~scores["q"].isnan()).sum())
     return {at: x.numpy() for at, x in scores.items()}, {at: tried * x.numpy() for at, x in chances.items()}
 
