@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from headwise.cost.fields import Fields, family
+from headwise.cost.fields import Fields, check_size, family
 from headwise.cost.shape import Attention, FeedForward, Latent, Layer, ModelShape, Piece, lm_head, norm, table
 from headwise.errors import HeadwiseError
 
@@ -163,10 +163,18 @@ def _own_pieces(f: Fields) -> list[Piece]:
     return (_positions(f) if learned else []) + ([embedding_norm] if f.flag("embedding_norm") else [])
 
 
+def _own_windows(f: Fields) -> list[int | None]:
+    n, windows = len(f.layers("num_hidden_layers")), f.get("windows")
+    windows = [None] * n if windows is None else windows
+    if not isinstance(windows, list | tuple) or len(windows) != n:
+        raise HeadwiseError(f"windows={windows!r} must list a number of tokens, or null, for each of {n} layers")
+    return [None if window is None else check_size("windows", window) for window in windows]
+
+
 def _own(f: Fields) -> ModelShape:
     forward = _plain(f, "d_ff", f.flag("bias"), gated=f.flag("gated"))
     build = partial(decoder, bias="bias", gains=_own_gains, pieces=_own_pieces)
-    return build(f, forwards=lambda f: forward, qk_norm=f.flag("qk_norm"))
+    return build(f, forwards=lambda f: forward, windows=_own_windows, qk_norm=f.flag("qk_norm"))
 
 
 _local_experts = partial(_experts, of="num_local_experts")

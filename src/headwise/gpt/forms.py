@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import asdict, replace
 from operator import attrgetter
@@ -15,21 +16,26 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.layer import shapes_alone
 
 _FORMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding="utf-8"))
-_FORMS["qwen3"] = _FORMS["llama"] | {"architecture": "Qwen3ForCausalLM"}
+_FORMS |= {name: _FORMS["llama"] | {"architecture": f"{name.capitalize()}ForCausalLM"} for name in ("qwen2", "qwen3")}
+BIASED = {"gpt2": r"\.bias$", "qwen2": r"\.[qkv]_proj\.bias$"}  # the biases that a form always has
 
 
 def hf_form(config: GPTConfig) -> str | None:
-    """The Hugging Face architecture that computes exactly this model: llama, qwen3, gpt2, or None."""
-    spec = config.attention
+    """The Hugging Face architecture that computes exactly this model: llama, qwen2, qwen3, gpt2, or None."""
+    spec, windows = config.attention, set(config.windows or ()) - {None}
+    if len(windows) > 1:
+        return None  # a config of transformers has one sliding_window for all layers
     common = config.norm_gain and config.final_norm and not config.embedding_norm
     if common and (config.norm, config.position, config.gated) == ("rms", "rope", True):
-        if not config.qk_norm:
+        if not config.qk_norm and not windows:
             return "llama"
+        if not config.qk_norm:  # a Llama has no windows, and a Qwen2 whose biases are zero is one that has
+            return None if config.bias else "qwen2"
         # Qwen3 has one epsilon for all norms, ours has 1e-6 for queries and keys, and no biases in the feed-forward.
         return "qwen3" if config.norm_eps == 1e-6 and not config.bias else None
     square = spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
     if common and square and (config.norm, config.position, config.gated) == ("layer", "learned", False):
-        return "gpt2" if not config.qk_norm and config.activation.startswith("gelu") else None
+        return "gpt2" if not config.qk_norm and not windows and config.activation.startswith("gelu") else None
     return None
 
 
@@ -51,15 +57,24 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     fields[record["activation"]] = record.get(config.activation, config.activation)
     if "rope_theta" in fields:
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if any(config.windows or ()):
+        fields |= {
+            "layer_types": ["full_attention" if w is None else "sliding_attention" for w in config.windows or ()],
+            "sliding_window": max(w for w in config.windows or () if w is not None),
+            "use_sliding_window": True,
+        }
     return {"model_type": form, "architectures": [record["architecture"]], **fields, **general}
 
 
 def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
-    form = hf_form(config)
+    form, names = hf_form(config), list(_meta_state(config))
     parts: dict[str, str] = {} if form is None else _FORMS[form]["names"]
+    if form in BIASED:  # with or without biases in our own
+        all_names = _meta_state(replace(config, bias=True))
+        names = [name for name in all_names if name in names or re.search(BIASED[form], name)]
     stacks: dict[str, list[str]] = {}
-    for name in _meta_state(replace(config, bias=True) if form == "gpt2" else config):  # GPT-2 always has biases
+    for name in names:
         if not (config.tied and name == "lm_head.weight"):
             stacks.setdefault(".".join(parts.get(part, part) for part in name.split(".")), []).append(name)
     return stacks
@@ -77,7 +92,7 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The tensors under the names of the form. GPT-2's biases are zeros where the model has none."""
+    """The tensors under the names of the form. Biases that only the form has are zeros."""
     state = model.state_dict()
     zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
     state = zeros | state

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Causal
+from headwise.masks import Causal, Window
 from headwise.positions import RoPE
 from headwise.rungs.cache import KVCache
 from headwise.spec import AttentionSpec, require_size
@@ -56,6 +56,7 @@ class GPTConfig:
     dropout: float = 0.0
     init_std: float = 0.02
     scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
+    windows: tuple[int | None, ...] | None = None  # of each layer the tokens that a query sees, its own too; None: all
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
@@ -72,10 +73,18 @@ class GPTConfig:
             if getattr(self, name) not in known:
                 raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
         _ = self.attention  # validates heads and widths
+        if self.windows is not None:
+            object.__setattr__(self, "windows", tuple(self.windows))  # a JSON document has a list
+            wrong = [w for w in self.windows if w is not None and (type(w) is not int or w < 1)]
+            if len(self.windows) != self.n_layers or wrong:
+                raise HeadwiseError(
+                    f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
+                    f"{self.n_layers} layers"
+                )
 
     @property
     def attention(self) -> AttentionSpec:
-        """The spec of every layer's attention."""
+        """The spec of every layer's attention, but for its window."""
         return AttentionSpec(
             d_model=self.d_model,
             n_heads=self.n_heads,
@@ -89,6 +98,15 @@ class GPTConfig:
             qk_norm=self.qk_norm,
             dropout=self.dropout,
         )
+
+    def window(self, layer: int) -> int | None:
+        """How many tokens a query of this layer sees, its own included; None: all."""
+        return self.windows[layer] if self.windows else None
+
+    def attention_of(self, layer: int) -> AttentionSpec:
+        """The spec of one layer's attention."""
+        window = self.window(layer)
+        return self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
 
     @property
     def feed_forward_width(self) -> int:
@@ -122,10 +140,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer: tokens exchange information in the heads, then each thinks for itself in the feed-forward."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention = MultiHeadAttention.from_spec(config.attention)
+        self.attention = MultiHeadAttention.from_spec(config.attention_of(layer))
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -146,7 +164,7 @@ class GPT(nn.Module):
         learned = config.position == "learned"
         self.position_embedding = nn.Embedding(config.context, config.d_model) if learned else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied:
@@ -189,8 +207,8 @@ class GPT(nn.Module):
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
     def new_caches(self) -> list[KVCache]:
-        """One empty cache for each layer."""
-        return [KVCache() for _ in range(self.config.n_layers)]
+        """One empty cache for each layer; that of a layer with a window rolls."""
+        return [KVCache(window=self.config.window(layer)) for layer in range(self.config.n_layers)]
 
     @property
     def n_parameters(self) -> int:

@@ -40,7 +40,7 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     """
     if not (isinstance(model, GPT) and isinstance(tokens, Tokens)):
         return {"reason": "foreign"}
-    if any(layer.spec != model.config.attention for layer in attention_layers(model)):
+    if any(layer.spec != model.config.attention_of(n) for n, layer in enumerate(attention_layers(model))):
         return {"reason": "reshaped"}
     if model.n_parameters > MOST:
         return {"reason": "size", "parameters": model.n_parameters, "most": MOST}

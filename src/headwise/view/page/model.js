@@ -34,6 +34,7 @@ function readModel(block) {
   const norm = (name, kind = config.norm, eps = config.norm_eps) =>
     ({ kind, eps, gain: tensors[name + '.weight']?.numbers, bias: tensors[name + '.bias']?.numbers });
   const layer = (n) => ({
+    window: config.windows?.[n] ?? Infinity, // keys that a query sees, its own included
     attentionNorm: norm(`blocks.${n}.attention_norm`),
     q: linear(`blocks.${n}.attention.q_proj`),
     k: linear(`blocks.${n}.attention.k_proj`),
@@ -215,7 +216,8 @@ function attend(layer, h, g, queries, keys, values, factor) {
   const q = queries.at(-1).rows, k = keys.at(-1).rows, width = q[0].length;
   const weights = [], scores = [], out = [], added = [];
   q.forEach((query, t) => {
-    scores[t] = Array.from({ length: t + 1 }, (_, s) => dot(query, k[s]) / Math.sqrt(width));
+    const score = (s) => (t - s < layer.window ? dot(query, k[s]) / Math.sqrt(width) : -Infinity);
+    scores[t] = Array.from({ length: t + 1 }, (_, s) => score(s));
     weights[t] = new Float32Array(q.length); // 0 for what comes later
     weights[t].set(softmax(scores[t]));
     out[t] = weighted(weights[t], values, t + 1, factor);
