@@ -266,9 +266,9 @@ class WithoutBias(_Derived):
 
 @dataclass(frozen=True)
 class Part(_Derived):
-    """The mask of a larger call, for those of its heads or queries that this call has.
+    """The mask of a larger call, for those of its heads, queries or keys that this call has.
 
-    axis     "h" or "t"
+    axis     "h", "t" or "s"
     numbers  which of them; queries are neighbours
     length   how many the larger call has
     """
@@ -293,7 +293,7 @@ class Part(_Derived):
 
     def band(self, T: int, S: int) -> Band | None:
         band = self.mask.band(self.length if self.axis == "t" else T, S)
-        if band is None or (self.axis == "t" and not _neighbours(self.numbers)):
+        if band is None or self.axis == "s" or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
         low, high = band
         return None if low is None else low + self.first_query, None if high is None else high + self.first_query
@@ -308,10 +308,11 @@ class _WholeGrid:
         together = _neighbours(numbers)
         # A slice copies nothing.
         self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and together else numbers
-        self.B, self.S, self.j, self.read = grid.B, grid.S, grid.j, grid.read
+        self.B, self.read = grid.B, grid.read
+        self.S, self.j = (part.length, grid.pick(numbers, "s")) if part.axis == "s" else (grid.S, grid.j)
         self.H = part.length if part.axis == "h" else grid.H
         self.T = part.length if part.axis == "t" else grid.T
-        self.i = grid.i + part.first_query if together or part.axis == "h" else grid.pick(numbers, "t")
+        self.i = grid.i + part.first_query if together or part.axis != "t" else grid.pick(numbers, "t")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)

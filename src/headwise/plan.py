@@ -135,6 +135,18 @@ def _plan(document: _Document) -> Plan:
     return Plan(tuple(map(tuple, keep)))
 
 
+def layer_keep(plan: Plan | Sequence[Kept | tuple[int, int]]) -> tuple[Kept, ...]:
+    """What the key/value heads of a layer keep, out of None, Keep or (sinks, window) for each; or a plan of one layer."""
+    if isinstance(plan, Plan):
+        if plan.n_layers > 1:
+            raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
+        return plan.layer(0)
+    try:
+        return tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in plan)
+    except TypeError:
+        raise HeadwiseError(f"plan={plan!r:.60} must give each key/value head None or (sinks, window)") from None
+
+
 def kept_mask(keep: Sequence[Kept], kv_index: Sequence[int] | None = None) -> Mask:
     """Who sees whom where query head h reads key/value head kv_index[h], default h, which keeps `keep` of that."""
     heads = [keep[g] for g in (range(len(keep)) if kv_index is None else kv_index)]

@@ -218,7 +218,7 @@ CALL_ROWS: dict[str, tuple[Case, Case]] = {
 }
 SPECIAL = {"dropout", "cache"}  # not one answer, but a law: tests of their own below
 REFUSED_BY_CACHE = {
-    (argument, "rolling"): r"^context= with a cache of window=3: a context does not roll"
+    (argument, "rolling"): r"^context= with a cache of window=3: a context stays whole"
     for argument in ("context", "d_context", "values", "d_values")
 }
 

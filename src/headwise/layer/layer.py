@@ -20,6 +20,7 @@ from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
+from headwise.rungs.planned import PlannedCache
 from headwise.rungs.rope import Rotation
 from headwise.rungs.tensor import attend
 from headwise.spec import AttentionSpec, Options
@@ -142,6 +143,7 @@ class MultiHeadAttention(nn.Module):
         both = self.mask_with(mask)
         self.check(x, context, both, cache, positions, values)
         start = 0 if cache is None else cache.length
+        planned = cache if isinstance(cache, PlannedCache) else None
         q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
             k, v = cache.held(context, values)
@@ -149,14 +151,14 @@ class MultiHeadAttention(nn.Module):
             keys = x if context is None else context
             k = self._ready(self.k_proj(keys), self.spec.n_kv_heads, self.k_norm, start, positions)
             v = self._split(self.v_proj(keys if values is None else values), self.spec.n_kv_heads)
-            if cache is not None:
+            if cache is not None and planned is None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
-            bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2]))
+            bias = Bias(self._bias_by_distance(q.shape[2], k.shape[2] + (start if planned is not None else 0)))
             both = bias if both is None else both & bias
 
         options = self.options(both, gate)
-        out = attend(q, k, v, options)
+        out = attend(q, k, v, options) if planned is None else planned.attend(q, k, v, options)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
             cache.take(self._number, context, values)
         if self.watchers:
@@ -240,6 +242,10 @@ class MultiHeadAttention(nn.Module):
                 )
             if cache.window is not None and context is None:
                 _check_rolling(cache.window, mask)
+            if cache.plan is not None and self.watchers:
+                raise HeadwiseError(
+                    "a cache with a plan drops keys that watchers read; watch without it, with its mask"
+                )
         if context is not None:
             self._check_context(x, context, cache, values)
         elif values is not None:
@@ -291,9 +297,9 @@ class MultiHeadAttention(nn.Module):
             )
         if self._rotation is not None:
             raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
-        if cache is not None and cache.window is not None:
+        if cache is not None and (name := "plan" if cache.plan else "window" if cache.window else ""):
             raise HeadwiseError(
-                f"context= with a cache of window={cache.window}: a context does not roll; drop window="
+                f"context= with a cache of {name}={getattr(cache, name)}: a context stays whole; drop {name}="
             )
 
     def _repr_html_(self) -> str:

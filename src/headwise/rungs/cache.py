@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.plan import Kept, Plan, layer_keep
 
 
 class KVCache:
@@ -16,6 +20,8 @@ class KVCache:
     KVCache()               grows with the text, by doubling: an append costs O(1) per token on average
     KVCache(max_length=n)   takes its room once, for n tokens; one more is an error
     KVCache(window=w)       rolls: keeps the latest w tokens, all that a layer with a Window of left <= w looks at
+    KVCache(plan=keep)      holds for each key/value head what the plan says, None: all, or Keep(sinks, window), and the
+                            layer looks at that alone: `hw.Plan`, whose `mask` means the same on a whole text
 
     A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
     on all of them. In cross attention it holds the context's keys and values, which are computed once.
@@ -23,26 +29,42 @@ class KVCache:
     cache; generate under `torch.no_grad()`.
     """
 
-    def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
+    _most = sys.maxsize  # rows, however long the text is
+
+    def __new__(cls, *_: Any, plan: object = None, **__: Any) -> KVCache:
+        if plan is None or cls is not KVCache:
+            return super().__new__(cls)
+        from headwise.rungs.planned import PlannedCache
+
+        return super().__new__(PlannedCache)
+
+    def __init__(
+        self,
+        max_length: int | None = None,
+        window: int | None = None,
+        plan: Plan | Sequence[Kept | tuple[int, int]] | None = None,
+    ) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
             if value is not None and value < 1:
                 raise HeadwiseError(f"{name}={value} must be at least 1")
-        if max_length is not None and window is not None:
-            raise HeadwiseError(f"max_length={max_length} and window={window}: a cache is static or rolls; pass one")
+        kinds = {"max_length": max_length, "window": window, "plan": plan}
+        if len(passed := [f"{name}={value}" for name, value in kinds.items() if value is not None]) > 1:
+            raise HeadwiseError(f"{' and '.join(passed)}: a cache is static, rolls, or has a plan; pass one")
+        self.plan = None if plan is None else layer_keep(plan)  # what each key/value head keeps
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
         self.reorders = 0  # times that documents have changed places
         self._buffers: tuple[Tensor, ...] = ()  # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._begin = self._end = 0  # of what is held in them
-        self._offered: tuple[tuple[Tensor, ...], int, int] | None = None  # what the three become with the next `take`
+        # What the three become with the next `take`, and the number of tokens that it counts.
+        self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
         self._layer: int | None = None
         self._context: weakref.ref[Tensor] | None = None  # what the keys of a cross attention were made of
         self._values: weakref.ref[Tensor] | None = None  # and the values; the same tensor, unless told otherwise
 
     def __repr__(self) -> str:
-        kind = (
-            f"max_length={self.max_length}, " if self.max_length else f"window={self.window}, " if self.window else ""
-        )
+        kinds = {name: getattr(self, name) for name in ("max_length", "window", "plan")}
+        kind = "".join(f"{name}={value}, " for name, value in kinds.items() if value)
         return f"KVCache({kind}length={self.length}, bytes={self.nbytes})"
 
     @property
@@ -92,21 +114,21 @@ class KVCache:
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
             joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
-            self._offered = joined, 0, self.kept + n_new
+            self._offered = joined, 0, self.kept + n_new, n_new
             return joined
         if not held or self._end + n_new > self._buffers[0].shape[2]:
             self._make_room(held, (k, v))
         end = self._end + n_new
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, self._end : end] = new
-        self._offered = self._buffers, self._begin, end
+        self._offered = self._buffers, self._begin, end, n_new
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
 
     def _make_room(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
         """Buffers with what is held at their beginning, and place for the new."""
         kept, total = self.kept, self.kept + new[0].shape[2]
-        room = self.max_length or max(total, 2 * (self.window or kept))
+        room = self.max_length or min(self._most, max(total, 2 * (self.window or kept)))
         self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in new)
         for buffer, view in zip(self._buffers, held, strict=False):  # or none yet
             buffer[:, :, :kept] = view
@@ -129,10 +151,9 @@ class KVCache:
         if context is not None:
             self._context, self._values = weakref.ref(context), weakref.ref(context if values is None else values)
         if self._offered is not None:
-            kept = self.kept
-            self._buffers, self._begin, self._end = self._offered
+            self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
-            self.length += self.kept - kept
+            self.length += n_new
             if self.window is not None:
                 self._begin = max(self._begin, self._end - self.window)
 
