@@ -39,13 +39,14 @@ GOOD = {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 3, "keep": {"L1.KV2": {
 @every(
     "change, message",
     [
-        ({"headwise_plan": 2}, "headwise_plan=2; this headwise reads version 1"),
-        ({"n_layers": 0}, "0 layers of 3 key/value heads; a plan has 1 to 1,048,576 heads"),
+        ({"headwise_plan": 2}, "headwise_plan=2, 2 layers of 3 key/value heads; this headwise reads version 1"),
+        ({"n_layers": 0}, "0 layers of 3 key/value heads; this headwise reads version 1, of 1 to 1,048,576 heads"),
         ({"n_layers": 10**9}, "1000000000 layers of 3 key/value heads"),
         ({"n_kv_heads": "3"}, "n_kv_heads is '3', where int belongs"),
         ({"more": 1}, "the plan has a field 'more', which is not known"),
-        ({"keep": {"L0.H1": {"sinks": 0, "window": 1}}}, "'L0.H1' is no key/value head; L3.KV1 is head 1 of layer 3"),
-        ({"keep": {"L2.KV0": {"sinks": 0, "window": 1}}}, "L2.KV0 is not there: the plan has 2 layers of 3"),
+        ({"keep": {"L0.H1": {"sinks": 0, "window": 1}}}, "'L0.H1' is no key/value head of the plan; "),
+        ({"keep": {"L2.KV0": {"sinks": 0, "window": 1}}}, "'L2.KV0' is no key/value head of the plan; did you mean"),
+        ({"keep": {"no head": {"sinks": 0, "window": 1}}}, "they go from L0.KV0 to L1.KV2"),
         ({"keep": {"L0.KV0": {"sinks": -1, "window": 1}}}, "sinks=-1 and window=1: a head keeps 0 or more"),
         ({"keep": {"L0.KV0": {"sinks": 0, "window": 0}}}, "sinks=0 and window=0: a head keeps 0 or more"),
         ({"keep": {"L0.KV0": {"sinks": 0, "window": 10**30}}}, "a head keeps 0 or more"),

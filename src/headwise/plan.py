@@ -2,23 +2,21 @@
 
     {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 4, "keep": {"L0.KV0": {"sinks": 4, "window": 64}}}
 
-Heads that are not listed keep all. The formats of other projects are told in docs/memory.md.
+Heads that are not listed keep all. docs/memory.md tells the story, and the formats of other projects.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, unknown
 from headwise.files import read_json, write_whole
 from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
 from headwise.records import from_json
 
-KV_NAME = re.compile(r"L(\d{1,6})\.KV(\d{1,6})")
 MOST_HEADS = 2**20  # of a file: no model has as many
 
 
@@ -31,14 +29,8 @@ class Keep:
 
     def __post_init__(self) -> None:
         if not (0 <= self.sinks <= LARGEST_POSITION and 1 <= self.window <= LARGEST_POSITION):
-            raise HeadwiseError(
-                f"sinks={self.sinks} and window={self.window}: a head keeps 0 or more first tokens and 1 or more last "
-                f"ones, the current one counted"
-            )
-
-    def rows(self, tokens: int) -> int:
-        """Tokens whose key and value are held of a text of that length."""
-        return min(tokens, self.sinks + self.window)
+            fact = f"sinks={self.sinks} and window={self.window}"
+            raise HeadwiseError(f"{fact}: a head keeps 0 or more first tokens and 1 or more last ones, its own counted")
 
 
 Kept = Keep | None  # None: all
@@ -72,7 +64,7 @@ class Plan:
 
     def rows(self, tokens: int) -> int:
         """Rows of keys, and as many of values, that all heads together hold of a text of that many tokens."""
-        return sum(tokens if kept is None else kept.rows(tokens) for layer in self.keep for kept in layer)
+        return sum(kept_rows(kept, tokens) for layer in self.keep for kept in layer)
 
     def share(self, tokens: int) -> float:
         """The share of the cache that is left at that length; 1 where every head keeps all."""
@@ -83,7 +75,11 @@ class Plan:
 
         n_heads  query heads of the layer; default: as many as key/value heads
         """
-        return kept_mask(self.layer(n), [g * self.n_kv_heads // n_heads for g in range(n_heads)] if n_heads else None)
+        heads = [kept for kept in self.layer(n) for _ in range((n_heads or self.n_kv_heads) // self.n_kv_heads)]
+        sinks = [kept.sinks if kept else 0 for kept in heads]
+        return (
+            Streaming(sinks, [kept.window if kept else LARGEST_POSITION for kept in heads]) if any(heads) else Causal()
+        )
 
     def check(self, n_layers: int, n_kv_heads: int) -> None:
         """Raise HeadwiseError for a model of other sizes."""
@@ -101,10 +97,11 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """The plan of a file. Raises HeadwiseError for one that is damaged, or names what is not there."""
+        content = read_json(path)
         try:
-            return _plan(from_json(_Document, read_json(path), "the plan"))
+            return from_json(_Document, content, "the plan").plan()  # type: ignore[no-any-return]
         except HeadwiseError as error:
-            raise HeadwiseError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+            raise HeadwiseError(f"{path}: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -116,41 +113,28 @@ class _Document:
     n_kv_heads: int
     keep: dict[str, Keep]
 
+    def plan(self) -> Plan:
+        layers, heads, total = self.n_layers, self.n_kv_heads, self.n_layers * self.n_kv_heads
+        if self.headwise_plan != 1 or min(layers, heads) < 1 or total > MOST_HEADS:
+            fact = f"headwise_plan={self.headwise_plan}, {layers} layers of {heads} key/value heads"
+            raise HeadwiseError(f"{fact}; this headwise reads version 1, of 1 to {MOST_HEADS:,} heads")
+        names = [[f"L{n}.KV{g}" for g in range(heads)] for n in range(layers)]
+        for name in self.keep.keys() - {name for layer in names for name in layer}:
+            offer = f"they go from L0.KV0 to {names[-1][-1]}"
+            raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
+        return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
 
-def _plan(document: _Document) -> Plan:
-    n_layers, n_kv_heads = document.n_layers, document.n_kv_heads
-    if document.headwise_plan != 1:
-        raise HeadwiseError(f"headwise_plan={document.headwise_plan}; this headwise reads version 1")
-    if n_layers < 1 or n_kv_heads < 1 or n_layers * n_kv_heads > MOST_HEADS:
-        raise HeadwiseError(f"{n_layers} layers of {n_kv_heads} key/value heads; a plan has 1 to {MOST_HEADS:,} heads")
-    keep: list[list[Kept]] = [[None] * n_kv_heads for _ in range(n_layers)]
-    for name, kept in document.keep.items():
-        match = KV_NAME.fullmatch(name)
-        if match is None:
-            raise HeadwiseError(f"{name!r} is no key/value head; L3.KV1 is head 1 of layer 3, both counted from 0")
-        n, g = map(int, match.groups())
-        if n >= n_layers or g >= n_kv_heads:
-            raise HeadwiseError(f"{name} is not there: the plan has {n_layers} layers of {n_kv_heads} key/value heads")
-        keep[n][g] = kept
-    return Plan(tuple(map(tuple, keep)))
+
+def kept_rows(kept: Kept, tokens: int) -> int:
+    """Tokens whose key and value a head holds of a text of that length."""
+    return tokens if kept is None else min(tokens, kept.sinks + kept.window)
 
 
 def layer_keep(plan: Plan | Sequence[Kept | tuple[int, int]]) -> tuple[Kept, ...]:
-    """What the key/value heads of a layer keep, out of None, Keep or (sinks, window) for each; or a plan of one layer."""
+    """What the key/value heads of one layer keep, out of None, Keep or (sinks, window) for each."""
     if isinstance(plan, Plan):
-        if plan.n_layers > 1:
-            raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
-        return plan.layer(0)
+        raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
     try:
         return tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in plan)
     except TypeError:
         raise HeadwiseError(f"plan={plan!r:.60} must give each key/value head None or (sinks, window)") from None
-
-
-def kept_mask(keep: Sequence[Kept], kv_index: Sequence[int] | None = None) -> Mask:
-    """Who sees whom where query head h reads key/value head kv_index[h], default h, which keeps `keep` of that."""
-    heads = [keep[g] for g in (range(len(keep)) if kv_index is None else kv_index)]
-    if not any(heads):
-        return Causal()
-    sinks = [kept.sinks if kept else 0 for kept in heads]
-    return Streaming(sinks, [kept.window if kept else LARGEST_POSITION for kept in heads])

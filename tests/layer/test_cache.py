@@ -256,7 +256,10 @@ def test_an_empty_cache_is_reordered_to_an_empty_one() -> None:
     [
         ({"max_length": 0}, "max_length=0 must be at least 1"),
         ({"window": -1}, "window=-1 must be at least 1"),
-        ({"max_length": 5, "window": 3}, "max_length=5 and window=3: a cache is static, rolls, or has a plan; pass one"),
+        (
+            {"max_length": 5, "window": 3},
+            "max_length=5 and window=3: a cache is static, rolls, or has a plan; pass one",
+        ),
     ],
 )
 def test_a_wrong_cache_is_refused(sizes: dict[str, int], message: str) -> None:

@@ -433,7 +433,7 @@ X = draw(B, T, 29)
         (
             {"mask": hw.Window(2, 0)},
             {"x": X, "context": X, "cache": hw.KVCache(window=3)},
-            "context= with a cache of window=3: a context does",
+            "context= with a cache of window=3: a context stays",
         ),
         ({"mask": hw.Causal()}, {"x": X, "mask": torch.ones(5, 5)}, "mask is a bare Tensor, and its meaning"),
         ({}, {"x": X, "gate": torch.ones(5)}, "gate has shape (5,); 6 query heads need shape (6,)"),

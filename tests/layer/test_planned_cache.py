@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headwise as hw
+from headwise.rungs import cache as cache_module
 from headwise.rungs import planned
 
 B, T, H = 2, 13, 6
@@ -80,7 +81,7 @@ def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list
                 continue
             cache = hw.KVCache(plan=keep)
             assert_same(in_chunks(layer, x, way, cache, gate=gate), whole)
-            rows = sum(T if kept is None else kept.rows(T) for kept in keep)
+            rows = sum(T if kept is None else min(T, kept.sinks + kept.window) for kept in keep)
             assert cache.nbytes == B * rows * (10 + (spec["value_dim"] or 10)) * 8
     assert_same(layer(x, mask=hw.Plan((tuple(keep),)).mask(0, H), gate=gate), whole)
 
@@ -148,8 +149,12 @@ def test_rows_are_reordered_cropped_and_copied() -> None:
 
 def test_a_step_reads_each_kind_of_head_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, attend = [], planned.attend
-    monkeypatch.setattr(planned, "attend", lambda q, k, v, o: shapes.append((k.shape, o.mask)) or attend(q, k, v, o))
-    layer, cache = make({"n_kv_heads": 6, "mask": hw.Causal()}), hw.KVCache(plan=[None, (2, 3), None, (2, 3), (1, 2), None])
+    for module in (planned, cache_module):
+        monkeypatch.setattr(module, "attend", lambda q, k, v, o: shapes.append((k.shape, o.mask)) or attend(q, k, v, o))
+    layer, cache = (
+        make({"n_kv_heads": 6, "mask": hw.Causal()}),
+        hw.KVCache(plan=[None, (2, 3), None, (2, 3), (1, 2), None]),
+    )
     with torch.no_grad():
         layer(draw(), cache=cache)
         shapes.clear()
@@ -184,7 +189,10 @@ def test_it_takes_no_more_room_than_its_plan_says() -> None:
         (lambda layer, cache: hw.KVCache(plan=[(1, 2)], window=3), "window=3 and plan=[(1, 2)]: a cache is static"),
         (lambda layer, cache: hw.KVCache(plan=[(1, 2, 3)]), "plan=[(1, 2, 3)] must give each key/value head"),
         (lambda layer, cache: hw.KVCache(plan=[(1, 0)]), "sinks=1 and window=0"),
-        (lambda layer, cache: hw.KVCache(plan=hw.Plan(((None,), (None,)))), "has 2 layers, and a cache serves one"),
+        (
+            lambda layer, cache: hw.KVCache(plan=hw.Plan(((None,), (None,)))),
+            "has 2 layers, and a cache serves one; pass",
+        ),
         (lambda layer, cache: watched(layer, cache), "a cache with a plan drops keys that watchers read"),
     ],
 )

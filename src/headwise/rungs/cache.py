@@ -12,6 +12,8 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.plan import Kept, Plan, layer_keep
+from headwise.rungs.tensor import attend
+from headwise.spec import Options
 
 
 class KVCache:
@@ -124,6 +126,10 @@ class KVCache:
         self._offered = self._buffers, self._begin, end, n_new
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+        """What new tokens (B,H,T,D) read of what is held and of themselves; the cache counts them after `take`."""
+        return attend(q, *self.offer(k, v), options)
 
     def _make_room(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> None:
         """Buffers with what is held at their beginning, and place for the new."""

@@ -12,6 +12,7 @@ from headwise.masks import Causal, Part, Streaming
 from headwise.plan import Keep, Kept
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import attend
+from headwise.shapes import shape_of
 from headwise.spec import Options, check_per_head, resolve_kv_index
 
 CHUNK = 1024  # queries of a prompt at a time, beside the keys that they see: no map of the whole text is made
@@ -47,29 +48,20 @@ class PlannedCache(KVCache):
         raise HeadwiseError("a cache with a plan has no keys for all heads to look at; use attend(q, k, v, options)")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-        """What the new tokens q (B,H,T,D) read of all that is kept and of themselves, k (B,G,T,D) and v (B,G,T,E).
-
-        Returns (B,H,T,E). The cache counts the new tokens after `take`.
-        """
         H, G = q.shape[1], k.shape[1]
         if len(self.plan) != G:
             raise HeadwiseError(f"the cache has a plan for {len(self.plan)} key/value heads, and the layer has {G}")
-        for name, values in (("sink", options.sink), ("gate", options.gate)):
-            if values is not None:
-                check_per_head(name, values.shape, H)  # type: ignore[union-attr]  # a layer's own are tensors
+        if options.gate is not None:
+            check_per_head("gate", shape_of(options.gate), H)
         index = resolve_kv_index(H, G, options.kv_index)
         mask = Causal() if options.mask is None else Causal() & options.mask
         parts, order = [], list[int]()
         for heads, cache in self._kinds:
             readers = [h for h in range(H) if index[h] in heads]
             sink, gate = (None if x is None else x[readers] for x in (options.sink, options.gate))  # type: ignore[call-overload]
-            part = options._replace(
-                mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=[heads.index(index[h]) for h in readers]
-            )
-            read = (
-                cache.attend if isinstance(cache, _Stream) else lambda q, k, v, o, c=cache: attend(q, *c.offer(k, v), o)
-            )
-            parts.append(read(q[:, readers], k[:, heads], v[:, heads], part))
+            places = [heads.index(index[h]) for h in readers]
+            part = options._replace(mask=mask.for_heads(readers, H), sink=sink, gate=gate, kv_index=places)
+            parts.append(cache.attend(q[:, readers], k[:, heads], v[:, heads], part))
             order += readers
         return torch.cat(parts, 1)[:, sorted(range(H), key=order.__getitem__)]
 
