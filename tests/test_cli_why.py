@@ -11,6 +11,7 @@ from browsing import Opener, faults
 from invoking import Invoke
 
 TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
+PERSON = ("--prompt", "he will work =", "--corrupt", "you will work =")
 VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
 
 
@@ -44,6 +45,15 @@ def test_a_head_carries_the_tense_and_another_the_verb(run: Path, invoke: Invoke
         assert tense["tokens"][part["looks"][0][0]] == word
     parts = sum(part["adds"] for part in tense["heads"]) + sum(tense["feed_forwards"].values())
     assert parts + tense["embedding"] + tense["bias"] == pytest.approx(tense["logit"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_head_carries_the_person(run: Path, invoke: Invoke) -> None:
+    story = told(invoke, run, *PERSON)
+    assert (story["answer"], story["other"]) == ("él", "tú")
+    leading = story["heads"][0]
+    place, weight = leading["looks"][0]
+    assert leading["brings"] > 0.3 and story["tokens"][place] == "he" and weight > 0.5
 
 
 @pytest.mark.slow
