@@ -126,7 +126,9 @@ def test_the_best_heads_of_a_relation() -> None:
     print_relations(Console(file=file), survey_of())
     assert file.getvalue() == ""
     print_sentences(Console(file=file, width=200), survey)
-    assert "L1.H2: At *él* it looks at *write* (0.97; person, 0.90 on average)." in file.getvalue()
+    assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in file.getvalue()
+    print_sentences(Console(file=file, width=200), survey, "es")
+    assert "En “él” mira “write” (0.97; persona, 0.90 en promedio)." in file.getvalue()
 
 
 def test_a_relation_stands_in_the_report_as_a_role_does() -> None:

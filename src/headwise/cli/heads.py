@@ -67,7 +67,7 @@ def heads(
     if as_json:
         _print_json(survey, other, report)
         return
-    _print_survey(survey, maps, sort, other)
+    _print_survey(survey, maps, sort, other, lang)
     for what, path in (("report", report), ("picture", png), ("table", csv), ("table", parquet), ("HeadVis", headvis)):
         if path is not None:
             out.print(f"{what}: {path}")
@@ -116,7 +116,7 @@ def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> No
     print_json({**plain_data(survey), **compared, "sentences": sentences, "report": written})
 
 
-def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None) -> None:
+def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None, lang: str) -> None:
     from headwise.view.relation_table import print_relations, print_sentences
     from headwise.view.survey_table import print_survey
     from headwise.view.terminal import print_maps
@@ -126,7 +126,7 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
     print_survey(out, survey, sort_by=sort, against=other)
     print_relations(out, survey)
     if other is None and len(survey) <= MOST_MAPS:
-        print_sentences(out, survey)
+        print_sentences(out, survey, lang)
 
 
 def _check(

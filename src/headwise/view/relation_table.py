@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.console import Console
 
 from headwise.heads.profiles import Followed, HeadProfile, Relation, Survey
@@ -53,8 +55,9 @@ def print_relations(console: Console, survey: Survey) -> None:
     )
 
 
-def print_sentences(console: Console, survey: Survey) -> None:
-    """A line for each head."""
+def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
+    """A line for each head, its tokens in quotation marks."""
     say(console, "")
     for profile in survey.profiles:
-        say(console, f"{profile.name}: {head_sentence(survey, profile)}")
+        sentence = re.sub(r"[*](.+?)[*]", r"“\1”", head_sentence(survey, profile, lang))
+        say(console, f"{profile.name}: {sentence}")
