@@ -220,10 +220,10 @@ def test_an_encoder_with_trained_weights(invoke: Invoke) -> None:
     assert found is not None and found.origin is not None
     readme = Path(__file__).parent.parent / "README.md"
     model = Path(found.origin).parent / "model"
-    code, out, _ = invoke("heads", model, "--text", readme, "--tokens", 128, "--documents", 9, "--json")
+    code, out, _ = invoke("heads", model, "--text", readme, "--tokens", 96, "--documents", 5, "--json")
     document = json.loads(out)
     assert code == 0
-    assert (document["family"], len(document["profiles"]), document["n_documents"]) == ("bert", 72, 9)
+    assert (document["family"], len(document["profiles"]), document["n_documents"]) == ("bert", 72, 5)
     assert any("does not predict the next token" in note for note in document["notes"])
     roles = {role for profile in document["profiles"] for role in profile["roles"]}
     assert {"previous token", "first token"} <= roles
