@@ -43,7 +43,7 @@ def wide() -> hw.AttentionSpec:
 
 def test_derived_sizes() -> None:
     spec = wide()
-    assert (spec.group_size, spec.q_dim, spec.k_dim, spec.v_dim, spec.joined_dim) == (3, 42, 14, 22, 66)
+    assert (spec.q_dim, spec.k_dim, spec.v_dim, spec.joined_dim) == (42, 14, 22, 66)
     assert spec.cache_values_per_token == 2 * (7 + 11)
     assert spec.kv_index == (0, 0, 0, 1, 1, 1)
 

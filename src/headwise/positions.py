@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 
-_OF_YARN = ("original_context", "beta_fast", "beta_slow")
+_OF_YARN = ("original_context", "beta_fast", "beta_slow", "attention_factor")
 
 
 class _Brief:
@@ -36,6 +36,7 @@ class RoPE(_Brief):
                                 as in the authors' code and the checkpoints made with it)
     original_context  length of the texts in training, for yarn
     beta_fast, beta_slow    turns within original_context above which, below which, a feature counts as fast, slow
+    attention_factor  for yarn, on cosines and sines; None: 0.1 ln(factor) + 1, the sharper scores
     """
 
     theta: float = 10_000.0
@@ -47,6 +48,7 @@ class RoPE(_Brief):
     original_context: int | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    attention_factor: float | None = None
 
     def __post_init__(self) -> None:
         needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
@@ -73,6 +75,8 @@ class RoPE(_Brief):
             raise HeadwiseError(f"rope original_context={self.original_context} is not positive")
         if not self.beta_fast > self.beta_slow > 0:
             raise HeadwiseError(f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0")
+        if not (self.attention_factor is None or self.attention_factor > 0):
+            raise HeadwiseError(f"rope attention_factor={self.attention_factor} is not positive; 1 changes nothing")
         if not self.theta > 1:
             raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
 
@@ -91,7 +95,7 @@ class RoPE(_Brief):
         high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         slow = [min(1.0, max(0.0, (m - low) / max(high - low, 1e-3))) for m in range(dim // 2)]
         mixed = [f * (1 - s) + f / self.factor * s for f, s in zip(plain, slow, strict=True)]
-        return mixed, 0.1 * math.log(self.factor) + 1.0
+        return mixed, 0.1 * math.log(self.factor) + 1.0 if self.attention_factor is None else self.attention_factor
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
         """The (fractional) pair of features that turns `times` times within the original context."""

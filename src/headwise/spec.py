@@ -42,11 +42,13 @@ SIZES = {
     "kv_index": "n_kv_heads",
     "head_dim": "d_model",
     "value_dim": "head_dim",
+    "rope_dim": "head_dim",
     "d_in": "d_model",
     "d_context": "d_in",
     "d_values": "d_context",
     "d_out": "d_model",
 }
+FOLLOWING = ("kv_index", "rope_dim")  # the numbers of heads, and whether there is a latent
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -60,16 +62,24 @@ class AttentionSpec:
                    divide n_heads
     head_dim       query and key width d of one head; default d_model / n_heads
     value_dim      value width e of one head; default head_dim
+    latent_dim     width of the one vector a token from which every head makes its keys and values (multi-head latent
+                   attention, MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1), or None
+    rope_dim       with a latent, the last features of each query and key, which carry the positions: the key's are one
+                   for all heads. Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which
+                   rope_dim brings along
+    q_latent_dim   width of the vector from which all queries are made, or None
+    latent_norm    RMSNorm with gain over these vectors, as DeepSeek has it
     d_in           width of x; default d_model
     d_context      width of the context of cross attention, which keys are made of; default d_in
     d_values       width of what values are made of; default d_context
     d_out          width of the result; default d_model, or n_heads * value_dim without output projection
-    q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists
+    q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists; where there is a
+                   latent, the bias is that of the compression
     mask           a mask that always holds, such as Causal()
     rope           rotary positions, or None
     relative_bias  a learned bias by distance (T5), or None
     qk_norm        RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
-    qk_norm_eps    added to the mean square in that norm
+    qk_norm_eps    added to the mean square in that norm, and in those of latents
     scale          factor of q.k; None is 1/sqrt(head_dim)
     softcap        c of c*tanh(s/c) on the scores (Gemma 2), or None
     sink           one learned logit per head that takes a share of the softmax (gpt-oss)
@@ -82,6 +92,10 @@ class AttentionSpec:
     kv_index: tuple[int, ...]
     head_dim: int
     value_dim: int
+    latent_dim: int | None
+    rope_dim: int
+    q_latent_dim: int | None
+    latent_norm: bool
     d_in: int
     d_context: int
     d_values: int
@@ -109,6 +123,10 @@ class AttentionSpec:
         kv_index: Sequence[int] | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
+        latent_dim: int | None = None,
+        rope_dim: int | None = None,
+        q_latent_dim: int | None = None,
+        latent_norm: bool = True,
         d_in: int | None = None,
         d_context: int | None = None,
         d_values: int | None = None,
@@ -127,14 +145,11 @@ class AttentionSpec:
         sink: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        vars(self).update(
-            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
-            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
-            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
-            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
-            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
-        )  # fmt: skip
+        vars(self).update({name: value for name, value in locals().items() if name != "self"})
+        if rope_dim and rope is None:
+            vars(self)["rope"] = RoPE()
         self._fill_in_sizes()
+        self._check_latent()
         self._check_options()
 
     def _fill_in_sizes(self) -> None:
@@ -146,7 +161,7 @@ class AttentionSpec:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
                 vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
-            else:
+            elif name != "rope_dim" or self.rope_dim != 0:
                 require_size(name, getattr(self, name))
 
     def _usual(self, name: str) -> int | tuple[int, ...]:
@@ -164,8 +179,36 @@ class AttentionSpec:
             return self.d_model // self.n_heads
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
+        if name == "rope_dim":
+            if self.latent_dim is None or self.rope is None:
+                return 0
+            return self.rope.dim or 2 * max(1, self.head_dim // 6)
         size: int = getattr(self, SIZES[name])
         return size
+
+    def _check_latent(self) -> None:
+        for name in ("latent_dim", "q_latent_dim"):
+            if getattr(self, name) is not None:
+                require_size(name, getattr(self, name))
+        if self.latent_dim is None:
+            if self.rope_dim or self.q_latent_dim:
+                name = "rope_dim" if self.rope_dim else "q_latent_dim"
+                raise HeadwiseError(f"{name}={getattr(self, name)} belongs to a latent; pass latent_dim= too")
+            return
+        fact = f"with latent_dim={self.latent_dim}"
+        if self.kv_index != tuple(range(self.n_heads)):
+            heads = f"n_kv_heads={self.n_kv_heads}, kv_index={self.kv_index}"
+            raise HeadwiseError(f"{heads} {fact}: each head has keys of its own; drop these")
+        if self.d_values != self.d_context:
+            remedy = f"keys and values come from one latent of width d_context={self.d_context}"
+            raise HeadwiseError(f"d_values={self.d_values} {fact}: {remedy}")
+        if self.qk_norm:
+            raise HeadwiseError(f"qk_norm {fact}: a norm over each head's keys cannot be absorbed; see latent_norm")
+        if self.rope_dim >= self.head_dim:
+            remedy = "nothing is left for what the latent says; pass a smaller rope_dim, or a larger head_dim"
+            raise HeadwiseError(f"rope_dim={self.rope_dim} of head_dim={self.head_dim}: {remedy}")
+        if self.rope and self.rope.dim not in (None, self.rope_dim):
+            raise HeadwiseError(f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one")
 
     def _check_options(self) -> None:
         if not self.out_proj and self.d_out != self.joined_dim:
@@ -175,10 +218,13 @@ class AttentionSpec:
             )
         if self.out_bias and not self.out_proj:
             raise HeadwiseError("out_bias=True needs out_proj=True: there is no projection to carry the bias")
-        if self.rope and (self.rope.dim or self.head_dim) > self.head_dim:
+        size = "rope_dim" if self.latent_dim else "head_dim"
+        width = getattr(self, size)
+        if self.rope and (self.rope.dim or width) > width:
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
-        if self.rope and (self.rope.dim or self.head_dim) % 2:
-            raise HeadwiseError(f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)")
+        if self.rope and (width == 0 or (self.rope.dim or width) % 2):
+            fact = f"rope turns features in pairs, and {size}={width} is {'odd' if width else 'none'}"
+            raise HeadwiseError(f"{fact}; pass {'an even one' if self.latent_dim else 'RoPE(dim=)'}")
         for name, kind in (("rope", RoPE), ("relative_bias", RelativeBias)):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -211,15 +257,10 @@ class AttentionSpec:
     def _repr_html_(self) -> str:
         """Every size, and what else was chosen, as a table."""
         chosen = self._chosen()
-        names = [name for name in ("d_model", "n_heads", *SIZES) if name != "kv_index" or name in chosen]
+        names = [name for name in ("d_model", "n_heads", *SIZES) if name in chosen or name not in FOLLOWING]
         names += [name for name in chosen if name not in names]
         rows = [(name, escaped(repr(getattr(self, name))), "" if name in chosen else "default") for name in names]
         return table(("AttentionSpec", "", ""), rows)
-
-    @property
-    def group_size(self) -> int:
-        """Query heads for each key/value head, r = h / g, rounded down."""
-        return self.n_heads // self.n_kv_heads
 
     @property
     def q_dim(self) -> int:
@@ -242,10 +283,40 @@ class AttentionSpec:
         return self.n_heads * self.value_dim
 
     @property
+    def content_dim(self) -> int:
+        """Features of one head's query and key that no position turns apart from the rest, d - rope_dim."""
+        return self.head_dim - self.rope_dim
+
+    @property
+    def up_dim(self) -> int:
+        """With a latent, what is made of it for one head: the content of its key, and its value."""
+        return self.content_dim + self.value_dim
+
+    @property
+    def q_weights(self) -> int:
+        """Matrix entries that a token meets to become queries."""
+        if self.q_latent_dim is None:
+            return self.d_in * self.q_dim
+        return self.q_latent_dim * (self.d_in + self.q_dim)
+
+    @property
+    def kv_weights(self) -> int:
+        """Matrix entries that a token meets to become keys and values, or what is kept of both."""
+        if self.latent_dim is not None:
+            return self.d_context * self.cache_values_per_token
+        return self.d_context * self.k_dim + self.d_values * self.v_dim
+
+    @property
+    def expanding_weights(self) -> int:
+        """Matrix entries that make keys and values of a latent; 0 without one."""
+        return (self.latent_dim or 0) * self.n_heads * self.up_dim
+
+    @property
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
-        projections = self.d_in * self.q_dim + self.d_context * self.k_dim + self.d_values * self.v_dim
-        biases = self.q_bias * self.q_dim + self.kv_bias * (self.k_dim + self.v_dim)
+        latents = (self.latent_dim or 0) + (self.q_latent_dim or 0)
+        projections = self.q_weights + self.kv_weights + self.expanding_weights + self.latent_norm * latents
+        biases = self.q_bias * (self.q_latent_dim or self.q_dim) + self.kv_bias * self.cache_values_per_token
         output = self.out_proj * self.joined_dim * self.d_out + self.out_bias * self.d_out
         buckets = self.relative_bias.n_buckets if self.relative_bias else 0
         per_head = self.sink * self.n_heads + buckets * self.n_heads
@@ -253,14 +324,14 @@ class AttentionSpec:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that a key/value cache keeps for one token of one document, g * (d + e)."""
-        return self.k_dim + self.v_dim
+        """Numbers that a cache keeps for one token of one document: g * (d + e), or latent_dim + rope_dim."""
+        return self.k_dim + self.v_dim if self.latent_dim is None else self.latent_dim + self.rope_dim
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
         known = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self._is_usual("kv_index", self.kv_index):
-            known["kv_index"] = None  # follows the numbers of heads
+        for name in FOLLOWING:
+            known[name] = None if self._is_usual(name, known[name]) else known[name]
         return AttentionSpec(**{**known, **changes})
 
 

@@ -16,7 +16,20 @@ import headwise as hw
 B, T = 2, 11
 MASKS = (hw.Causal(), hw.Window(3, 0), hw.Causal() & hw.Alibi(), hw.Window(0, 0))
 ROPES = (None, hw.RoPE(), hw.RoPE(theta=53.0, interleaved=True), hw.RoPE(dim=4))
-specs = st.fixed_dictionaries(
+latents = st.fixed_dictionaries(
+    {
+        "latent_dim": st.sampled_from([3, 13]),  # absorbed always, and for few queries of many keys
+        "rope": st.sampled_from(ROPES),
+        "q_latent_dim": st.sampled_from([None, 7]),
+        "latent_norm": st.booleans(),
+        "value_dim": st.sampled_from([None, 7]),
+        "kv_bias": st.booleans(),
+        "mask": st.sampled_from(MASKS),
+        "softcap": st.sampled_from([None, 1.3]),
+        "sink": st.booleans(),
+    }
+)
+specs = latents | st.fixed_dictionaries(
     {
         "n_kv_heads": st.sampled_from([1, 2, 3, 6]),
         "value_dim": st.sampled_from([None, 7]),
@@ -217,9 +230,14 @@ def test_a_static_cache_takes_its_room_once_and_no_more() -> None:
     assert cache.length == 7
 
 
-@pytest.mark.parametrize("kind", [{}, {"max_length": T}, {"window": 5}], ids=str)
-def test_what_is_cropped_was_never_there(kind: dict[str, int]) -> None:
-    layer, x, cache = make({"mask": hw.Window(4, 0), "rope": hw.RoPE()}), draw(), hw.KVCache(**kind)
+KINDS: tuple[dict[str, int], ...] = ({}, {"max_length": T}, {"window": 5})
+
+
+@pytest.mark.parametrize("latent", [None, 13])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_is_cropped_was_never_there(kind: dict[str, int], latent: int | None) -> None:
+    layer, x = make({"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
+    cache = hw.KVCache(**kind)
     with torch.no_grad():
         layer(x[:, :2], cache=cache)
         layer(100 + x[:, 2:5], cache=cache)
@@ -235,9 +253,11 @@ def test_a_cache_that_rolled_cannot_bring_back_what_is_gone() -> None:
         cache.crop(5)
 
 
-@pytest.mark.parametrize("kind", [{}, {"max_length": T}, {"window": 5}], ids=str)
-def test_reordered_rows_go_on_as_the_rows_they_became(kind: dict[str, int]) -> None:
-    layer, x, cache = make({"mask": hw.Window(4, 0), "rope": hw.RoPE()}), draw(), hw.KVCache(**kind)
+@pytest.mark.parametrize("latent", [None, 13])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_reordered_rows_go_on_as_the_rows_they_became(kind: dict[str, int], latent: int | None) -> None:
+    layer, x = make({"mask": hw.Window(4, 0), "rope": hw.RoPE(), "latent_dim": latent}), draw()
+    cache = hw.KVCache(**kind)
     order = torch.tensor([1, 1, 0])
     with torch.no_grad():
         layer(x[:, :7], cache=cache)
@@ -285,6 +305,17 @@ def test_a_context_is_projected_once() -> None:
     assert_same(torch.cat(parts, 1), expected)
     assert len(calls) == 1
     assert cache.length == 7
+
+
+def test_the_latents_of_a_context_are_made_once() -> None:
+    layer = hw.MultiHeadAttention(31, 6, d_context=13, head_dim=5, latent_dim=7).double()
+    x, memory, cache = draw(), cross()[2], hw.KVCache()
+    with torch.no_grad():
+        expected = layer(x, context=memory)
+        first = layer(x[:, :9], context=memory, cache=cache)  # expanded, then absorbed
+        layer.kv_down.register_forward_hook(lambda *arguments: pytest.fail("a context is compressed again"))
+        assert_same(torch.cat([first, layer(x[:, 9:10], cache=cache), layer(x[:, 10:], cache=cache)], 1), expected)
+    assert cache.nbytes == B * 7 * 7 * 8
 
 
 def test_another_context_is_refused() -> None:

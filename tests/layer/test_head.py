@@ -182,9 +182,8 @@ def test_writing_what_a_head_has_not(make: Any, name: str) -> None:
     layer = make()
     with pytest.raises(hw.HeadwiseError) as refusal:
         setattr(layer.heads[0], name, torch.ones(1))
-    assert (
-        str(refusal.value) == f"a head has no {name!r} to write; it has wq, wk, wv, wo, bq, bk, bv, sink, relative_bias"
-    )
+    names = "wq, wk, wv, wo, bq, bk, bv, up, sink, relative_bias"
+    assert str(refusal.value) == f"a head has no {name!r} to write; it has {names}"
 
 
 def test_reading_what_a_head_has_not(make: Any) -> None:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -36,14 +36,19 @@ from transformers import (
     Starcoder2Config,
     XLMRobertaConfig,
 )
+from transformers.models.axk1.modeling_axk1 import AXK1Attention
 from transformers.models.bert import modeling_bert
 from transformers.models.camembert.modeling_camembert import CamembertSelfAttention
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 from transformers.models.electra import modeling_electra
 from transformers.models.gemma.modeling_gemma import GemmaAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteAttention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.granite.modeling_granite import GraniteAttention
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.models.minicpm3.modeling_minicpm3 import MiniCPM3Attention
 from transformers.models.ministral.modeling_ministral import MinistralAttention
 from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.mixtral.modeling_mixtral import MixtralAttention
@@ -56,6 +61,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeAttention
 from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2Attention
 from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaSelfAttention
+from transformers.models.youtu.modeling_youtu import YoutuAttention
 
 import headwise as hw
 from headwise.layer.importing import family, importers, packed
@@ -123,6 +129,19 @@ def llama(config: Any, attention: Any, **fields: Any) -> nn.Module:
     return made
 
 
+MLA: dict[str, Any] = {
+    "hidden_size": 34, "num_attention_heads": 2, "num_key_value_heads": 2, "kv_lora_rank": 12, "q_lora_rank": 11,
+    "qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 7,
+}  # fmt: skip
+DEEP = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}  # as DeepSeek-V3 has it
+
+
+def mla(attention: Any, **fields: Any) -> nn.Module:
+    config: Any = get_type_hints(attention.__init__)["config"]
+    made: nn.Module = attention(config(**{**MLA, **fields}), 0)
+    return made
+
+
 def bert(config: Any, attention: Any, is_causal: bool = False, **fields: Any) -> nn.Module:
     made: nn.Module = attention(config(hidden_size=33, num_attention_heads=3, **fields), is_causal)
     return made
@@ -173,6 +192,19 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "qwen3, window": lambda: llama(
         Qwen3Config, Qwen3Attention, use_sliding_window=True, sliding_window=3, max_window_layers=0
     ),
+    "mla, deepseek v3": lambda: mla(DeepseekV3Attention),
+    "mla, deepseek v3, queries whole": lambda: mla(DeepseekV3Attention, q_lora_rank=None, attention_dropout=0.1),
+    "mla, deepseek v3, pairs apart": lambda: mla(DeepseekV3Attention, rope_interleave=False, attention_bias=True),
+    "mla, deepseek v3, yarn": lambda: mla(DeepseekV3Attention, rope_parameters=DEEP),
+    "mla, deepseek v2": lambda: mla(DeepseekV2Attention),
+    "mla, deepseek v2, yarn": lambda: mla(DeepseekV2Attention, q_lora_rank=None, rope_parameters=DEEP),
+    "mla, glm4": lambda: mla(Glm4MoeLiteAttention),
+    "mla, youtu": lambda: mla(YoutuAttention),
+    "mla, axk1": lambda: mla(AXK1Attention),
+    "mla, minicpm3": lambda: mla(MiniCPM3Attention),
+    "llama, yarn, factor": lambda: llama(
+        LlamaConfig, LlamaAttention, rope_parameters={**YARN, "attention_factor": 0.7}
+    ),
     "bert": lambda: bert(BertConfig, modeling_bert.BertSelfAttention),
     "bert, decoder": lambda: bert(BertConfig, modeling_bert.BertSelfAttention, is_decoder=True),
     "bert, cross": lambda: bert(BertConfig, modeling_bert.BertCrossAttention),
@@ -184,7 +216,15 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "course": lambda: CourseAttention(11, 35, 17, 0.1, 5),
     "course, biases, short": lambda: CourseAttention(11, 35, 5, 0.0, 7, qkv_bias=True),
 }
-ROPES = ("llama", "mi", "qwen", "g", "phi3", "starcoder2")  # their angles are rounded to float32, whatever the dtype
+ROPES = (
+    "llama",
+    "ml",
+    "mi",
+    "qwen",
+    "g",
+    "phi3",
+    "starcoder2",
+)  # their angles are rounded to float32, whatever the dtype
 
 
 @pytest.fixture(params=MODULES)
@@ -265,6 +305,12 @@ def test_the_spec_says_what_was_found() -> None:
     assert spec("llama, yarn, betas").rope == hw.RoPE(
         theta=53.0, scaling="yarn", factor=3.0, original_context=64, beta_fast=8.0, beta_slow=2.0
     )
+    assert spec("llama, yarn, factor").rope.attention_factor == 0.7
+    deep = spec("mla, deepseek v3, yarn")
+    assert (deep.latent_dim, deep.rope_dim, deep.q_latent_dim, deep.head_dim, deep.value_dim) == (12, 6, 11, 16, 7)
+    assert deep.rope.interleaved and deep.rope.attention_factor == 1.0
+    assert deep.scale == pytest.approx((0.1 * math.log(3) + 1) ** 2 / 4, rel=1e-12)
+    assert spec("mla, deepseek v3, pairs apart").q_bias and spec("mla, deepseek v3, pairs apart").kv_bias
     assert spec("llama, linear").rope == hw.RoPE(theta=31.0, scaling="linear", factor=2.5)
     assert spec("mistral").mask == hw.Window(2, 0) and spec("mistral, no window").mask == hw.Causal()
     assert spec("qwen3, window").mask == hw.Window(2, 0) and spec("qwen2").mask == hw.Causal()
@@ -569,10 +615,6 @@ def test_what_a_layer_cannot_be_is_refused_by_name(module: Callable[[], nn.Modul
 
 
 def test_fields_of_yarn_without_counterpart_are_refused() -> None:
-    with pytest.raises(
-        hw.HeadwiseError, match=r"multiply cosines and sines by 1\.3, and .* attention_factor and mscale"
-    ):
-        import_attention(llama_rope(**YARN, attention_factor=1.3))
     with pytest.raises(hw.HeadwiseError, match="make other frequencies than RoPE"):
         import_attention(llama_rope(**YARN, truncate=False))
 

@@ -170,6 +170,7 @@ def built(before: dict[str, Any], after: dict[str, Any], **call: Any) -> tuple[C
 
 
 CROSS: dict[str, Any] = {"mask": None}
+LATENT: dict[str, Any] = {"latent_dim": 11}
 LAYER_ROWS: dict[str, tuple[Case, Case]] = {
     "d_model": built({}, {"d_model": 31}),
     "n_heads": built({}, {"n_heads": 3}),
@@ -200,6 +201,18 @@ LAYER_ROWS: dict[str, tuple[Case, Case]] = {
     "dropout": built({}, {"dropout": 0.5}),
     "relative_bias": built({}, {"relative_bias": hw.RelativeBias(4, 8)}),
     "kv_index": built({"n_kv_heads": 3}, {"n_kv_heads": 3, "kv_index": [2, 0, 0, 1, 2, 2]}),
+    "latent_dim": built(LATENT, {"latent_dim": 3}),  # so narrow that even the whole text at once is absorbed
+    "rope_dim": built({**LATENT, "head_dim": 10, "rope_dim": 2}, {**LATENT, "head_dim": 10, "rope_dim": 4}),
+    "q_latent_dim": built(LATENT, {**LATENT, "q_latent_dim": 7}),
+    "latent_norm": built(LATENT, {**LATENT, "latent_norm": False}),
+}
+REFUSED_WITH_LATENT = {
+    "n_kv_heads": r"^n_kv_heads=2, kv_index=\(0, 0, 0, 1, 1, 1\) with latent_dim=11: each head has keys of its own",
+    "kv_index": r"^n_kv_heads=3, kv_index=.* with latent_dim=11: each head has keys of its own",
+    "d_values": r"^d_values=13 with latent_dim=11: keys and values come from one latent",
+    "qk_norm": r"^qk_norm with latent_dim=11: a norm over each head's keys cannot be absorbed",
+    "qk_norm_eps": r"^qk_norm with latent_dim=11",
+    "values": r"^values= with latent_dim=: keys and values come from one latent",
 }
 CALL_ROWS: dict[str, tuple[Case, Case]] = {
     "x": (Case(), Case(call={"x": numbers("another x", B, T, 29)})),
@@ -235,12 +248,45 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
             y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + spec.qk_norm_eps) * gain
         return y
 
+    if spec.latent_dim:
+        q, k, v = latent_heads(layer, x, source)
+        if spec.rope_dim:
+            positions = call.get("positions", torch.arange(T)).expand(B, T)
+            q, k = (turn(y.roll(spec.rope_dim, -1), replace(spec.rope, dim=spec.rope_dim), positions) for y in (q, k))
+        return joined_heads(case, layer, q, k, v)
     gains = (layer.q_norm.weight, layer.k_norm.weight) if spec.qk_norm else (None, None)
     q, k = heads(layer.q_proj, x, spec.n_heads, gains[0]), heads(layer.k_proj, source, spec.n_kv_heads, gains[1])
     v = heads(layer.v_proj, call.get("values", source), spec.n_kv_heads, None)
     if spec.rope:
         positions = call.get("positions", torch.arange(T)).expand(B, T)
         q, k = turn(q, spec.rope, positions), turn(k, spec.rope, positions)
+    return joined_heads(case, layer, q, k, v)
+
+
+def latent_heads(layer: hw.MultiHeadAttention, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Equations 9 to 19 of the DeepSeek-V2 paper in the order of their symbols, with the norms of its section 3.1.2."""
+    spec, weights = layer.spec, dict(layer.named_parameters())
+
+    def compressed(name: str, y: Tensor, width: int | None) -> Tensor:
+        z = y @ weights[f"{name}_down.weight"].T + weights.get(f"{name}_down.bias", 0)
+        if spec.latent_norm:
+            head = z[..., :width]
+            head = head / torch.sqrt((head * head).mean(-1, keepdim=True) + spec.qk_norm_eps)
+            z = torch.cat([head * weights[f"{name}_latent_norm.weight"], z[..., head.shape[-1] :]], -1)
+        return z
+
+    c_q = x if spec.q_latent_dim is None else compressed("q", x, None)
+    q = c_q @ weights["q_proj.weight"].T + weights.get("q_proj.bias", 0)
+    c_kv, k_r = compressed("kv", source, spec.latent_dim).tensor_split([spec.latent_dim], -1)
+    ups = [head.up.tensor_split([spec.head_dim - spec.rope_dim]) for head in layer.heads]
+    k = torch.stack([torch.cat([c_kv @ up_k.T, k_r], -1) for up_k, _ in ups], 1)
+    v = torch.stack([c_kv @ up_v.T for _, up_v in ups], 1)
+    return torch.stack(q.tensor_split(spec.n_heads, -1), 1), k, v
+
+
+def joined_heads(case: Case, layer: hw.MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor) -> np.ndarray:
+    """The plain rung's attention under the masks of layer and call, the heads joined and projected."""
+    spec, call = layer.spec, case.call
     masks = [mask for mask in (spec.mask, call.get("mask"), learned_bias(layer)) if mask is not None]
     both = None
     for mask in masks:
@@ -294,7 +340,9 @@ def assert_recorded(seen: list[Call], layer: hw.MultiHeadAttention, out: Tensor)
     joined = torch.cat([call.out[:, h] for h in range(layer.spec.n_heads)], -1)
     assert torch.equal(joined if layer.o_proj is None else layer.o_proj(joined), out)
     if not call.options.dropout:
-        assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options._asdict()), call.out)
+        spelled = hw.attend(call.q, call.k, call.v, **call.options._asdict())
+        absorbed = layer.spec.latent_dim is not None  # or may be; the call is spelled out in keys and values then
+        torch.testing.assert_close(spelled, call.out, rtol=0, atol=1e-12 if absorbed else 0)
 
 
 def width_of_x(case: Case) -> int:
@@ -307,7 +355,24 @@ def test_every_argument_of_the_layer_has_a_row() -> None:
     assert set(CALL_ROWS) == set(FORWARD)
 
 
-COMPILED = ("out_proj", "kv_index", "gate")  # the rest is compiled by test_works_with, for several lengths
+COMPILED = ("out_proj", "kv_index", "gate", "rope_dim")  # the rest is compiled by test_works_with, for several lengths
+
+
+def with_latent(rows: tuple[Case, Case]) -> tuple[Case, Case]:
+    """The same layers with keys and values out of a latent."""
+    first, second = (replace(case, build={**LATENT, **case.build}) for case in rows)
+    return first, second
+
+
+ROWS = (
+    ("layer's", LAYER_ROWS),
+    ("call's", CALL_ROWS),
+    (
+        "latent layer's",
+        {name: with_latent(rows) for name, rows in LAYER_ROWS.items() if "latent_dim" not in rows[0].build},
+    ),
+    ("latent call's", {name: with_latent(rows) for name, rows in CALL_ROWS.items()}),
+)
 CELLS = [
     pytest.param(
         rows[argument],
@@ -316,13 +381,14 @@ CELLS = [
         gradients,
         id=f"{kind} {argument}, {path}{', grad' * gradients}",
     )
-    for kind, rows in (("layer's", LAYER_ROWS), ("call's", CALL_ROWS))
+    for kind, rows in ROWS
     for argument in rows
-    if argument not in SPECIAL
+    if argument not in SPECIAL and not (argument in REFUSED_WITH_LATENT and "latent" in kind)
     for path in LAYER_PATHS
     if path != "compiled" or argument in COMPILED
     for gradients in (False, True)
     if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
+    if "latent" not in kind or (path in ("direct", "growing", "rolling") and not gradients)  # the rest is the same code
 ]
 
 
@@ -347,6 +413,13 @@ def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: 
         close = 1e-6 if layer.spec.rope else 1e-12  # cosines and sines are kept in float32
         np.testing.assert_allclose(answers[-1], reference(case, layer, x, by_paper), rtol=close, atol=close)
     assert differ(*answers)
+
+
+@pytest.mark.parametrize("argument", REFUSED_WITH_LATENT)
+def test_what_a_latent_refuses_by_name(argument: str) -> None:
+    case = with_latent((LAYER_ROWS | CALL_ROWS)[argument])[1]
+    with pytest.raises(hw.HeadwiseError, match=REFUSED_WITH_LATENT[argument]):
+        case.layer()(numbers("x", B, T, 29), **case.call)
 
 
 @pytest.mark.slow

@@ -213,6 +213,8 @@ YARN: dict[str, Any] = {"scaling": "yarn", "factor": 2.0, "original_context": 64
         ({"beta_fast": 16.0}, "beta_fast"),
         ({"scaling": "ntk", "factor": 2.0, "beta_slow": 2.0}, "beta_slow"),
         ({**YARN, "beta_slow": 0.0}, "beta_slow"),
+        ({"attention_factor": 1.0}, "attention_factor"),
+        ({**YARN, "attention_factor": 0.0}, "attention_factor"),
         ({**YARN, "beta_fast": 1.0, "beta_slow": 32.0}, "beta_fast"),
         ({**YARN, "original_context": -64}, "original_context"),
         ({**YARN, "theta": 1.0}, "theta"),

@@ -35,6 +35,8 @@ def train(
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,
+    latent_dim: int | None = None,
+    rope_dim: int | None = None,
     layers: int | None = None,
     width: int | None = None,
     context: int | None = None,
@@ -61,7 +63,7 @@ def train(
         return
     port = _port(live, port, rung)
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
-    sizes |= {"d_model": width, "context": context}
+    sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     if text is not None and str(text) == STDIN and not resume:
         text, out_folder = _keep_input(out_folder or free_folder(Path("runs") / "stdin"))
     options = {

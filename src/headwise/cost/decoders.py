@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from headwise.cost.fields import Fields, check_size, family
 from headwise.cost.shape import Attention, FeedForward, Latent, Layer, ModelShape, Piece, lm_head, norm, table
 from headwise.errors import HeadwiseError
+from headwise.positions import RoPE
+from headwise.spec import AttentionSpec
 
 Part = TypeVar("Part")
 
@@ -132,7 +134,8 @@ def _latent_attention(f: Fields) -> Attention:
         names = f"num_key_value_heads={f.get('num_key_value_heads')} differs from num_attention_heads={heads}"
         raise HeadwiseError(f"{names}; a latent gives every head keys and values of its own")
     latent = Latent(kv_rank=f.size("kv_lora_rank"), rope_dim=rope, q_rank=f.optional_size("q_lora_rank"))
-    width, options = f.size("qk_nope_head_dim") + rope, dict.fromkeys(("q_bias", "k_bias", "out_bias"), bias)
+    width, options = f.size("qk_nope_head_dim") + rope, dict.fromkeys(("k_bias", "out_bias"), bias)
+    options["q_bias"] = bias and latent.q_rank is not None  # a full matrix has none
     d_model, value_dim = f.size("hidden_size"), f.size("v_head_dim")
     return Attention.equal_heads(d_model, heads, width, value_dim=value_dim, latent=latent, **options)
 
@@ -171,10 +174,20 @@ def _own_windows(f: Fields) -> list[int | None]:
     return [None if window is None else check_size("windows", window) for window in windows]
 
 
+def _own_latent(f: Fields) -> Attention:
+    """As the spec of the config fills its sizes in."""
+    names = ("d_model", "n_heads", "latent_dim", "rope_dim", "q_latent_dim")
+    sizes: dict[str, Any] = {name: f.optional_size(name) for name in names}
+    rope = RoPE() if f.choice("position", "rope", "learned") == "rope" else None
+    bias, width = f.flag("bias"), f.head_dim()
+    return Attention.of(AttentionSpec(**sizes, head_dim=width, rope=rope, q_bias=bias, kv_bias=bias, out_bias=bias))
+
+
 def _own(f: Fields) -> ModelShape:
     forward = _plain(f, "d_ff", f.flag("bias"), gated=f.flag("gated"))
     build = partial(decoder, bias="bias", gains=_own_gains, pieces=_own_pieces)
-    return build(f, forwards=lambda f: forward, windows=_own_windows, qk_norm=f.flag("qk_norm"))
+    attention = None if f.get("latent_dim") is None else _own_latent
+    return build(f, forwards=lambda f: forward, windows=_own_windows, attention=attention, qk_norm=f.flag("qk_norm"))
 
 
 _local_experts = partial(_experts, of="num_local_experts")

@@ -113,19 +113,8 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         fact = f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}"
         remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
         raise HeadwiseError(f"{fact}: {remedy}")
-    low, high = (spec.mask and spec.mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
-    causal = high == 0
-    same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "value_dim", "q_bias", "out_bias", "qk_norm", "sink")
-    attention = Attention(
-        **{name: getattr(spec, name) for name in same},
-        window=1 - low if causal and low is not None else None,
-        causal=causal,
-        k_bias=spec.kv_bias,
-        v_bias=spec.kv_bias,
-        buckets=0 if spec.relative_bias is None else spec.relative_bias.n_buckets,
-    )
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
-    layer = Layer(name="L0", attention=attention, feed_forward=nothing, norm_parameters=0)
+    layer = Layer(name="L0", attention=Attention.of(spec), feed_forward=nothing, norm_parameters=0)
     return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
 
 

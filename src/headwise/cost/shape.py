@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headwise.spec import AttentionSpec
+
 MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Latent:
     """Keys and values squeezed into one vector a token for all heads (DeepSeek-V2, arXiv 2405.04434)."""
 
     kv_rank: int
     rope_dim: int  # the part of the key that carries positions, shared by all heads
     q_rank: int | None = None  # queries are squeezed too; None = a full matrix
+    norms: bool = True  # of what is squeezed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,23 @@ class Attention:
         sizes = {"n_kv_heads": n_heads, "value_dim": head_dim} | options
         return cls(d_model=d_model, n_heads=n_heads, head_dim=head_dim, **sizes)
 
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Attention:
+        """That of a layer."""
+        low, high = (spec.mask and spec.mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
+        causal = high == 0
+        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "value_dim", "q_bias", "out_bias", "qk_norm", "sink")
+        ranks = (spec.rope_dim, spec.q_latent_dim, spec.latent_norm)
+        return cls(
+            **{name: getattr(spec, name) for name in same},
+            window=1 - low if causal and low is not None else None,
+            causal=causal,
+            k_bias=spec.kv_bias,
+            v_bias=spec.kv_bias,
+            buckets=0 if spec.relative_bias is None else spec.relative_bias.n_buckets,
+            latent=None if spec.latent_dim is None else Latent(spec.latent_dim, *ranks),
+        )
+
     @property
     def variant(self) -> str:
         if self.latent:
@@ -59,7 +79,8 @@ class Attention:
         """What one query head adds: its rows of W_Q, its columns of W_O, its biases, sink and distances."""
         d_in = self.latent.q_rank if self.latent and self.latent.q_rank else self.d_model
         matrices = d_in * self.head_dim + self.value_dim * self.d_model
-        bias = self.q_bias * self.head_dim if not self.latent else 0  # there it belongs to the squeezing
+        squeezed = self.latent and self.latent.q_rank  # whose bias then belongs to the squeezing
+        bias = 0 if squeezed else self.q_bias * self.head_dim
         return matrices + bias + self.sink + self.buckets
 
     @property
@@ -78,7 +99,7 @@ class Attention:
             q_rank, kv_rank = self.latent.q_rank or 0, self.latent.kv_rank
             down = q_rank + kv_rank + self.latent.rope_dim
             biases = self.q_bias * q_rank + self.k_bias * (kv_rank + self.latent.rope_dim)
-            shared += down * self.d_model + biases + q_rank + kv_rank
+            shared += down * self.d_model + biases + self.latent.norms * (q_rank + kv_rank)
         return shared
 
     @property

@@ -21,19 +21,21 @@ BIASED = {"gpt2": r"\.bias$", "qwen2": r"\.[qkv]_proj\.bias$"}  # the biases tha
 
 
 def hf_form(config: GPTConfig) -> str | None:
-    """The Hugging Face architecture that computes exactly this model: llama, qwen2, qwen3, gpt2, or None."""
+    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
     spec, windows = config.attention, set(config.windows or ()) - {None}
     if len(windows) > 1:
         return None  # a config of transformers has one sliding_window for all layers
     common = config.norm_gain and config.final_norm and not config.embedding_norm
     if common and (config.norm, config.position, config.gated) == ("rms", "rope", True):
+        if config.latent_dim is not None:
+            return None if config.bias or windows else "deepseek_v3"
         if not config.qk_norm and not windows:
             return "llama"
         if not config.qk_norm:  # a Llama has no windows, and a Qwen2 whose biases are zero is one that has
             return None if config.bias else "qwen2"
         # Qwen3 has one epsilon for all norms, ours has 1e-6 for queries and keys, and no biases in the feed-forward.
         return "qwen3" if config.norm_eps == 1e-6 and not config.bias else None
-    square = spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
+    square = config.latent_dim is None and spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
     if common and square and (config.norm, config.position, config.gated) == ("layer", "learned", False):
         return "gpt2" if not config.qk_norm and not windows and config.activation.startswith("gelu") else None
     return None
@@ -54,6 +56,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
         return {"model_type": "headwise", **general}
     record = _FORMS[form]
     fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
+    fields |= record.get("constants", {})
     fields[record["activation"]] = record.get(config.activation, config.activation)
     if "rope_theta" in fields:
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
@@ -73,6 +76,8 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     if form in BIASED:  # with or without biases in our own
         all_names = _meta_state(replace(config, bias=True))
         names = [name for name in all_names if name in names or re.search(BIASED[form], name)]
+    if config.q_latent_dim is not None:
+        parts = parts | {"q_proj": "q_b_proj"}
     stacks: dict[str, list[str]] = {}
     for name in names:
         if not (config.tied and name == "lm_head.weight"):

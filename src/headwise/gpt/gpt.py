@@ -40,6 +40,9 @@ class GPTConfig:
     d_model: int
     n_kv_heads: int | None = None  # default n_heads
     head_dim: int | None = None  # default d_model / n_heads
+    latent_dim: int | None = None  # with it MLA, and what AttentionSpec says of these three
+    rope_dim: int | None = None
+    q_latent_dim: int | None = None
     d_ff: int | None = None  # default 4 * d_model
     norm: str = "rms"
     norm_gain: bool = True
@@ -72,6 +75,8 @@ class GPTConfig:
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
+        if self.rope_dim is not None and self.position != "rope":
+            raise HeadwiseError(f"rope_dim={self.rope_dim} with position={self.position!r}; pass position='rope'")
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
             object.__setattr__(self, "windows", tuple(self.windows))  # a JSON document has a list
@@ -90,6 +95,9 @@ class GPTConfig:
             n_heads=self.n_heads,
             n_kv_heads=self.n_kv_heads or self.n_heads,
             head_dim=self.head_dim,
+            latent_dim=self.latent_dim,
+            rope_dim=self.rope_dim,
+            q_latent_dim=self.q_latent_dim,
             q_bias=self.bias,
             kv_bias=self.bias,
             out_bias=self.bias,

@@ -66,6 +66,8 @@ class Settings:
             raise unknown(f"no field {name!r} of a model's shape", name, (known.name for known in fields(GPTConfig)))
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # it goes along
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
+        if "latent_dim" in self.shape:  # which takes the place of these
+            shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
             if self.tokenizer is not None or self.lines is not None:
@@ -233,6 +235,7 @@ def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, secon
         "parameters": f"{model.n_parameters:,}",
         "layers x heads": f"{model.config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
         "key/value heads": str(spec.n_kv_heads),
+        **({} if spec.latent_dim is None else {"latent + rotary key": f"{spec.latent_dim} + {spec.rope_dim}"}),
         "context": f"{model.config.context} tokens",
         "vocabulary": f"{len(corpus.tokens):,}",
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",

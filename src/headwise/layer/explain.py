@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
 from headwise.markup import BINARY, DECIMAL, escaped, scaled, table
 from headwise.masks import Bias, Both, BroadcastGrid, Mask
@@ -27,7 +28,9 @@ class Explanation:
     keys     the number of keys read, after windows have cut K and V
     flops    of the projections and of the attention products, a multiplication and an addition counting 2
     bytes    read and written at least once: weights, x and result, q, k, v and heads; `mask` if a tensor is made of
-             it; `maps`, the (B,H,T,S) numbers of the explicit path
+             it; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
+    form     with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of the
+             attention call in this form, and `refused` has the multiplications of the other
     """
 
     path: str
@@ -36,13 +39,14 @@ class Explanation:
     keys: int
     flops: dict[str, int]
     bytes: dict[str, int]
+    form: str | None = None
 
     @property
     def summary(self) -> str:
         """The way and what it reads, in one line."""
-        s = self.sizes
+        s, name = self.sizes, self.path if self.form is None else f"{self.form}, {self.path}"
         return (
-            f"{self.path}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {s.H} heads read {self.keys} of {s.S} keys "
+            f"{name}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {s.H} heads read {self.keys} of {s.S} keys "
             f"of {s.G} heads, batch {s.B}"
         )
 
@@ -91,37 +95,52 @@ def explain(
         cache.held(context, values)
     elif cache is not None:
         cache.check_room(n_new)
+    form, other = None, {}
+    if spec.latent_dim is not None:
+        ways = latent.products(spec, T, sizes.S)
+        form, rest = ("absorbed", "expanded") if latent.absorbs(spec, T, sizes.S) else ("expanded", "absorbed")
+        other = {rest: f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"}
+        if form == "absorbed":  # all heads read what is kept as one key/value head
+            kept = spec.cache_values_per_token
+            sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
     path = paths.choose(sizes, options)
     keys = path.last - path.first
     return Explanation(
         path.name,
-        paths.refusals(path, sizes, options),
+        paths.refusals(path, sizes, options) | other,
         sizes,
         keys,
-        _flops(layer, sizes, path, keys, n_new),
-        _bytes(layer, x, sizes, path, keys),
+        _flops(layer, sizes, path, keys, n_new, form),
+        _bytes(layer, x, sizes, path, keys, form),
+        form,
     )
 
 
-def _flops(layer: MultiHeadAttention, sizes: Sizes, path: paths.Path, keys: int, n_new: int) -> dict[str, int]:
+def _flops(
+    layer: MultiHeadAttention, sizes: Sizes, path: paths.Path, keys: int, n_new: int, form: str | None
+) -> dict[str, int]:
     """The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides."""
-    spec, (B, H, _, T, _, D, E) = layer.spec, sizes
-    queries = spec.d_in * spec.q_dim + (spec.joined_dim * spec.d_out if spec.out_proj else 0)
+    spec, (B, H, _, T, S, D, E) = layer.spec, sizes
+    queries = spec.q_weights + (spec.joined_dim * spec.d_out if spec.out_proj else 0)
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
-    return {
-        "projections": 2 * B * (T * queries + n_new * (spec.d_context * spec.k_dim + spec.d_values * spec.v_dim)),
-        "attention": 2 * B * H * pairs * (D + E),
-    }
+    counts = {"projections": 2 * B * (T * queries + n_new * spec.kv_weights)}
+    if form is not None:
+        counts[f"{form} latent"] = 2 * B * (S if form == "expanded" else T) * spec.expanding_weights
+    return {**counts, "attention": 2 * B * H * pairs * (D + E)}
 
 
-def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, keys: int) -> dict[str, int]:
+def _bytes(
+    layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path, keys: int, form: str | None
+) -> dict[str, int]:
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
     each = x.element_size()
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
         "x and result": B * T * (spec.d_in + spec.d_out) * each,
-        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D + E)) * each,
+        "q, k, v and heads": B * (H * T * (D + E) + G * keys * (D if form == "absorbed" else D + E)) * each,
     }
+    if form == "expanded":
+        counts["latents"] = B * S * spec.cache_values_per_token * each
     dense = path.rest or (path.band is not None and path.name != paths.CAUSAL)
     if path.name == paths.EXPLICIT:
         counts["maps"] = 3 * B * H * T * S * max(4, each)

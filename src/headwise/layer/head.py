@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError, unknown
+from headwise.layer import latent
 from headwise.layer.display import head_html, heads_html, kv_head_of
 from headwise.markup import BINARY, plural, scaled
 
@@ -28,6 +29,7 @@ PARTS = {
     "bq": ("q_proj.bias", 0, "head_dim"),
     "bk": ("k_proj.bias", 0, "head_dim"),
     "bv": ("v_proj.bias", 0, "value_dim"),
+    "up": ("kv_up.weight", 0, "up_dim"),
     "sink": ("sink", 0, None),
     "relative_bias": ("relative_bias", 1, None),
 }
@@ -94,12 +96,16 @@ class HeadCost:
     kv_parameters  rows of W_K and W_V of its key/value head, d_context * d + d_values * e, with biases
     cache_bytes    for each token that its key/value head keeps, (d + e) numbers
     shared_by      query heads that read this key/value head, itself included
+    shared         what they share: a "key/value head", or a "latent", which all heads read: then `up` is among the
+                   head's own parameters, the compressions with their norms are kv_parameters, and a token keeps
+                   (latent_dim + rope_dim) numbers
     """
 
     parameters: int
     kv_parameters: int
     cache_bytes: int
     shared_by: int
+    shared: str = "key/value head"
 
     @property
     def parameter_share(self) -> float:
@@ -114,7 +120,7 @@ class HeadCost:
     def __str__(self) -> str:
         others = "" if self.shared_by == 1 else f", shared by {self.shared_by} heads"
         return (
-            f"{plural(self.parameters, 'parameter')} of its own; key/value head: "
+            f"{plural(self.parameters, 'parameter')} of its own; {self.shared}: "
             f"{plural(self.kv_parameters, 'parameter')} and {scaled(self.cache_bytes, 1024, BINARY)} of cache a token"
             f"{others}"
         )
@@ -126,6 +132,10 @@ class Head:
     wq (d, d_in), wk (d, d_context), wv (e, d_values), wo (d_out, e): y = W x. bq (d,), bk (d,), bv (e,), sink () and
     relative_bias (n_buckets,) are None where the layer has none, and so is wo without output projection. Query heads
     of one group share wk and wv, so writing one writes all of them; `shared_with` names them.
+
+    With a latent (MLA) the head's own part is `up` (d - rope_dim + e, latent_dim), its rows of `layer.kv_up`, those for
+    keys first. wk and wv are products of it and of `layer.kv_down`, the norm's gain between them, its factor of each
+    token left out; where queries have a latent, so is wq. Products are for reading.
     """
 
     layer: MultiHeadAttention
@@ -139,6 +149,7 @@ class Head:
     bv: Tensor | None
     sink: Tensor | None
     relative_bias: Tensor | None
+    up: Tensor | None
 
     def __init__(self, layer: MultiHeadAttention, index: int) -> None:
         vars(self).update(layer=layer, index=index)
@@ -162,6 +173,22 @@ class Head:
     def __getattr__(self, name: str) -> Any:
         if name not in PARTS:
             raise AttributeError(f"'Head' object has no attribute {name!r}")
+        return self._product(name) if name in self._products() else self._view(name)
+
+    def _products(self) -> tuple[str, ...]:
+        """The parts that are products of two matrices."""
+        spec = self.layer.spec
+        return ("wq",) * (spec.q_latent_dim is not None) + ("wk", "wv") * (spec.latent_dim is not None)
+
+    def _product(self, name: str) -> Tensor:
+        layer, spec = self.layer, self.layer.spec
+        if name == "wq":
+            return latent.through(layer.q_down, layer.q_latent_norm, self._view("wq"))
+        ups = latent.split_up(spec, self._view("up"))
+        k, v = (latent.through(layer.kv_down, layer.kv_latent_norm, up) for up in ups)
+        return v if name == "wv" else torch.cat([k, layer.kv_down.weight[spec.latent_dim :]])
+
+    def _view(self, name: str) -> Any:
         path, axis, size = PARTS[name]
         parameter = _parameter(self.layer, path)
         if parameter is None:
@@ -195,19 +222,28 @@ class Head:
     @property
     def cost(self) -> HeadCost:
         """Parameters and cache; see `HeadCost`."""
-        of_query_head = (self.wq, self.wo, self.bq, self.sink, self.relative_bias)
-        of_kv_head = (self.wk, self.wv, self.bk, self.bv)
-        spec = self.layer.spec
+        of_query_head = [self._view(name) for name in ("wq", "wo", "bq", "sink", "relative_bias", "up")]
+        of_kv_head = [self._view(name) for name in ("wk", "wv", "bk", "bv")]
+        spec, among = self.layer.spec, self.layer.spec.n_kv_heads
+        shared: dict[str, Any] = {"shared_by": 1 + len(self.shared_with)}
+        if spec.latent_dim is not None:
+            of_no_head = [p for name, p in self.layer.named_parameters() if "down." in name or "latent_norm." in name]
+            of_kv_head, among, shared = of_no_head, 1, {"shared_by": spec.n_heads, "shared": "latent"}
         return HeadCost(
             parameters=sum(tensor.numel() for tensor in of_query_head if tensor is not None),
             kv_parameters=sum(tensor.numel() for tensor in of_kv_head if tensor is not None),
-            cache_bytes=(spec.head_dim + spec.value_dim) * self.wk.element_size(),
-            shared_by=1 + len(self.shared_with),
+            cache_bytes=spec.cache_values_per_token // among * self.wq.element_size(),
+            **shared,
         )
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         if name not in PARTS:
             raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(PARTS)}")
+        if name in self._products():
+            raise HeadwiseError(
+                f"{name} of head {self.index} is a product through the latent that all heads share; write the head's "
+                f"`up`, or the weights of the layer"
+            )
         view = getattr(self, name)
         if view is None:
             raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
@@ -276,7 +312,7 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
 def _parameter(layer: MultiHeadAttention, path: str) -> Tensor | None:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")
-    module = getattr(layer, owner) if owner else layer
+    module = getattr(layer, owner, None) if owner else layer
     parameter: Tensor | None = getattr(module, name, None)
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):
         raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")

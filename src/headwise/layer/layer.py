@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise.errors import HeadwiseError
+from headwise.layer import latent
 from headwise.layer.head import Heads, permuted, without
 from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
@@ -29,15 +31,17 @@ _numbers = itertools.count()
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention for self and cross attention, MHA, GQA and MQA, with or without a cache.
+    """Multi-head attention for self and cross attention, MHA, GQA, MQA and MLA, with or without a cache.
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.2. The arguments are the fields of `AttentionSpec`, which
     explains them; `layer.spec` gives them back with every size filled in. The projections are the Linear modules
     `q_proj` (h*d, d_in), `k_proj` (g*d, d_context), `v_proj` (g*e, d_values), `o_proj` (d_out, h*e); head 3 owns rows
     3*d to 4*d of `q_proj.weight` and columns 3*e to 4*e of `o_proj.weight`, and `layer.heads[3]` hands them out.
+    With latent_dim, `kv_down` and `kv_up` stand in the place of `k_proj` and `v_proj`; see `headwise.layer.latent`.
 
         layer = MultiHeadAttention(768, 12, n_kv_heads=4, mask=Causal(), rope=RoPE())
         y = layer(x)                                            # (B, T, 768) -> (B, T, 768)
+        mla = MultiHeadAttention(768, 12, latent_dim=96, rope_dim=16, mask=Causal())
         y = layer(x, context=memory, mask=Lengths(lengths))     # cross attention
         y = layer(x, context=keys, values=others)               # MultiHead(Q, K, V) of the paper
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
@@ -52,6 +56,10 @@ class MultiHeadAttention(nn.Module):
         kv_index: Sequence[int] | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
+        latent_dim: int | None = None,
+        rope_dim: int | None = None,
+        q_latent_dim: int | None = None,
+        latent_norm: bool = True,
         d_in: int | None = None,
         d_context: int | None = None,
         d_values: int | None = None,
@@ -72,30 +80,37 @@ class MultiHeadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        arguments = locals()
         super().__init__()
-        self.spec = AttentionSpec(
-            d_model=d_model, n_heads=n_heads, n_kv_heads=n_kv_heads, kv_index=kv_index, head_dim=head_dim,
-            value_dim=value_dim, d_in=d_in, d_context=d_context, d_values=d_values, d_out=d_out,
-            q_bias=q_bias, kv_bias=kv_bias, out_bias=out_bias, out_proj=out_proj,
-            mask=mask, rope=rope, relative_bias=relative_bias, qk_norm=qk_norm, qk_norm_eps=qk_norm_eps,
-            scale=scale, softcap=softcap, sink=sink, dropout=dropout,
-        )  # fmt: skip
+        self.spec = AttentionSpec(**{name: arguments[name] for name in inspect.signature(AttentionSpec).parameters})
         self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
-        self._rotation = Rotation(rope, self.spec.head_dim) if rope else None
+        turned, last = (self.spec.head_dim, False) if latent_dim is None else (self.spec.rope_dim, True)
+        self._rotation = Rotation(self.spec.rope, turned, last) if self.spec.rope else None
         self._number = next(_numbers)  # by which a cache knows its layer
         self._make_parameters(device, dtype)
 
     def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
         spec = self.spec
         linear = partial(nn.Linear, device=device, dtype=dtype)
-        norm = partial(nn.RMSNorm, spec.head_dim, eps=spec.qk_norm_eps, device=device, dtype=dtype)
+        norm = partial(nn.RMSNorm, eps=spec.qk_norm_eps, device=device, dtype=dtype)
+        latent_norm = norm if spec.latent_norm else nn.Identity
         zeros = partial(torch.zeros, device=device, dtype=dtype)
-        self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
-        self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
-        self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
+        if spec.q_latent_dim is None:
+            self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
+        else:
+            self.q_down = linear(spec.d_in, spec.q_latent_dim, bias=spec.q_bias)
+            self.q_latent_norm = latent_norm(spec.q_latent_dim)
+            self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
+        if spec.latent_dim is None:
+            self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
+            self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
+        else:
+            self.kv_down = linear(spec.d_context, spec.latent_dim + spec.rope_dim, bias=spec.kv_bias)
+            self.kv_latent_norm = latent_norm(spec.latent_dim)
+            self.kv_up = linear(spec.latent_dim, spec.n_heads * spec.up_dim, bias=False)
         self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
-        self.q_norm = norm() if spec.qk_norm else None
-        self.k_norm = norm() if spec.qk_norm else None
+        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
+        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
         self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
         buckets = spec.relative_bias
         self.relative_bias = nn.Parameter(zeros(buckets.n_buckets, spec.n_heads)) if buckets else None
@@ -144,13 +159,13 @@ class MultiHeadAttention(nn.Module):
         self.check(x, context, both, cache, positions, values)
         start = 0 if cache is None else cache.length
         planned = cache if isinstance(cache, PlannedCache) else None
-        q = self._ready(self.q_proj(x), self.spec.n_heads, self.q_norm, start, positions)
+        q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
+        q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
             k, v = cache.held(context, values)
         else:
             keys = x if context is None else context
-            k = self._ready(self.k_proj(keys), self.spec.n_kv_heads, self.k_norm, start, positions)
-            v = self._split(self.v_proj(keys if values is None else values), self.spec.n_kv_heads)
+            k, v = self._keys_and_values(keys, keys if values is None else values, start, positions)
             if cache is not None and planned is None:
                 k, v = cache.offer(k, v)
         if self.relative_bias is not None:
@@ -158,7 +173,7 @@ class MultiHeadAttention(nn.Module):
             both = bias if both is None else both & bias
 
         options = self.options(both, gate)
-        out = attend(q, k, v, options) if planned is None else planned.attend(q, k, v, options)
+        out, k, v = self._attended(q, k, v, options, planned)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
             cache.take(self._number, context, values)
         if self.watchers:
@@ -169,6 +184,30 @@ class MultiHeadAttention(nn.Module):
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
         return result
+
+    def _keys_and_values(
+        self, keys: Tensor, values: Tensor, start: int, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys (B,G,S,d) and values (B,G,S,e); or what is kept of both, (B,1,S,latent_dim + rope_dim), and nothing."""
+        spec = self.spec
+        if spec.latent_dim is None:
+            k = self._ready(self.k_proj(keys), spec.n_kv_heads, self.k_norm, start, positions)
+            return k, self._split(self.v_proj(values), spec.n_kv_heads)
+        content, rotary = self.kv_down(keys).split([spec.latent_dim, spec.rope_dim], -1)
+        both = torch.cat([_normed(self.kv_latent_norm, content), rotary], -1)
+        kept = self._ready(both, 1, None, start, positions)
+        return kept, kept[..., :0]
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, options: Options, planned: PlannedCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the heads give, (B,H,T,e); with the keys and values that watchers are shown."""
+        if planned is not None:
+            return planned.attend(q, k, v, options), k, v
+        kept, absorbs = k, latent.absorbs(self.spec, q.shape[2], k.shape[2])
+        if self.spec.latent_dim is not None and (self.watchers or not absorbs):
+            k, v = latent.expanded(self, kept)
+        return latent.absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options), k, v
 
     def mask_with(self, mask: Mask | None) -> Mask | None:
         """The layer's own mask joined with that of a call."""
@@ -190,9 +229,7 @@ class MultiHeadAttention(nn.Module):
         if rotation is not None and rotation.rope.before_norm:
             x_bhtd = rotation(x_bhtd, start, positions)
         if norm is not None:
-            # Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain.
-            gain = getattr(norm, "weight", x_bhtd)
-            x_bhtd = norm(x_bhtd.to(gain.dtype)).to(x_bhtd.dtype)
+            x_bhtd = _normed(norm, x_bhtd)
         if rotation is not None and not rotation.rope.before_norm:
             x_bhtd = rotation(x_bhtd, start, positions)
         return x_bhtd
@@ -246,8 +283,12 @@ class MultiHeadAttention(nn.Module):
                 raise HeadwiseError(
                     "a cache with a plan drops keys that watchers read; watch without it, with its mask"
                 )
+            if cache.plan is not None and self.spec.latent_dim is not None:
+                raise HeadwiseError("a cache with a plan keeps rows for each head, and a latent is one for all heads")
         if context is not None:
             self._check_context(x, context, cache, values)
+            if values is not None and self.spec.latent_dim is not None:
+                raise HeadwiseError("values= with latent_dim=: keys and values come from one latent; drop values=")
         elif values is not None:
             raise HeadwiseError(
                 "values= is passed without context=: each value belongs to a key; pass what the keys are made of as "
@@ -308,6 +349,12 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ["n_heads", "n_kv_heads", "head_dim"] + ["mask"] * (self.spec.mask is not None)
         return ", ".join(f"{name}={getattr(self.spec, name)!r}" for name in names)
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """Under autocast x is of lower precision than the gain, and the norm belongs in that of the gain."""
+    normed: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
+    return normed.to(x.dtype)
 
 
 def _check_rolling(window: int, mask: Mask | None) -> None:

@@ -110,7 +110,9 @@ def _watchable(model: nn.Module) -> list[nn.Module]:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj"), "weight", None) for x in "qkvo"}
+        weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"}
+        if module.spec.latent_dim is not None:  # the products, without what norms divide by
+            weights |= {f"w_{x}": torch.cat([getattr(head, f"w{x}").detach() for head in module.heads]) for x in "qkv"}
         return Site(name, module, module.spec.n_heads, **weights, cross=False)
     n_heads, w_o, w_v = module.watched()
     return Site(name, module, n_heads, w_q=None, w_k=None, w_v=w_v, w_o=w_o, cross=False)

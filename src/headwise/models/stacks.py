@@ -238,7 +238,8 @@ def _weights(
     around = [path, path.rpartition(".")[0]]
     weights: dict[str, Tensor | None] = {}
     for x in "qkvo":
-        recorded = () if family is None or (family.packed and x != "o") else (getattr(family, x),)
+        apart = family is not None and (x == "o" or not (family.packed or family.kv_down))
+        recorded = (getattr(family, x),) if apart else ()
         places = around if x == "o" or recorded else around[:1]
         last = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
         weights[f"w_{x}"] = None if last is None else as_rows(last)

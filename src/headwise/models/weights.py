@@ -81,12 +81,15 @@ def grouped(x: Tensor, n: int) -> Tensor:
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
     if isinstance(model, GPT):
+        if model.config.latent_dim is not None:
+            latent = f"latent_dim={model.config.latent_dim}: all heads make their keys and values of one latent (MLA)"
+            raise HeadwiseError(f"{latent}, and cannot be reshaped yet; train one without it")
         return OURS
     return _record(str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
 
 
 def _record(name: str) -> Family:
-    records = {family.name: family for family in families()}
+    records = {family.name: family for family in families() if family.kv_down is None}
     if name not in records:
         raise unknown(f"{name} is a family whose heads cannot be reshaped yet", name, (OURS.name, *records))
     return records[name]

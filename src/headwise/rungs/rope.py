@@ -11,11 +11,12 @@ from headwise.positions import RoPE
 class Rotation:
     """Turns the features of queries and keys by angles that grow with the position.
 
+    With `last` it turns the last features instead of the first.
     Cosines and sines are kept in float32 for as many positions as were asked for so far, whatever the model's dtype.
     """
 
-    def __init__(self, rope: RoPE, head_dim: int) -> None:
-        self.rope = rope
+    def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
+        self.rope, self.last = rope, last
         self.dim = rope.dim or head_dim
         self._frequencies, self._factor = rope.frequencies(head_dim)
         self._cos = self._sin = torch.empty(0, self.dim // 2)
@@ -25,7 +26,8 @@ class Rotation:
         # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
         real = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
         cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, real)
-        turned, rest = x_bhtd[..., : self.dim], x_bhtd[..., self.dim :]
+        first, second = x_bhtd.tensor_split([-self.dim if self.last else self.dim], -1)
+        turned, rest = (second, first) if self.last else (first, second)
         if self.rope.interleaved:
             a, b = turned[..., 0::2], turned[..., 1::2]
             turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
@@ -33,7 +35,9 @@ class Rotation:
             a, b = turned.chunk(2, -1)
             turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
         turned = turned.to(x_bhtd.dtype)
-        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+        if not rest.shape[-1]:
+            return turned
+        return torch.cat([rest, turned] if self.last else [turned, rest], -1)
 
     def _angles(
         self, start: int, length: int, positions: Tensor | None, device: torch.device, real: bool

@@ -35,12 +35,20 @@ class Family:
     v: str = "v_proj"
     o: str = "o_proj"
     cross_q: str | None = None  # of the queries in modules for cross attention, whose `k` has keys, then values
-    # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused.
+    # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused. With
+    # `kv_down` they are those of the latents.
     q_norm: str | None = None
     k_norm: str | None = None
+    # Multi-head latent attention: the Linear to the latent and the rotary key, of which `k` and `v`, one module, make
+    # the keys and values of each head in turn. Where there is a `q_down`, `q_up` makes the queries of its latent.
+    kv_down: str | None = None
+    q_down: str | None = None
+    q_up: str | None = None
     # Are queries and keys turned? Pairs are features m and m + d/2, the angles those of `config.rope_parameters` and of
     # class `<prefix>RotaryEmbedding` in the same file.
     rope: bool = True
+    rope_width: str = "head_dim"  # attribute with the number of features that may turn
+    interleaved: str | bool = False  # are pairs features 2m and 2m + 1 instead? An attribute, or the answer
     n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
     n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
     scale: str = "scaling"  # attribute with the factor of q.k
@@ -91,16 +99,20 @@ class Family:
         """
         n_heads = self.read(core, self.n_heads)
         n_kv_heads = self.read(core, self.n_kv_heads) or n_heads
+        q_down = None if self.read(core, self.q_down) is None else self.q_down
         if self.cross_q is not None and self.is_cross(core):
             q = self._projection(core, self.cross_q)
             k, v = self._split(core, (n_kv_heads, n_kv_heads))
         elif self.packed:
             q, k, v = self._split(core, (n_heads, n_kv_heads, n_kv_heads))
         else:
-            q, k, v = (self._projection(core, path) for path in (self.q, self.k, self.v))
+            queries = self.q if q_down is None or self.q_up is None else self.q_up
+            q, k, v = (self._projection(core, path) for path in (queries, self.k, self.v))
         o = (None, None) if w_o is None else linear_weights(w_o, f"{self.whole}.{self.o}")
-        gains = [self._gain(core, path, q[0].shape[0] // n_heads) for path in (self.q_norm, self.k_norm)]
-        return Parts(q, k, v, o, *gains)
+        widths = [q[0].shape[0] // n_heads] * 2 if self.kv_down is None else [q[0].shape[1], k[0].shape[1]]
+        gains = [self._gain(core, path, width) for path, width in zip((self.q_norm, self.k_norm), widths, strict=True)]
+        downs = [None if path is None else self._projection(core, path) for path in (self.kv_down, q_down)]
+        return Parts(q, k, v, o, gains[0], gains[1], downs[0], downs[1])
 
     def _projection(self, core: nn.Module, path: str) -> tuple[Tensor, Tensor | None]:
         return linear_weights(self.read(core, path), f"{type(core).__name__}.{self.within_core(path)}")
@@ -127,6 +139,7 @@ class Family:
     def parameters(self, core: nn.Module) -> set[str]:
         """Names of the parameters, seen from the core, that a layer would get."""
         paths = [self.q, self.k, self.v, self.o, self.cross_q, self.q_norm, self.k_norm]
+        paths += [self.kv_down, self.q_down, self.q_up]
         return {f"{self.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -117,28 +118,26 @@ def _rope(core: Any, family: Family) -> RoPE | None:
     kind = parameters.get("rope_type")
     if kind not in ("default", "linear", "yarn"):
         raise HeadwiseError(f"rope_type={kind!r} cannot be represented; headwise.RoPE has default, linear and yarn")
-    fields: dict[str, Any] = {"theta": parameters["rope_theta"]}
+    width, pairs = family.read(core, family.rope_width), family.interleaved
+    interleaved = bool(family.read(core, pairs) if isinstance(pairs, str) else pairs)
+    fields: dict[str, Any] = {"theta": parameters["rope_theta"], "interleaved": interleaved}
     if kind != "default":
         fields |= {"scaling": kind, "factor": parameters["factor"]}
     if kind == "yarn":
         fields |= {"original_context": parameters["original_max_position_embeddings"]}
         fields |= {name: parameters[name] for name in ("beta_fast", "beta_slow") if parameters.get(name)}
     if parameters.get("partial_rotary_factor", 1) != 1:
-        fields["dim"] = int(core.head_dim * parameters["partial_rotary_factor"])
+        fields["dim"] = int(width * parameters["partial_rotary_factor"])
     rope = RoPE(**fields)
-    frequencies, sharper = rope.frequencies(core.head_dim)
+    frequencies, sharper = rope.frequencies(width)
     rotary = _rotary(core, family)
     ours, theirs = torch.tensor(frequencies, dtype=torch.float64), rotary.inv_freq.double().cpu()
     if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
         raise HeadwiseError(
             f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"
         )
-    if not math.isclose(rotary.attention_scaling, sharper, rel_tol=1e-6):
-        raise HeadwiseError(
-            f"rope_parameters={parameters} multiply cosines and sines by {rotary.attention_scaling:.6g}, and {rope} by "
-            f"{sharper:.6g}; attention_factor and mscale have no counterpart"
-        )
-    return rope
+    usual = math.isclose(rotary.attention_scaling, sharper, rel_tol=1e-6)
+    return rope if usual else replace(rope, attention_factor=float(rotary.attention_scaling))
 
 
 def _rotary(core: Any, family: Family) -> Any:

@@ -15,7 +15,8 @@ from headwise.spec import AttentionSpec, require_size
 class Parts(NamedTuple):
     """Weights as our layer has them, y = W x: q (h*d, in), k (g*d, context), v (g*e, context), o (out, h*e).
 
-    Each with its bias, which may be None; and the gains (d,) of norms over each head's queries and keys.
+    Each with its bias, which may be None; and the gains (d,) of norms over each head's queries and keys. Of a layer
+    with a latent, k is `kv_up`, v is not read, the gains are those of latents; q reads one where there is `q_down`.
     """
 
     q: tuple[Tensor, Tensor | None]
@@ -24,6 +25,11 @@ class Parts(NamedTuple):
     o: tuple[Tensor | None, Tensor | None] = (None, None)
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    kv_down: tuple[Tensor, Tensor | None] | None = None
+    q_down: tuple[Tensor, Tensor | None] | None = None
+
+
+OF_LATENT = {"k": "kv_up", "q_norm": "q_latent_norm", "k_norm": "kv_latent_norm"}  # what these are then called
 
 
 def build(
@@ -37,25 +43,13 @@ def build(
     require_size("n_heads", n_heads)
     require_size("n_kv_heads", kv_heads)
     tensors = _tensors(parts)
-    head_dim, value_dim = _head_widths(tensors, n_heads, kv_heads)
-    kv_bias = "k_bias" in tensors or "v_bias" in tensors
-    if kv_bias:
-        for name in "kv":
-            tensors.setdefault(f"{name}_bias", tensors[name].new_zeros(len(tensors[name])))
+    fields = _latent_fields(tensors, n_heads) if "kv_down" in tensors else _fields(tensors, n_heads, kv_heads)
     spec = AttentionSpec(
-        d_model=tensors["q"].shape[1],
         n_heads=n_heads,
-        n_kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        d_context=tensors["k"].shape[1],
-        d_values=tensors["v"].shape[1],
         d_out=len(tensors["o"]) if "o" in tensors else None,
-        q_bias="q_bias" in tensors,
-        kv_bias=kv_bias,
         out_bias="o_bias" in tensors,
         out_proj="o" in tensors,
-        qk_norm="q_norm" in tensors,
+        **fields,
         **options,
     )
     with torch.inference_mode(False):
@@ -63,7 +57,9 @@ def build(
             layer = MultiHeadAttention.from_spec(spec)
         state = {}
         for name, tensor in tensors.items():
-            place = f"{name}.weight" if "norm" in name else f"{name[0]}_proj.{'bias' if 'bias' in name else 'weight'}"
+            part, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+            part = OF_LATENT.get(part, part) if "kv_down" in tensors else part
+            place = f"{part}_proj.{kind}" if len(part) == 1 else f"{part}.{kind}"
             state[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
         layer.load_state_dict(state, assign=True)
     return layer.train(training)
@@ -72,7 +68,10 @@ def build(
 def _tensors(parts: Parts) -> dict[str, Tensor]:
     """The weights that are there: q, q_bias, ... Raises HeadwiseError for what no layer can have."""
     tensors = {"q_norm": parts.q_norm, "k_norm": parts.k_norm}
-    for name, (weight, bias) in zip("qkvo", parts[:4], strict=True):
+    projections = {"q": parts.q, "k": parts.k, "o": parts.o, "kv_down": parts.kv_down, "q_down": parts.q_down}
+    if parts.kv_down is None:
+        projections["v"] = parts.v
+    for name, (weight, bias) in ((name, pair) for name, pair in projections.items() if pair is not None):
         tensors |= {name: weight, f"{name}_bias": bias}
         if weight is not None:
             check_matrix(name, weight)
@@ -87,6 +86,29 @@ def _tensors(parts: Parts) -> dict[str, Tensor]:
                 f"bring them to one dtype and device"
             )
     return present
+
+
+def _fields(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> dict[str, Any]:
+    """What the matrices of a layer say of its spec; a bias that only keys or only values have is joined by zeros."""
+    head_dim, value_dim = _head_widths(tensors, n_heads, kv_heads)
+    kv_bias = "k_bias" in tensors or "v_bias" in tensors
+    if kv_bias:
+        for name in "kv":
+            tensors.setdefault(f"{name}_bias", tensors[name].new_zeros(len(tensors[name])))
+    widths = {"d_model": tensors["q"].shape[1], "d_context": tensors["k"].shape[1], "d_values": tensors["v"].shape[1]}
+    biases = {"q_bias": "q_bias" in tensors, "kv_bias": kv_bias, "qk_norm": "q_norm" in tensors}
+    return {"n_kv_heads": kv_heads, "head_dim": head_dim, "value_dim": value_dim, **widths, **biases}
+
+
+def _latent_fields(tensors: dict[str, Tensor], n_heads: int) -> dict[str, Any]:
+    """The same of a layer with a latent."""
+    up, down, first = tensors["k"], tensors["kv_down"], "q_down" if "q_down" in tensors else "q"
+    rope_dim, head_dim = len(down) - up.shape[1], len(tensors["q"]) // n_heads
+    value_dim = len(up) // n_heads - (head_dim - rope_dim)
+    widths = {"d_model": tensors[first].shape[1], "d_context": down.shape[1], "latent_dim": up.shape[1]}
+    biases = {"q_bias": f"{first}_bias" in tensors, "kv_bias": "kv_down_bias" in tensors}
+    ranks = {"rope_dim": rope_dim, "q_latent_dim": len(tensors[first]) if first == "q_down" else None}
+    return {"head_dim": head_dim, "value_dim": value_dim, **widths, **biases, **ranks}
 
 
 def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ SCRIPTS = ("tokens", "model", "walk_tables", "walk_steps", "walk")
 REASONS = {
     "foreign": "it is no model of headwise",
     "reshaped": "its layers differ from one another",
+    "latent": "its heads make keys and values of a latent, which the page cannot follow",
     "size": "it has {parameters:,} parameters, and a page carries at most {most:,}",
     "tokenizer": "its tokenizer has what the page cannot follow: {part}",
     "range": "it has weights too large for 16 bits",

@@ -1,0 +1,180 @@
+"""Multi-head latent attention: two ways of one answer, its cache, its heads, and what `explain` says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import headwise as hw
+from headwise.layer import latent
+from headwise.rungs.tensor import attend
+from headwise.spec import Options
+
+B, WIDTH, H = 2, 31, 6
+SIZES: dict[str, Any] = {"head_dim": 10, "value_dim": 7, "latent_dim": 13, "rope_dim": 4}
+
+
+def make(**options: Any) -> hw.MultiHeadAttention:
+    torch.manual_seed(0)
+    layer = hw.MultiHeadAttention(WIDTH, H, **{**SIZES, **options}).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return layer
+
+
+def draw(n: int) -> Tensor:
+    return torch.randn(B, n, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def both_ways(layer: hw.MultiHeadAttention, q: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    options = Options(mask=hw.Causal())
+    return {
+        "expanded": attend(q, *latent.expanded(layer, kept), options),
+        "absorbed": latent.absorbed(layer, q, kept, options),
+    }
+
+
+@torch.no_grad()
+def test_absorbed_is_expanded() -> None:
+    """In float64 to its last digits; in float32 neither is further from that than twice the other, widths reordered."""
+    layer = make()
+    kept, q = torch.randn(B, 1, 23, 17).double(), torch.randn(B, H, 5, 10).double()
+    exact = both_ways(layer, q, kept)
+    torch.testing.assert_close(exact["absorbed"], exact["expanded"], rtol=1e-13, atol=1e-13)
+    rounded = both_ways(layer.float(), q.float(), kept.float())
+    off = {way: float((rounded[way] - exact["expanded"]).abs().max()) for way in rounded}
+    assert 0 < off["absorbed"] <= 2 * off["expanded"] <= 4 * off["absorbed"]
+
+
+def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, ways = make(mask=hw.Causal()), []
+    for way in ("expanded", "absorbed"):
+        real = getattr(latent, way)
+        monkeypatch.setattr(latent, way, lambda *x, way=way, real=real: ways.append(way) or real(*x))
+    cache = hw.KVCache()
+    with torch.no_grad():
+        told = [hw.explain(layer, draw(23), cache=cache).form]
+        layer(draw(23), cache=cache)
+        told.append(hw.explain(layer, draw(1), cache=cache).form)
+        layer(draw(1), cache=cache)
+    assert ways == told == ["expanded", "absorbed"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_keeps_the_latent_and_the_rotary_key_alone(dtype: torch.dtype) -> None:
+    layer, cache = make(mask=hw.Causal()).to(dtype), hw.KVCache()
+    with torch.no_grad():
+        for chunk in (5, 1, 1, 4):
+            layer(draw(chunk).to(dtype), cache=cache)
+    assert layer.spec.cache_values_per_token == 13 + 4
+    assert cache.nbytes == B * 11 * 17 * dtype.itemsize
+    assert layer.heads[3].cost.cache_bytes == 17 * dtype.itemsize
+
+
+@pytest.mark.parametrize("options", [{}, {"q_latent_dim": 11, "q_bias": True, "kv_bias": True, "sink": True}], ids=str)
+def test_the_price_is_what_is_counted(options: dict[str, Any]) -> None:
+    layer = make(mask=hw.Causal(), latent_norm=not options, **options)
+    counted = sum(parameter.numel() for parameter in layer.parameters())
+    price = hw.price(layer, context=11, batch=B, dtype="fp32")
+    assert layer.spec.n_parameters == counted == price.parameters.total
+    cache = hw.KVCache()
+    with torch.no_grad():
+        layer.float()(draw(11).float(), cache=cache)
+    assert price.cache.total_bytes == cache.nbytes
+    of_heads = sum(head.cost.parameter_share for head in layer.heads)
+    assert of_heads == pytest.approx(counted, abs=1e-9)
+
+
+@torch.no_grad()
+def test_heads_are_those_of_an_ordinary_layer() -> None:
+    """Without norm a latent is a factorisation: the products make a layer of 6 heads, rotary features put first."""
+    layer = make(mask=hw.Causal(), latent_norm=False, q_latent_dim=11)
+    plain = hw.MultiHeadAttention(
+        WIDTH, H, head_dim=10, value_dim=7, mask=hw.Causal(), rope=hw.RoPE(dim=4)
+    ).double()  # fmt: skip
+    for head, of_plain in zip(layer.heads, plain.heads, strict=True):
+        for name in ("wq", "wk"):
+            setattr(of_plain, name, getattr(head, name).roll(4, 0))
+        of_plain.wv, of_plain.wo = head.wv, head.wo
+        torch.testing.assert_close(head.qk, of_plain.qk)
+        torch.testing.assert_close(head.ov, of_plain.ov)
+    torch.testing.assert_close(layer(draw(9)), plain(draw(9)), rtol=1e-12, atol=1e-12)
+    head = make().heads[2]  # with a norm: one token through the product and divided by the size of its latent
+    x, seen = draw(1), []
+    head.layer.watchers.append(seen.append)
+    head.layer(x)
+    size = (head.layer.kv_down(x)[..., :13].square().mean(-1) + 1e-6).sqrt()
+    torch.testing.assert_close(seen[0].v[:, 2], (x @ head.wv.T) / size[..., None])
+
+
+def test_what_is_a_product_is_not_written() -> None:
+    head = make(q_latent_dim=11).heads[1]
+    for name in ("wq", "wk", "wv"):
+        with pytest.raises(hw.HeadwiseError, match=f"^{name} of head 1 is a product through the latent .* `up`"):
+            setattr(head, name, getattr(head, name))
+    head.up = 2 * head.up.detach()
+    assert head.up.data_ptr() == head.layer.kv_up.weight[13:].data_ptr()
+    assert head.bk is None
+    assert "496 parameters of its own; latent: 892 parameters and 136 B of cache a token, shared by 6" in str(head.cost)
+    assert "latent" in head._repr_html_()
+
+
+def test_heads_go_and_change_places() -> None:
+    layer, x = make(mask=hw.Causal() & hw.Alibi(), sink=True, q_latent_dim=11), draw(9)
+    gate = torch.ones(H).double().index_fill(0, torch.tensor([1, 4]), 0)
+    smaller = layer.without([1, 4])
+    torch.testing.assert_close(smaller(x), layer(x, gate=gate), rtol=1e-12, atol=1e-12)
+    assert smaller.spec.cache_values_per_token == 17
+    torch.testing.assert_close(layer.permuted([5, 0, 3, 1, 2, 4])(x), layer(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 23])
+def test_explain_counts_what_torch_counts(n: int) -> None:
+    layer, cache, x = make(q_latent_dim=11, value_dim=10).float(), hw.KVCache(), draw(n).float()
+    with torch.no_grad():
+        layer(draw(22).float(), cache=cache)
+        told = hw.explain(layer, x, cache=cache)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            layer(x, cache=cache)
+    assert told.form == ("absorbed" if n == 1 else "expanded")
+    assert sum(told.flops.values()) == counter.get_total_flops()
+    assert told.sizes == ((B, H, 1, 1, 23, 17, 17) if n == 1 else (B, H, H, 23, 45, 10, 10))
+    other = "expanded" if n == 1 else "absorbed"
+    assert "multiplications for each document" in told.refused[other]
+    assert str(told).startswith(f"{told.form}, {told.path}: ")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"latent_dim": None}, "rope_dim=4 belongs to a latent; pass latent_dim= too"),
+        ({"latent_dim": None, "rope_dim": None, "q_latent_dim": 5}, "q_latent_dim=5 belongs to a latent"),
+        ({"latent_dim": 0}, "latent_dim=0 must be a positive whole number"),
+        ({"rope_dim": 10}, "rope_dim=10 of head_dim=10: nothing is left"),
+        ({"rope_dim": 3}, "rope turns features in pairs, and rope_dim=3 is odd"),
+        ({"rope_dim": 0, "rope": hw.RoPE()}, "rope turns features in pairs, and rope_dim=0 is none"),
+        ({"rope": hw.RoPE(dim=6)}, "rope dim=6 and rope_dim=4 name one size; drop one"),
+        ({"n_kv_heads": 2}, "n_kv_heads=2, kv_index=(0, 0, 0, 1, 1, 1) with latent_dim=13: each head has keys of its"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        make(**options)
+    assert str(refusal.value).startswith(message)
+
+
+def test_sizes_that_are_left_out() -> None:
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8).spec.rope_dim == 0
+    rotary = hw.MultiHeadAttention(192, 1, latent_dim=8, rope=hw.RoPE()).spec
+    assert (rotary.rope_dim, rotary.value_dim) == (64, 192)
+    assert rotary.replace(latent_dim=None).rope_dim == 0
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope_dim=4).spec.rope == hw.RoPE()
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope=hw.RoPE(dim=6)).spec.rope_dim == 6
+    assert eval(repr(rotary), {**vars(hw)}) == rotary
+    assert "latent_dim" in rotary._repr_html_()

@@ -1,0 +1,101 @@
+"""A GPT whose heads share a latent (MLA): watched, silenced, priced, written from a cache; refused where it must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.gpt.generate import generate
+from headwise.gpt.gpt import GPT
+from headwise.gpt.run import Settings
+from headwise.gpt.tokens import Tokens
+from headwise.heads.steps import head_steps
+from headwise.models.pack import pack_model
+from headwise.models.sites import sites_of
+from headwise.models.weights import family_of, read_layers
+
+LATENT: dict[str, Any] = {"n_kv_heads": None, "latent_dim": 7, "rope_dim": 2, "q_latent_dim": 5}
+IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]])
+
+
+@pytest.fixture
+def model(tiny: Any) -> GPT:
+    made: GPT = tiny("llama", **LATENT)
+    return made
+
+
+@torch.no_grad()
+def test_it_is_watched_as_heads_with_keys_of_their_own(model: GPT) -> None:
+    calls: list[Any] = []
+    model.blocks[1].attention.watchers.append(calls.append)
+    with hw.watch(model) as seen:
+        logits = model(IDS)
+    model.blocks[1].attention.watchers.clear()
+    assert torch.equal(model(IDS), logits)
+    weights = hw.trace(*calls[0][1:4], mask=hw.Causal()).weights[0].double()
+    assert calls[0].k.shape == (1, 6, 11, 4) and calls[0].v.shape == (1, 6, 11, 4)
+    for head in range(6):
+        found = seen[f"L1.H{head}"]
+        assert found.entropy == pytest.approx(float(torch.special.entr(weights[head]).sum(-1).mean()), abs=1e-5)
+        assert found.previous == pytest.approx(float(weights[head].diagonal(-1).sum()) / 11, abs=1e-5)
+
+
+@torch.no_grad()
+def test_it_is_watched_while_it_writes(model: GPT) -> None:
+    """The absorbed step is told in keys and values, and its answer is the one of the step that nobody watches."""
+    answers, calls = [], []
+    for watchers in ([], [calls.append]):
+        caches = model.new_caches()
+        model(IDS[:, :10], caches)
+        model.blocks[0].attention.watchers = watchers
+        answers.append(model(IDS[:, 10:], caches))
+    assert torch.equal(*answers)
+    spelled = hw.attend(calls[0].q, calls[0].k, calls[0].v)
+    torch.testing.assert_close(spelled, calls[0].out, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_silenced_head_is_one_that_writes_nothing(model: GPT) -> None:
+    with hw.ablate(model, ["L0.H4"], how="zero"):
+        silenced = model(IDS)
+    model.blocks[0].attention.heads[4].wo = torch.zeros(24, 4)
+    torch.testing.assert_close(model(IDS), silenced)
+
+
+def test_its_matrices_are_the_products(model: GPT) -> None:
+    site, head = sites_of(model)[1], model.blocks[1].attention.heads[2]
+    for name in "qkv":
+        assert torch.equal(getattr(site, f"w_{name}")[8:12], getattr(head, f"w{name}"))
+
+
+@torch.no_grad()
+def test_what_it_writes_and_what_it_costs(model: GPT) -> None:
+    whole, cached = (list(generate(model, [3, 1], 8, temperature=0.0, cache=cache)) for cache in (False, True))
+    assert whole == cached
+    price, caches = hw.price(model, dtype="fp32"), model.new_caches()
+    assert price.parameters.total == model.n_parameters
+    model(IDS, caches)
+    assert sum(cache.nbytes for cache in caches) == 11 * 2 * (7 + 2) * 4 == 11 * price.cache.bytes_per_token
+
+
+def test_what_cannot_be_done_with_it_is_refused_by_name(model: GPT) -> None:
+    for reads in (family_of, read_layers):
+        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: all heads make their keys and values of one latent"):
+            reads(model)
+    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: this model makes keys and values of a latent"):
+        head_steps(model, [1, 2], ["a", "b"], 0, 0, 1, "tiny")
+    assert pack_model(model, Tokens.characters("abc", boundary=True)) == {"reason": "latent"}
+    with pytest.raises(hw.HeadwiseError, match="a cache with a plan keeps rows for each head, and a latent is one"):
+        model.blocks[0].attention(torch.zeros(1, 2, 24), cache=hw.KVCache(plan=[None] * 6))
+
+
+def test_a_latent_takes_the_place_of_what_a_preset_has_instead() -> None:
+    spec = Settings(shape={"latent_dim": 16}).resolve()[1].attention  # of the preset verbs, which has qk-norm
+    assert (spec.latent_dim, spec.rope_dim, spec.qk_norm) == (16, 4, False)
+    with pytest.raises(hw.HeadwiseError, match=r"n_kv_heads=2, kv_index=.* with latent_dim=16: each head has keys"):
+        Settings(shape={"latent_dim": 16, "n_kv_heads": 2}).resolve()
+    with pytest.raises(hw.HeadwiseError, match="rope_dim=4 with position='learned'"):
+        Settings(preset="course", shape={"latent_dim": 16, "rope_dim": 4}).resolve()
