@@ -24,7 +24,7 @@ import inspect
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headwise.errors import HeadwiseError
@@ -180,9 +180,8 @@ class AttentionSpec:
         if name == "d_out" and not self.out_proj:
             return self.joined_dim
         if name == "rope_dim":
-            if self.latent_dim is None or self.rope is None:
-                return 0
-            return self.rope.dim or 2 * max(1, self.head_dim // 6)
+            turned = self.rope if self.latent_dim is not None else None
+            return turned.dim or 2 * max(1, self.head_dim // 6) if turned else 0
         size: int = getattr(self, SIZES[name])
         return size
 
@@ -240,8 +239,7 @@ class AttentionSpec:
 
     def _chosen(self) -> dict[str, Any]:
         """The fields without a default, and those that are not as they would be if they were left out."""
-        fields = {name: getattr(self, name) for name in inspect.signature(AttentionSpec).parameters}
-        return {name: value for name, value in fields.items() if not self._is_usual(name, value)}
+        return {name: value for name, value in vars(self).items() if not self._is_usual(name, value)}
 
     def _is_usual(self, name: str, value: Any) -> bool:
         if name not in SIZES:
@@ -295,16 +293,13 @@ class AttentionSpec:
     @property
     def q_weights(self) -> int:
         """Matrix entries that a token meets to become queries."""
-        if self.q_latent_dim is None:
-            return self.d_in * self.q_dim
-        return self.q_latent_dim * (self.d_in + self.q_dim)
+        return self.d_in * self.q_dim if self.q_latent_dim is None else self.q_latent_dim * (self.d_in + self.q_dim)
 
     @property
     def kv_weights(self) -> int:
         """Matrix entries that a token meets to become keys and values, or what is kept of both."""
-        if self.latent_dim is not None:
-            return self.d_context * self.cache_values_per_token
-        return self.d_context * self.k_dim + self.d_values * self.v_dim
+        both = self.d_context * self.k_dim + self.d_values * self.v_dim
+        return both if self.latent_dim is None else self.d_context * self.cache_values_per_token
 
     @property
     def expanding_weights(self) -> int:
@@ -329,7 +324,7 @@ class AttentionSpec:
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
-        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        known = dict(vars(self))
         for name in FOLLOWING:
             known[name] = None if self._is_usual(name, known[name]) else known[name]
         return AttentionSpec(**{**known, **changes})

@@ -83,9 +83,9 @@ def test_what_it_writes_and_what_it_costs(model: GPT) -> None:
 
 def test_what_cannot_be_done_with_it_is_refused_by_name(model: GPT) -> None:
     for reads in (family_of, read_layers):
-        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: all heads make their keys and values of one latent"):
+        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: heads that share a latent cannot be reshaped yet"):
             reads(model)
-    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: this model makes keys and values of a latent"):
+    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: the steps are those of four matrices"):
         head_steps(model, [1, 2], ["a", "b"], 0, 0, 1, "tiny")
     assert pack_model(model, Tokens.characters("abc", boundary=True)) == {"reason": "latent"}
     with pytest.raises(hw.HeadwiseError, match="a cache with a plan keeps rows for each head, and a latent is one"):

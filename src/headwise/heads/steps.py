@@ -97,9 +97,8 @@ def head_steps(
 
 def _check_text(model: GPT, ids: Sequence[int], tokens: Sequence[str], at: int) -> None:
     require_text(ids, model.config.context, "the model's context")
-    if model.config.latent_dim is not None:
-        fact = f"latent_dim={model.config.latent_dim}: this model makes keys and values of a latent"
-        raise HeadwiseError(f"{fact}, and the steps are those of four matrices; trace a model without it")
+    if (dim := model.config.latent_dim) is not None:
+        raise HeadwiseError(f"latent_dim={dim}: the steps are those of four matrices; trace a model without a latent")
     if len(tokens) != len(ids):
         raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
     _check_place("position", at, len(ids), "the text", option="at")

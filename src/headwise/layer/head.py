@@ -222,19 +222,15 @@ class Head:
     @property
     def cost(self) -> HeadCost:
         """Parameters and cache; see `HeadCost`."""
-        of_query_head = [self._view(name) for name in ("wq", "wo", "bq", "sink", "relative_bias", "up")]
-        of_kv_head = [self._view(name) for name in ("wk", "wv", "bk", "bv")]
-        spec, among = self.layer.spec, self.layer.spec.n_kv_heads
-        shared: dict[str, Any] = {"shared_by": 1 + len(self.shared_with)}
+        spec, of_query_head = self.layer.spec, ("wq", "wo", "bq", "sink", "relative_bias", "up")
+        parameters = sum(view.numel() for name in of_query_head if (view := self._view(name)) is not None)
+        cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         if spec.latent_dim is not None:
-            of_no_head = [p for name, p in self.layer.named_parameters() if "down." in name or "latent_norm." in name]
-            of_kv_head, among, shared = of_no_head, 1, {"shared_by": spec.n_heads, "shared": "latent"}
-        return HeadCost(
-            parameters=sum(tensor.numel() for tensor in of_query_head if tensor is not None),
-            kv_parameters=sum(tensor.numel() for tensor in of_kv_head if tensor is not None),
-            cache_bytes=spec.cache_values_per_token // among * self.wq.element_size(),
-            **shared,
-        )
+            rest = spec.n_parameters - spec.n_heads * parameters - spec.out_bias * spec.d_out
+            return HeadCost(parameters, rest, cache_bytes, spec.n_heads, "latent")
+        of_kv_head = (self.wk, self.wv, self.bk, self.bv)
+        kv_parameters = sum(tensor.numel() for tensor in of_kv_head if tensor is not None)
+        return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         if name not in PARTS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import math
@@ -125,8 +124,7 @@ class MultiHeadAttention(nn.Module):
         cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> MultiHeadAttention:
         """The layer that a spec describes."""
-        fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-        return cls(**fields, device=device, dtype=dtype)
+        return cls(**vars(spec), device=device, dtype=dtype)
 
     @property
     def heads(self) -> Heads:

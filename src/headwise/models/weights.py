@@ -81,9 +81,8 @@ def grouped(x: Tensor, n: int) -> Tensor:
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
     if isinstance(model, GPT):
-        if model.config.latent_dim is not None:
-            latent = f"latent_dim={model.config.latent_dim}: all heads make their keys and values of one latent (MLA)"
-            raise HeadwiseError(f"{latent}, and cannot be reshaped yet; train one without it")
+        if (dim := model.config.latent_dim) is not None:
+            raise HeadwiseError(f"latent_dim={dim}: heads that share a latent cannot be reshaped yet; train without it")
         return OURS
     return _record(str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
 
