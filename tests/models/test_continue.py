@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import transformers as tf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import headwise as hw
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
@@ -57,6 +59,25 @@ def test_the_cache_does_not_change_the_text(make: Any, options: dict[str, Any]) 
     assert len(text) == n and list(generate(model, PROMPT, n, cache=False, **options)) == text
     assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
     assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
+
+
+def test_a_plan_is_kept_and_refused_by_name() -> None:
+    torch.manual_seed(5)
+    shape = {"vocab_size": 19, "context": 31, "n_layers": 2, "n_heads": 6, "n_kv_heads": 3, "d_model": 36}
+    model = hw.GPT(hw.GPTConfig(**shape, init_std=0.3)).eval()
+    plan = hw.Plan(((hw.Keep(1, 3), None, hw.Keep(0, 2)), (None, hw.Keep(2, 1), hw.Keep(1, 3))))
+    masked = copy.deepcopy(model)
+    for layer, block in enumerate(masked.blocks):
+        block.attention.spec = block.attention.spec.replace(mask=plan.mask(layer, 6))
+    for options in ({"temperature": 0}, {"temperature": 0.7, "top_k": 5, "seed": 3}):
+        text = list(generate(model, PROMPT, 67, plan=plan, **options))
+        assert text == list(generate(masked, PROMPT, 67, cache=False, **options))
+        assert text == list(generate(model, PROMPT, 67, plan=plan, cache=False, **options))
+        assert text != list(generate(model, PROMPT, 67, **options))
+    with pytest.raises(HeadwiseError, match="LlamaForCausalLM keeps its own cache, which takes no plan; pass a run"):
+        list(generate(llama(), PROMPT, 3, plan=plan))
+    with pytest.raises(HeadwiseError, match="the plan is for 1 layers of 3 key/value heads, and the model has 2 of 3"):
+        list(generate(model, PROMPT, 3, plan=hw.Plan(plan.keep[:1])))
 
 
 def test_ids_come_as_they_are_made() -> None:

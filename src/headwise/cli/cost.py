@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import Debug, Json, command, out, print_json
 from headwise.errors import HeadwiseError
+from headwise.plan import Plan
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
@@ -29,6 +31,7 @@ def cost(
     cache_dtype: str | None = None,
     gpu_memory: str | None = None,
     bandwidth: str | None = None,
+    plan: Path | None = None,
     variants: bool = False,
     choose: bool = False,
     as_table: bool = False,
@@ -53,6 +56,10 @@ def cost(
             "no model is named; pass a folder, a config.json or a preset, or --table for those that courses compare"
         )
     name, shape = room.read_shape(model)
+    if plan is not None:
+        if variants or choose:
+            raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
+        shape = shape.with_plan(Plan.read(plan))
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None

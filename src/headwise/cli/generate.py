@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headwise.cli.app import Debug, Json, Progress, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
+from headwise.plan import Plan
 
 
 @command()
@@ -20,6 +21,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     cache: bool = True,
+    plan: Path | None = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -32,7 +34,8 @@ def generate(
         from headwise.models.open import open_folder
     folder = open_folder(model)
     start = prompt_ids(folder.model, prompt or "") if ids is None else _read_ids(ids)
-    stream = continue_text(folder.model, start, tokens, temperature, top_k, seed, cache=cache)
+    kept = None if plan is None else Plan.read(plan)
+    stream = continue_text(folder.model, start, tokens, temperature, top_k, seed, cache=cache, plan=kept)
     decode = _numbers if folder.tokens is None else folder.tokens.decode
     if not as_json:
         _print_text(start, stream, decode)

@@ -26,14 +26,16 @@ class ForwardPrice:
 
 
 def score_pairs(attention: Attention, tokens: int) -> int:
+    """Of all key/value heads together."""
     if not attention.causal:
-        return tokens * tokens
-    full = attention.cached_tokens(tokens)  # keys of the last query
-    return full * (full + 1) // 2 + (tokens - full) * full
+        return tokens * tokens * attention.n_kv_heads
+    kinds = attention.kept(tokens).items()  # keys of the last query -> heads
+    return sum(heads * (full * (full + 1) // 2 + (tokens - full) * full) for full, heads in kinds)
 
 
 def pair_flops(attention: Attention, pairs: int) -> int:
-    return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs
+    """Of pairs that are counted over all key/value heads."""
+    return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs // attention.n_kv_heads
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
@@ -45,9 +47,9 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
         linear += 2 * length * (heads.qo_weights + heads.kv_weights + layer.feed_forward.active_weights)
         if layer.cross:  # its keys and values are made once, of the source
             linear += 2 * (layer.cross.qo_weights * length + layer.cross.kv_weights * source)
-            across = pair_flops(layer.cross, length * source)
+            across = pair_flops(layer.cross, length * source * layer.cross.n_kv_heads)
         attention += pair_flops(heads, score_pairs(heads, length)) + across
-        dense += pair_flops(heads, length * length) + across
+        dense += pair_flops(heads, length * length * heads.n_kv_heads) + across
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
@@ -63,15 +65,16 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)
     for layer in shape.main_layers:
-        attention, keys = layer.attention, layer.attention.cached_tokens(tokens)
+        attention, rows = layer.attention, layer.attention.rows(tokens)
         total += 2 * (attention.qo_weights + attention.kv_weights + layer.feed_forward.active_weights)
         if attention.latent and not expand:
             features = 2 * attention.latent.kv_rank + attention.latent.rope_dim
-            total += 2 * attention.n_heads * features * keys
+            total += 2 * attention.n_heads * features * rows // attention.n_kv_heads
         else:
-            total += pair_flops(attention, keys) + 2 * attention.expanding_weights * (keys - 1)
+            total += pair_flops(attention, rows)
+            total += 2 * attention.expanding_weights * (rows // attention.n_kv_heads - 1)
         if layer.cross:
-            total += 2 * layer.cross.qo_weights + pair_flops(layer.cross, source)
+            total += 2 * layer.cross.qo_weights + pair_flops(layer.cross, source * layer.cross.n_kv_heads)
     return total
 
 
@@ -98,15 +101,14 @@ def experts_read(forward: FeedForward, batch: int) -> float:
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     """Numbers that one text keeps."""
-    text = sum(attention.cache_values * attention.cached_tokens(tokens) for attention in shape.cached)
+    text = sum(attention.cache_values * attention.rows(tokens) // attention.n_kv_heads for attention in shape.cached)
     return text + sum(attention.cache_values for attention in shape.crossed) * source
 
 
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     """The longest text whose cache holds at most `values` numbers; None where the cache stops growing before."""
-    windows = [attention.window for attention in shape.cached]
-    growing = sum(attention.cache_values for attention in shape.cached if attention.window is None)
-    most = values // growing if growing else max((window or 0 for window in windows), default=0)
+    growing = sum(attention.growing_values for attention in shape.cached)
+    most = values // growing if growing else max((attention.full_at for attention in shape.cached), default=0)
     if not growing and cache_values(shape, most, source) <= values:
         return None
     low, high = 0, most  # the cache only ever grows with the text: bisect

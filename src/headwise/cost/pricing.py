@@ -40,6 +40,7 @@ class HeadPrice:
     head_dim: int
     value_dim: int
     window: int | None
+    streaming: int  # key/value heads of which a plan keeps only the first tokens and the latest ones
     sink: bool
     latent: int | None  # numbers that a squeezed cache keeps for all heads together
     query_head_parameters: int
@@ -295,7 +296,7 @@ def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     per_token = sum(attention.cache_values for attention in shape.cached)
-    beyond = sum(attention.cache_values for attention in shape.cached if attention.window is None)
+    beyond = sum(attention.growing_values for attention in shape.cached)
     per_source = sum(attention.cache_values for attention in shape.crossed)
     text = formulas.cache_values(shape, setting.context, 0) * setting.batch
     source = per_source * (setting.source or 0) * setting.batch
@@ -345,6 +346,10 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
         notes.append(f"context {setting.context:,} is beyond the {shape.positions:,} positions the model was made for")
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
         notes.append(f"source {setting.source:,} is beyond the {shape.positions:,} tokens the model was made for")
+    if streaming := sum(attention.streaming for attention in shape.cached):
+        heads, whole = sum(attention.n_kv_heads for attention in shape.cached), cache_price(shape.with_heads(), setting)
+        fact = f"plan: {streaming} of {heads} key/value heads keep only their first and latest tokens"
+        notes.append(f"{fact}; without it the cache in all is {whole.total_bytes:,} bytes")
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
         notes.append(f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely")
     if not shape.generates:

@@ -17,6 +17,7 @@ from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
 from headwise.errors import HeadwiseError, unknown
 from headwise.files import read_text
+from headwise.plan import Plan
 from headwise.spec import AttentionSpec
 
 CONFIG = "config.json"
@@ -37,12 +38,13 @@ SAME = {
 }
 
 
-def price(config: Any, **setting: Any) -> Price:
+def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
     """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
     config   the name of a preset; the path of a config.json or of a folder that holds one; the dict of a config.json;
              an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or a model that has
              one of these as `config` or `spec`
+    plan     what each key/value head keeps of a text; None: all
     setting  all optional: context (tokens; default the model's own length), batch (texts, 1), source (tokens of an
              encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the config's),
              gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
@@ -50,6 +52,7 @@ def price(config: Any, **setting: Any) -> Price:
     Raises HeadwiseError, with the name of the field, for what cannot be priced exactly.
     """
     name, shape = read_shape(config)
+    shape = shape if plan is None else shape.with_plan(plan)
     return price_shape(name, shape, make_setting(shape, **setting))
 
 

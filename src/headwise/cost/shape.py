@@ -6,10 +6,13 @@ costs one multiply-add a token. Letters: c model width, h query heads, g key/val
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headwise.errors import HeadwiseError
+from headwise.plan import Kept, Plan, kept_rows
 from headwise.spec import AttentionSpec
 
 MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
@@ -44,6 +47,7 @@ class Attention:
     sink: bool = False  # one logit for each query head
     buckets: int = 0  # of a learned bias by distance, one number for each bucket and query head (T5)
     latent: Latent | None = None
+    keep: tuple[Kept, ...] | None = None  # what a plan says of each key/value head
 
     @classmethod
     def equal_heads(cls, d_model: int, n_heads: int, head_dim: int, **options: Any) -> Attention:
@@ -133,8 +137,31 @@ class Attention:
             return self.latent.kv_rank + self.latent.rope_dim
         return self.n_kv_heads * (self.head_dim + self.value_dim)
 
-    def cached_tokens(self, tokens: int) -> int:
-        return tokens if self.window is None else min(tokens, self.window)
+    def kept(self, tokens: int) -> dict[int, int]:
+        """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""
+        seen = tokens if self.window is None else min(tokens, self.window)
+        if self.keep is None:
+            return {seen: self.n_kv_heads}
+        return Counter(kept_rows(keep, tokens) if keep else seen for keep in self.keep)
+
+    def rows(self, tokens: int) -> int:
+        """The same over all key/value heads."""
+        return sum(kept * heads for kept, heads in self.kept(tokens).items())
+
+    @property
+    def streaming(self) -> int:
+        """Key/value heads that keep only their first tokens and their latest ones."""
+        return sum(keep is not None for keep in self.keep or ())
+
+    @property
+    def growing_values(self) -> int:
+        """Numbers that one more token adds once all windows are full."""
+        return 0 if self.window else self.cache_values * (self.n_kv_heads - self.streaming) // self.n_kv_heads
+
+    @property
+    def full_at(self) -> int:
+        """Tokens from which on the cache does not grow, where it stops."""
+        return max(self.window or 0, *(keep.sinks + keep.window for keep in self.keep or () if keep), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +298,21 @@ class ModelShape:
         return replace(self, notes=(*self.notes, *notes))
 
     def with_heads(self, **heads: Any) -> ModelShape:
-        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in all of the main stack; no latents."""
+        """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan."""
         layers = []
         for layer in self.layers:
             if layer.stack == MAIN:
                 cross = replace(layer.cross, latent=None, **heads) if layer.cross else None
-                layer = replace(layer, attention=replace(layer.attention, latent=None, **heads), cross=cross)
+                layer = replace(layer, attention=replace(layer.attention, latent=None, keep=None, **heads), cross=cross)
             layers.append(layer)
+        return replace(self, layers=tuple(layers))
+
+    def with_plan(self, plan: Plan) -> ModelShape:
+        """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
+        heads = [0 if attention.latent else attention.n_kv_heads for attention in self.cached]
+        if 0 in (heads or [0]):
+            raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
+        plan.check(len(heads), max(heads))
+        keeps = dict(zip(map(id, self.main_layers), plan.keep, strict=True))
+        layers = (replace(x, attention=replace(x.attention, keep=keeps.get(id(x)))) for x in self.layers)
         return replace(self, layers=tuple(layers))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
+from headwise.plan import Keep, Plan
 from headwise.positions import RoPE
 from headwise.rungs.cache import KVCache
 from headwise.spec import AttentionSpec, require_size
@@ -214,9 +215,14 @@ class GPT(nn.Module):
         """Mean cross-entropy in nats per token of targets (B,T); targets of -100 do not count."""
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
-    def new_caches(self) -> list[KVCache]:
-        """One empty cache for each layer; that of a layer with a window rolls."""
-        return [KVCache(window=self.config.window(layer)) for layer in range(self.config.n_layers)]
+    def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
+        """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls."""
+        windows = [self.config.window(layer) for layer in range(self.config.n_layers)]
+        if plan is None:
+            return [KVCache(window=window) for window in windows]
+        plan.check(self.config.n_layers, self.config.attention.n_kv_heads)
+        rolling = [Keep(0, window) if window else None for window in windows]
+        return [KVCache(plan=[kept or roll for kept in keep]) for keep, roll in zip(plan.keep, rolling, strict=True)]
 
     @property
     def n_parameters(self) -> int:

@@ -23,6 +23,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.weights import blocks, body_of
+from headwise.plan import Plan
 
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
@@ -212,11 +213,16 @@ def decoder(model: nn.Module, prompt: Tensor) -> Callable[[], Callable[[Tensor],
     return begin
 
 
-def reader(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A function that reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next."""
+def reader(model: nn.Module, plan: Plan | None = None) -> Callable[[Tensor], Tensor]:
+    """A function that reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next.
+
+    plan  what each key/value head keeps and sees of the text; None: all
+    """
     if isinstance(model, GPT):
-        caches = model.new_caches()
+        caches = model.new_caches(plan)
         return lambda ids: model(ids, caches, last_only=True)[0, -1]
+    if plan is not None:
+        raise HeadwiseError(f"{type(model).__name__} keeps its own cache, which takes no plan; pass a run of headwise")
     options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
     if "logits_to_keep" in _parameters(model):
         options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from headwise.gpt.generate import Source, continued
 from headwise.gpt.tokens import Tokens
 from headwise.models.ask import context_of, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
+from headwise.plan import Plan
 
 
 def generate(
@@ -24,6 +26,7 @@ def generate(
     seed: int = 0,
     stop: int | None = None,
     cache: bool = True,
+    plan: Plan | None = None,
 ) -> Iterator[int]:
     """Yield up to `n_tokens` ids that continue `prompt`, as they come.
 
@@ -34,6 +37,7 @@ def generate(
     seed         the same seed gives the same text
     stop         the id that ends the text and is not yielded; None takes those that the model's folder names
     cache        False computes every step anew: slower, the same text
+    plan         what each key/value head keeps of the text, and sees of it; None: all
 
     When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
     Raises HeadwiseError for a model that does not predict the next token, and for ids that it does not know.
@@ -46,7 +50,8 @@ def generate(
         )
     ids = prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt)
     stops = end_ids(module) if stop is None else {stop}
-    source = Source(lambda: reader(module), context_of(module), vocabulary_of(module), next(module.parameters()).device)
+    begin, device = partial(reader, module, plan), next(module.parameters()).device
+    source = Source(begin, context_of(module), vocabulary_of(module), device)
     return continued(source, ids, n_tokens, temperature, top_k, seed, stops, cache)
 
 

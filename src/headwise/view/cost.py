@@ -108,6 +108,8 @@ def _head_rows(heads: HeadPrice, prefix: str) -> dict[str, str]:
     }
     if heads.window is not None:
         rows["window"] = f"{heads.window:,} tokens"
+    if heads.streaming:
+        rows["streaming key/value heads"] = f"{heads.streaming} of {heads.n_kv_heads}"
     if heads.sink:
         rows["sink"] = "1 logit per head"
     return {prefix + label: value for label, value in rows.items()}
