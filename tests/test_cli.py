@@ -29,9 +29,11 @@ import transformers
 from invoking import Invoke, Outcome
 from safetensors.torch import load_file, save_file
 
+import headwise as hw
 from headwise import HeadwiseError, cli
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
+from headwise.gpt.run import load_run
 from headwise.models.generate import generate
 
 COMMANDS = ("train", "generate", "heads")
@@ -171,6 +173,21 @@ def test_generate_json_is_one_document(run: Path, invoke: Invoke) -> None:
     assert (code, err) == (0, "")
     assert document["prompt"] == "the " and document["n_tokens"] == 5
     assert document["text"].startswith("the ") and len(document["text"]) == 9
+
+
+def test_generate_with_a_plan(run: Path, invoke: Invoke, tmp_path: Path) -> None:
+    path, config = tmp_path / "plan.json", load_run(run)[0].config
+    whole = hw.Plan(((None,) * config.attention.n_kv_heads,) * config.n_layers)
+    first = ("generate", run, "--prompt", "the ", "--tokens", 30)
+    texts = []
+    for plan in (whole, hw.Plan(((hw.Keep(0, 1),) * config.attention.n_kv_heads,) * config.n_layers)):
+        plan.write(path)
+        texts.append(invoke(*first, "--plan", path).out)
+        assert texts[-1] == invoke(*first, "--plan", path, "--no-cache").out
+    assert texts[0] == invoke(*first).out != texts[1]
+    hw.Plan(((None,) * 7,)).write(path)
+    assert_refused(invoke(*first[:2], "--prompt=the", "--plan", path), "the plan is for 1 layers of 7 key/value heads")
+    assert_refused(invoke(*first[:2], "--prompt=the", "--plan", tmp_path / "no.json"), "no.json does not exist")
 
 
 def test_heads_json_is_one_document(run: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def generate(
     ids = prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt)
     stops = end_ids(module) if stop is None else {stop}
     begin, device = partial(reader, module, plan), next(module.parameters()).device
+    begin()  # a plan that does not fit is refused before the text begins
     source = Source(begin, context_of(module), vocabulary_of(module), device)
     return continued(source, ids, n_tokens, temperature, top_k, seed, stops, cache)
 
