@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,80 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hw.HeadwiseError, match="2 layers of 3 key/value heads, and the model has 2 of 5"):
         PLAN.check(2, 5)
     PLAN.check(2, 3)
+
+
+DUO = hw.Plan(((None, hw.Keep(2, 3), hw.Keep(2, 3)), (hw.Keep(2, 3), None, hw.Keep(2, 3)), (hw.Keep(2, 3),) * 3))
+
+
+def test_plans_go_to_other_projects_and_come_back(tmp_path: Path) -> None:
+    DUO.export(tmp_path / "new" / "duo", "duo")
+    matrix = np.loadtxt(tmp_path / "new" / "duo" / "full_attention_heads.tsv", delimiter="\t")
+    assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert json.loads((tmp_path / "new" / "duo" / "config.json").read_text()) == {"sink_size": 2, "recent_size": 3}
+    assert hw.Plan.read(tmp_path / "new" / "duo") == DUO
+    DUO.export(tmp_path / "ratios.json", "ratios", tokens=53)
+    ratios = json.loads((tmp_path / "ratios.json").read_text())
+    assert ratios["compression_ratio"][0] == [0, 1 - 5 / 53, 1 - 5 / 53]
+    assert hw.Plan.read(tmp_path / "ratios.json") == DUO
+    DUO.export(tmp_path / "razor.json", "razor")
+    lists = json.loads((tmp_path / "razor.json").read_text())
+    assert lists == {"0": [0], "1": [1]}
+    assert hw.Plan.of_lists(lists, 3, 3, hw.Keep(2, 3)) == DUO
+    DUO.export(tmp_path / "plan.json")
+    assert hw.Plan.read(tmp_path / "plan.json") == DUO
+
+
+def test_a_matrix_that_was_learned_is_rounded(tmp_path: Path) -> None:
+    """As DuoAttention's own optimisation writes it, with all of its settings beside the two sizes."""
+    (tmp_path / "full_attention_heads.tsv").write_text("1.000e+00\t4.9e-01\n-2e-3\t0.51\n")
+    (tmp_path / "config.json").write_text('{"sink_size": 128, "recent_size": 256, "lr": 0.02, "rope_theta": null}')
+    keep = hw.Keep(128, 256)
+    assert hw.Plan.read(tmp_path) == hw.Plan(((None, keep), (keep, None)))
+
+
+@every(
+    "act, message",
+    [
+        (
+            lambda path: PLAN.export(path, "duo"),
+            "duo has one size for all streaming heads; here are Keep(sinks=0, window=5) and Keep(",
+        ),
+        (lambda path: PLAN.export(path, "ratios", 53), "ratios has one size for all streaming heads"),
+        (lambda path: DUO.export(path, "ratios"), "ratios are those of a text of some length; pass its tokens"),
+        (lambda path: DUO.export(path, "doo"), "there is no format 'doo'; did you mean duo?"),
+        (
+            lambda path: hw.Plan.of_lists({"3": [0]}, 3, 3, hw.Keep(1, 1)),
+            "the lists name what 3 layers of 3 key/value heads do not",
+        ),
+        (lambda path: hw.Plan.of_lists({"0": [3]}, 3, 3, hw.Keep(1, 1)), "the lists name what 3 layers of 3"),
+        (lambda path: hw.Plan.read(path.parent), "config.json does not exist"),
+        (lambda path: duo(path, "1\tx", "{}"), "sinks is None, where int belongs"),
+        (lambda path: duo(path, "1\tx", '{"sink_size": 1, "recent_size": 2}'), "has no numbers between tabs"),
+        (lambda path: duo(path, "1\t0\n1", '{"sink_size": 1, "recent_size": 2}'), "layers of [1, 2] key/value heads"),
+        (lambda path: duo(path, "1", "[1]"), "sinks is None, where int belongs"),
+        (lambda path: ratios(path, 0, [[0.5]]), "tokens=0, ratios []"),
+        (lambda path: ratios(path, 7, [[1.0]]), "tokens=7, ratios [1.0]"),
+        (lambda path: ratios(path, 7, [["x"]]), "compression_ratio is 'x', where float belongs"),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused(act: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(hw.HeadwiseError) as refusal:
+        act(tmp_path / "none")
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "none").exists()
+
+
+def duo(path: Path, matrix: str, config: str) -> None:
+    folder = path.with_name("duo")
+    folder.mkdir(exist_ok=True)
+    (folder / "full_attention_heads.tsv").write_text(matrix)
+    (folder / "config.json").write_text(config)
+    hw.Plan.read(folder)
+
+
+def ratios(path: Path, tokens: int, matrix: list) -> None:
+    document = {"tokens": tokens, "sink_size": 0, "compression_ratio": matrix}
+    hw.Plan.read(write(path.parent, json.dumps(document)))
 
 
 def write(folder: Path, text: str) -> Path:

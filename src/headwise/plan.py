@@ -8,16 +8,19 @@ Heads that are not listed keep all. docs/memory.md tells the story, and the form
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from headwise.errors import HeadwiseError, unknown
-from headwise.files import read_json, write_whole
+from headwise.files import read_json, read_text, write_whole
 from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
 from headwise.records import from_json
 
 MOST_HEADS = 2**20  # of a file: no model has as many
+FORMATS = ("headwise", "duo", "ratios", "razor")
+DUO_HEADS, DUO_THRESHOLD = "full_attention_heads.tsv", 0.5  # from there on a head keeps all
 
 
 @dataclass(frozen=True)
@@ -92,16 +95,61 @@ class Plan:
     def write(self, path: str | Path) -> None:
         """The plan as JSON, whole or not at all."""
         keep = {f"L{n}.KV{g}": kept for n, layer in enumerate(self.keep) for g, kept in enumerate(layer) if kept}
-        write_whole(path, json.dumps(asdict(_Document(1, self.n_layers, self.n_kv_heads, keep)), indent=1) + "\n")
+        _write(path, asdict(_Document(1, self.n_layers, self.n_kv_heads, keep)))
+
+    def export(self, path: str | Path, format: str = "headwise", tokens: int | None = None) -> None:
+        """Write the plan as others read it; docs/memory.md tells what stands in each format.
+
+        format  "headwise" (as `write`), "duo" (a folder), "ratios" or "razor"
+        tokens  "ratios" are of a text of that length
+
+        Raises HeadwiseError where the format cannot say what the plan says.
+        """
+        kinds = sorted({kept for layer in self.keep for kept in layer if kept}, key=str)
+        if format not in FORMATS:
+            raise unknown(f"there is no format {format!r}", format, FORMATS)
+        sizes = {"duo": len(kinds), "ratios": len({kept.sinks for kept in kinds})}
+        if sizes.get(format, 0) > 1:
+            raise HeadwiseError(f"{format} has one size for all streaming heads; here are {kinds[0]} and {kinds[-1]}")
+        streams = kinds[0] if kinds else Keep(0, 1)
+        if format == "headwise":
+            self.write(path)
+        elif format == "razor":
+            lists = {str(n): [g for g, kept in enumerate(layer) if kept is None] for n, layer in enumerate(self.keep)}
+            _write(path, {n: heads for n, heads in lists.items() if heads})
+        elif format == "duo":
+            Path(path).mkdir(parents=True, exist_ok=True)
+            lines = ("\t".join("0.0" if kept else "1.0" for kept in layer) + "\n" for layer in self.keep)
+            write_whole(Path(path) / DUO_HEADS, "".join(lines))
+            _write(Path(path) / "config.json", {"sink_size": streams.sinks, "recent_size": streams.window})
+        elif not tokens or tokens < 1:
+            raise HeadwiseError("ratios are those of a text of some length; pass its tokens")
+        else:
+            ratios = [[1 - kept_rows(kept, tokens) / tokens for kept in layer] for layer in self.keep]
+            _write(path, {"tokens": tokens, "sink_size": streams.sinks, "compression_ratio": ratios})
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
-        """The plan of a file. Raises HeadwiseError for one that is damaged, or names what is not there."""
-        content = read_json(path)
+        """The plan of a file, or of a folder of DuoAttention. Raises HeadwiseError for one that is damaged."""
+        path = Path(path)
+        content = read_json(path / "config.json" if path.is_dir() else path)
         try:
-            return from_json(_Document, content, "the plan").plan()  # type: ignore[no-any-return]
+            if path.is_dir():
+                return _of_duo(read_text(path / DUO_HEADS), content)
+            ratios = isinstance(content, dict) and "compression_ratio" in content
+            return from_json(_Ratios if ratios else _Document, content, "the plan").plan()  # type: ignore[no-any-return]
         except HeadwiseError as error:
             raise HeadwiseError(f"{path}: {error}") from None
+
+    @classmethod
+    def of_lists(cls, full: Mapping[str, Sequence[int]], n_layers: int, n_kv_heads: int, keep: Keep) -> Plan:
+        """The plan in which the listed key/value heads of each layer keep all, and the others `keep`."""
+        heads = [full.get(str(n), ()) for n in range(n_layers)]
+        if full.keys() - set(map(str, range(n_layers))) or not {g for some in heads for g in some} <= {
+            *range(n_kv_heads)
+        }:
+            raise HeadwiseError(f"the lists name what {n_layers} layers of {n_kv_heads} key/value heads do not have")
+        return cls(tuple(tuple(None if g in some else keep for g in range(n_kv_heads)) for some in heads))
 
 
 @dataclass(frozen=True)
@@ -123,6 +171,41 @@ class _Document:
             offer = f"they go from L0.KV0 to {names[-1][-1]}"
             raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
         return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
+
+
+@dataclass(frozen=True)
+class _Ratios:
+    """The share of its rows that each head drops of a text of that length."""
+
+    tokens: int
+    sink_size: int
+    compression_ratio: tuple[tuple[float, ...], ...]
+
+    def plan(self) -> Plan:
+        wrong = [ratio for layer in self.compression_ratio for ratio in layer if not 0 <= ratio < 1]
+        if self.tokens < 1 or wrong:
+            raise HeadwiseError(f"tokens={self.tokens}, ratios {wrong[:1]}; a ratio of 1 or more tokens lies in 0 to 1")
+        return Plan(tuple(tuple(map(self._kept, layer)) for layer in self.compression_ratio))
+
+    def _kept(self, ratio: float) -> Kept:
+        rows = max(1, round((1 - ratio) * self.tokens))
+        sinks = min(self.sink_size, rows - 1)
+        return None if rows == self.tokens else Keep(sinks, rows - sinks)
+
+
+def _of_duo(text: str, sizes: Any) -> Plan:
+    """Of the matrix of a folder of DuoAttention, layers x key/value heads of 0 to 1, and its config.json."""
+    sinks, window = (sizes.get(name) if isinstance(sizes, dict) else None for name in ("sink_size", "recent_size"))
+    keep = from_json(Keep, {"sinks": sinks, "window": window}, "config.json")
+    try:
+        matrix = [[float(number) for number in line.split("\t")] for line in text.splitlines()]
+    except ValueError:
+        raise HeadwiseError(f"{DUO_HEADS} has no numbers between tabs") from None
+    return Plan(tuple(tuple(None if number >= DUO_THRESHOLD else keep for number in line) for line in matrix))
+
+
+def _write(path: str | Path, document: Any) -> None:
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def kept_rows(kept: Kept, tokens: int) -> int:
