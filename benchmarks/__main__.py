@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
     "decode": attention.decode,
+    "plan": attention.plan,
     "small": small.run,
     "ladder": ladder.run,
     "heads": heads.run,
