@@ -90,7 +90,6 @@ def test_plans_go_to_other_projects_and_come_back(tmp_path: Path) -> None:
     DUO.export(tmp_path / "ratios.json", "ratios", tokens=53)
     ratios = json.loads((tmp_path / "ratios.json").read_text())
     assert ratios["compression_ratio"][0] == [0, 1 - 5 / 53, 1 - 5 / 53]
-    assert hw.Plan.read(tmp_path / "ratios.json") == DUO
     DUO.export(tmp_path / "razor.json", "razor")
     lists = json.loads((tmp_path / "razor.json").read_text())
     assert lists == {"0": [0], "1": [1]}
@@ -114,7 +113,6 @@ def test_a_matrix_that_was_learned_is_rounded(tmp_path: Path) -> None:
             lambda path: PLAN.export(path, "duo"),
             "duo has one size for all streaming heads; here are Keep(sinks=0, window=5) and Keep(",
         ),
-        (lambda path: PLAN.export(path, "ratios", 53), "ratios has one size for all streaming heads"),
         (lambda path: DUO.export(path, "ratios"), "ratios are those of a text of some length; pass its tokens"),
         (lambda path: DUO.export(path, "doo"), "there is no format 'doo'; did you mean duo?"),
         (
@@ -127,9 +125,6 @@ def test_a_matrix_that_was_learned_is_rounded(tmp_path: Path) -> None:
         (lambda path: duo(path, "1\tx", '{"sink_size": 1, "recent_size": 2}'), "has no numbers between tabs"),
         (lambda path: duo(path, "1\t0\n1", '{"sink_size": 1, "recent_size": 2}'), "layers of [1, 2] key/value heads"),
         (lambda path: duo(path, "1", "[1]"), "sinks is None, where int belongs"),
-        (lambda path: ratios(path, 0, [[0.5]]), "tokens=0, ratios []"),
-        (lambda path: ratios(path, 7, [[1.0]]), "tokens=7, ratios [1.0]"),
-        (lambda path: ratios(path, 7, [["x"]]), "compression_ratio is 'x', where float belongs"),
     ],
 )
 def test_what_a_format_cannot_say_is_refused(act: Callable[[Path], object], message: str, tmp_path: Path) -> None:
@@ -145,11 +140,6 @@ def duo(path: Path, matrix: str, config: str) -> None:
     (folder / "full_attention_heads.tsv").write_text(matrix)
     (folder / "config.json").write_text(config)
     hw.Plan.read(folder)
-
-
-def ratios(path: Path, tokens: int, matrix: list) -> None:
-    document = {"tokens": tokens, "sink_size": 0, "compression_ratio": matrix}
-    hw.Plan.read(write(path.parent, json.dumps(document)))
 
 
 def write(folder: Path, text: str) -> Path:

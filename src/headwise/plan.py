@@ -79,10 +79,8 @@ class Plan:
         n_heads  query heads of the layer; default: as many as key/value heads
         """
         heads = [kept for kept in self.layer(n) for _ in range((n_heads or self.n_kv_heads) // self.n_kv_heads)]
-        sinks = [kept.sinks if kept else 0 for kept in heads]
-        return (
-            Streaming(sinks, [kept.window if kept else LARGEST_POSITION for kept in heads]) if any(heads) else Causal()
-        )
+        sinks, windows = zip(*((x.sinks, x.window) if x else (0, LARGEST_POSITION) for x in heads), strict=True)
+        return Streaming(sinks, windows) if any(heads) else Causal()
 
     def check(self, n_layers: int, n_kv_heads: int) -> None:
         """Raise HeadwiseError for a model of other sizes."""
@@ -108,25 +106,24 @@ class Plan:
         kinds = sorted({kept for layer in self.keep for kept in layer if kept}, key=str)
         if format not in FORMATS:
             raise unknown(f"there is no format {format!r}", format, FORMATS)
-        sizes = {"duo": len(kinds), "ratios": len({kept.sinks for kept in kinds})}
-        if sizes.get(format, 0) > 1:
-            raise HeadwiseError(f"{format} has one size for all streaming heads; here are {kinds[0]} and {kinds[-1]}")
-        streams = kinds[0] if kinds else Keep(0, 1)
+        if format == "duo" and len(kinds) > 1:
+            raise HeadwiseError(f"duo has one size for all streaming heads; here are {kinds[0]} and {kinds[-1]}")
+        if format == "ratios" and not (tokens and tokens > 0):
+            raise HeadwiseError("ratios are those of a text of some length; pass its tokens")
         if format == "headwise":
             self.write(path)
         elif format == "razor":
             lists = {str(n): [g for g, kept in enumerate(layer) if kept is None] for n, layer in enumerate(self.keep)}
             _write(path, {n: heads for n, heads in lists.items() if heads})
-        elif format == "duo":
+        elif format == "ratios":
+            ratios = [[1 - kept_rows(kept, tokens or 1) / (tokens or 1) for kept in layer] for layer in self.keep]
+            _write(path, {"tokens": tokens, "compression_ratio": ratios})
+        else:
             Path(path).mkdir(parents=True, exist_ok=True)
             lines = ("\t".join("0.0" if kept else "1.0" for kept in layer) + "\n" for layer in self.keep)
             write_whole(Path(path) / DUO_HEADS, "".join(lines))
+            streams = kinds[0] if kinds else Keep(0, 1)
             _write(Path(path) / "config.json", {"sink_size": streams.sinks, "recent_size": streams.window})
-        elif not tokens or tokens < 1:
-            raise HeadwiseError("ratios are those of a text of some length; pass its tokens")
-        else:
-            ratios = [[1 - kept_rows(kept, tokens) / tokens for kept in layer] for layer in self.keep]
-            _write(path, {"tokens": tokens, "sink_size": streams.sinks, "compression_ratio": ratios})
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
@@ -136,8 +133,7 @@ class Plan:
         try:
             if path.is_dir():
                 return _of_duo(read_text(path / DUO_HEADS), content)
-            ratios = isinstance(content, dict) and "compression_ratio" in content
-            return from_json(_Ratios if ratios else _Document, content, "the plan").plan()  # type: ignore[no-any-return]
+            return from_json(_Document, content, "the plan").plan()  # type: ignore[no-any-return]
         except HeadwiseError as error:
             raise HeadwiseError(f"{path}: {error}") from None
 
@@ -145,9 +141,7 @@ class Plan:
     def of_lists(cls, full: Mapping[str, Sequence[int]], n_layers: int, n_kv_heads: int, keep: Keep) -> Plan:
         """The plan in which the listed key/value heads of each layer keep all, and the others `keep`."""
         heads = [full.get(str(n), ()) for n in range(n_layers)]
-        if full.keys() - set(map(str, range(n_layers))) or not {g for some in heads for g in some} <= {
-            *range(n_kv_heads)
-        }:
+        if full.keys() - set(map(str, range(n_layers))) or {g for some in heads for g in some} - {*range(n_kv_heads)}:
             raise HeadwiseError(f"the lists name what {n_layers} layers of {n_kv_heads} key/value heads do not have")
         return cls(tuple(tuple(None if g in some else keep for g in range(n_kv_heads)) for some in heads))
 
@@ -171,26 +165,6 @@ class _Document:
             offer = f"they go from L0.KV0 to {names[-1][-1]}"
             raise unknown(f"{name!r} is no key/value head of the plan", name, names[-1], offer)
         return Plan(tuple(tuple(map(self.keep.get, layer)) for layer in names))
-
-
-@dataclass(frozen=True)
-class _Ratios:
-    """The share of its rows that each head drops of a text of that length."""
-
-    tokens: int
-    sink_size: int
-    compression_ratio: tuple[tuple[float, ...], ...]
-
-    def plan(self) -> Plan:
-        wrong = [ratio for layer in self.compression_ratio for ratio in layer if not 0 <= ratio < 1]
-        if self.tokens < 1 or wrong:
-            raise HeadwiseError(f"tokens={self.tokens}, ratios {wrong[:1]}; a ratio of 1 or more tokens lies in 0 to 1")
-        return Plan(tuple(tuple(map(self._kept, layer)) for layer in self.compression_ratio))
-
-    def _kept(self, ratio: float) -> Kept:
-        rows = max(1, round((1 - ratio) * self.tokens))
-        sinks = min(self.sink_size, rows - 1)
-        return None if rows == self.tokens else Keep(sinks, rows - sinks)
 
 
 def _of_duo(text: str, sizes: Any) -> Plan:
@@ -218,6 +192,7 @@ def layer_keep(plan: Plan | Sequence[Kept | tuple[int, int]]) -> tuple[Kept, ...
     if isinstance(plan, Plan):
         raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
     try:
-        return tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in plan)
+        keep = tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in plan)
+        return Plan((keep,)).layer(0)  # refused where there are no heads
     except TypeError:
         raise HeadwiseError(f"plan={plan!r:.60} must give each key/value head None or (sinks, window)") from None

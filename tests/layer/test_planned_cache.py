@@ -117,8 +117,13 @@ def test_gradients_flow_through_it(spec: dict[str, Any], keep: list, at: list[in
 
 
 def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
-    index, keep, x = (2, 0, 0, 1, 2), [hw.Keep(1, 4), None, hw.Keep(0, 3)], draw()
-    layer = make({"n_kv_heads": 3, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()}, n_heads=5)
+    index, keep, x = (
+        (2, 0, 0, 1, 2),
+        [hw.Keep(1, 4), None, hw.Keep(0, 3), hw.Keep(0, 2)],
+        draw(),
+    )  # no head reads the last
+    # No query head reads the last key/value head.
+    layer = make({"n_kv_heads": 4, "kv_index": index, "mask": hw.Causal(), "rope": hw.RoPE()}, n_heads=5)
     cache, whole = hw.KVCache(plan=keep), layer(x, mask=spoken(keep, 5, T, index))
     with torch.no_grad():
         first = in_chunks(layer, x, [0, 7, 8], cache)
@@ -126,6 +131,15 @@ def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
     assert_same(torch.cat([first, rest], 1), whole)
     rest.sum().backward()
     assert layer.k_proj.weight.grad.abs().max() > 0
+
+
+def test_a_crop_that_is_refused_changes_nothing() -> None:
+    layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal()}), draw(), hw.KVCache(plan=[(0, 9), None, (2, 3)])
+    with torch.no_grad():
+        layer(x[:, :7], cache=cache)
+        with pytest.raises(hw.HeadwiseError, match="cannot crop to 6 of 7 tokens"):
+            cache.crop(6)
+        assert [part.length for _, part in cache._kinds] == [7, 7, 7]
 
 
 def test_rows_are_reordered_cropped_and_copied() -> None:
@@ -189,6 +203,7 @@ def test_it_takes_no_more_room_than_its_plan_says() -> None:
         (lambda layer, cache: hw.KVCache(plan=[(1, 2)], window=3), "window=3 and plan=[(1, 2)]: a cache is static"),
         (lambda layer, cache: hw.KVCache(plan=[(1, 2, 3)]), "plan=[(1, 2, 3)] must give each key/value head"),
         (lambda layer, cache: hw.KVCache(plan=[(1, 0)]), "sinks=1 and window=0"),
+        (lambda layer, cache: hw.KVCache(plan=[]), "layers of [0] key/value heads"),
         (
             lambda layer, cache: hw.KVCache(plan=hw.Plan(((None,), (None,)))),
             "has 2 layers, and a cache serves one; pass",

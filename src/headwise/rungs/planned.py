@@ -32,9 +32,7 @@ class PlannedCache(KVCache):
 
     @property
     def kept(self) -> int:
-        raise HeadwiseError(
-            "the heads of a cache with a plan keep different numbers of tokens; see its plan and nbytes"
-        )
+        raise HeadwiseError("the heads of a cache with a plan keep different numbers of tokens; ask plan or nbytes")
 
     @property
     def nbytes(self) -> int:
@@ -72,8 +70,8 @@ class PlannedCache(KVCache):
         self.length = self._kinds[0][1].length
 
     def crop(self, length: int) -> None:
-        for _, cache in sorted(self._kinds, key=lambda kind: isinstance(kind[1], _Stream), reverse=True):
-            cache.crop(length)  # a stream that has dropped rows refuses first
+        for _, cache in sorted(self._kinds, key=lambda kind: kind[1]._most):  # the first to drop rows refuses first
+            cache.crop(length)
         self.length = length
 
     def reorder(self, index: Tensor) -> None:
