@@ -64,9 +64,8 @@ class AttentionSpec:
     value_dim      value width e of one head; default head_dim
     latent_dim     width of the one vector a token from which every head makes its keys and values (multi-head latent
                    attention, MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1), or None
-    rope_dim       with a latent, the last features of each query and key, which carry the positions: the key's are one
-                   for all heads. Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which
-                   rope_dim brings along
+    rope_dim       with a latent, the last features of queries and keys, which carry positions; one key's for all heads.
+                   Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which rope_dim implies
     q_latent_dim   width of the vector from which all queries are made, or None
     latent_norm    RMSNorm with gain over these vectors, as DeepSeek has it
     d_in           width of x; default d_model

@@ -66,6 +66,33 @@ def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyP
     assert ways == told == ["expanded", "absorbed"]
 
 
+class Adapted(torch.nn.Module):
+    """Stands for a projection, and adds a tenth of it."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.1 * self.base(x)
+
+
+@torch.no_grad()
+def test_what_stands_for_a_projection_is_called() -> None:
+    """Nothing is absorbed around it, and its heads say that they have no weight to hand out."""
+    layer, cache, x = make(mask=hw.Causal()), hw.KVCache(), draw(9)
+    layer.kv_up = Adapted(layer.kv_up)
+    parts = [layer(x[:, i : i + 1], cache=cache) for i in range(9)]
+    torch.testing.assert_close(torch.cat(parts, 1), layer(x), rtol=1e-12, atol=1e-12)
+    reason = hw.explain(layer, draw(1), cache=cache).refused["absorbed"]
+    assert reason == "Adapted stands for kv_up, and has no weight to absorb"
+    with hw.watch(layer) as seen:
+        layer(x)
+    assert seen["L0.H3"].entropy > 0
+    with pytest.raises(hw.HeadwiseError, match="Adapted stands for a projection and has no weight to hand out"):
+        _ = layer.heads[3].wk
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cache_keeps_the_latent_and_the_rotary_key_alone(dtype: torch.dtype) -> None:
     layer, cache = make(mask=hw.Causal()).to(dtype), hw.KVCache()

@@ -32,6 +32,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int], Call]]] = {
     "window": ({"mask": hw.Window(2, 0)}, lambda T: {}),
     "rope": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {}),
     "positions": ({"mask": hw.Causal(), "rope": hw.RoPE()}, lambda T: {"positions": torch.arange(T) + 3}),
+    "latent": ({"mask": hw.Causal(), "latent_dim": 13, "rope_dim": 4, "q_latent_dim": 11}, lambda T: {}),
     "qk_norm": ({"mask": hw.Causal(), "n_kv_heads": 3, "qk_norm": True, "rope": hw.RoPE()}, lambda T: {}),
     "alibi": ({"mask": hw.Causal() & hw.Alibi()}, lambda T: {}),
     "relative bias": ({"mask": hw.Causal(), "relative_bias": hw.RelativeBias()}, lambda T: {}),
@@ -371,7 +372,9 @@ def test_low_rank_adapters(case: str, build: Any) -> None:
     """Projections can be replaced by other modules; the result is that of the merged weights."""
     layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
     merged = copy.deepcopy(layer)
-    for seed, name in enumerate(("q_proj", "k_proj", "v_proj", "o_proj")):
+    names = [name for name, part in layer.named_children() if isinstance(part, nn.Linear)]
+    assert len(names) >= 4
+    for seed, name in enumerate(names):
         adapter = LowRank(getattr(layer, name), rank=3, seed=20 + 2 * seed)
         setattr(layer, name, adapter)
         with torch.no_grad():
@@ -379,7 +382,7 @@ def test_low_rank_adapters(case: str, build: Any) -> None:
     out = layer(x, **call)
     torch.testing.assert_close(out, merged(x, **call), **EXACT)
     out.square().sum().backward()
-    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+    for name in names:
         adapter = getattr(layer, name)
         assert adapter.base.weight.grad is None
         assert adapter.down.grad.abs().sum() > 0 and adapter.up.grad.abs().sum() > 0, name

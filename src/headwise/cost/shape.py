@@ -83,8 +83,7 @@ class Attention:
         """What one query head adds: its rows of W_Q, its columns of W_O, its biases, sink and distances."""
         d_in = self.latent.q_rank if self.latent and self.latent.q_rank else self.d_model
         matrices = d_in * self.head_dim + self.value_dim * self.d_model
-        squeezed = self.latent and self.latent.q_rank  # whose bias then belongs to the squeezing
-        bias = 0 if squeezed else self.q_bias * self.head_dim
+        bias = 0 if self.latent and self.latent.q_rank else self.q_bias * self.head_dim  # or of the squeezing
         return matrices + bias + self.sink + self.buckets
 
     @property

@@ -73,11 +73,10 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
     form, names = hf_form(config), list(_meta_state(config))
     parts: dict[str, str] = {} if form is None else _FORMS[form]["names"]
+    parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
     if form in BIASED:  # with or without biases in our own
         all_names = _meta_state(replace(config, bias=True))
         names = [name for name in all_names if name in names or re.search(BIASED[form], name)]
-    if config.q_latent_dim is not None:
-        parts = parts | {"q_proj": "q_b_proj"}
     stacks: dict[str, list[str]] = {}
     for name in names:
         if not (config.tied and name == "lm_head.weight"):

@@ -98,8 +98,10 @@ def explain(
     form, other = None, {}
     if spec.latent_dim is not None:
         ways = latent.products(spec, T, sizes.S)
-        form, rest = ("absorbed", "expanded") if latent.absorbs(spec, T, sizes.S) else ("expanded", "absorbed")
+        form, rest = ("absorbed", "expanded") if latent.absorbs(layer, T, sizes.S) else ("expanded", "absorbed")
         other = {rest: f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"}
+        if ways[rest] < ways[form]:
+            other = {rest: f"{type(layer.kv_up).__name__} stands for kv_up, and has no weight to absorb"}
         if form == "absorbed":  # all heads read what is kept as one key/value head
             kept = spec.cache_values_per_token
             sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)

@@ -96,9 +96,8 @@ class HeadCost:
     kv_parameters  rows of W_K and W_V of its key/value head, d_context * d + d_values * e, with biases
     cache_bytes    for each token that its key/value head keeps, (d + e) numbers
     shared_by      query heads that read this key/value head, itself included
-    shared         what they share: a "key/value head", or a "latent", which all heads read: then `up` is among the
-                   head's own parameters, the compressions with their norms are kv_parameters, and a token keeps
-                   (latent_dim + rope_dim) numbers
+    shared         what they share: a "key/value head", or a "latent": then `up` is among the head's own parameters,
+                   what makes latents are the kv_parameters, and a token keeps (latent_dim + rope_dim) numbers
     """
 
     parameters: int
@@ -183,10 +182,10 @@ class Head:
     def _product(self, name: str) -> Tensor:
         layer, spec = self.layer, self.layer.spec
         if name == "wq":
-            return latent.through(layer.q_down, layer.q_latent_norm, self._view("wq"))
-        ups = latent.split_up(spec, self._view("up"))
-        k, v = (latent.through(layer.kv_down, layer.kv_latent_norm, up) for up in ups)
-        return v if name == "wv" else torch.cat([k, layer.kv_down.weight[spec.latent_dim :]])
+            return latent.through(_parameter(layer, "q_down.weight"), layer.q_latent_norm, self._view("wq"))
+        down, ups = _parameter(layer, "kv_down.weight"), latent.split_up(spec, self._view("up"))
+        k, v = (latent.through(down, layer.kv_latent_norm, up) for up in ups)
+        return v if name == "wv" else torch.cat([k, down[spec.latent_dim :]])
 
     def _view(self, name: str) -> Any:
         path, axis, size = PARTS[name]
@@ -296,7 +295,6 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
     parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
     for path, copy in new.named_parameters():
         parameter = _parameter(layer, path)
-        assert parameter is not None
         if path in parts:  # gains and the bias of W_O are of no head
             axis, width = parts[path]
             first = torch.tensor(kv_heads if path[0] in "kv" else heads, device=like.device)[:, None] * width
@@ -305,7 +303,7 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
     return new
 
 
-def _parameter(layer: MultiHeadAttention, path: str) -> Tensor | None:
+def _parameter(layer: MultiHeadAttention, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")
     module = getattr(layer, owner, None) if owner else layer

@@ -35,10 +35,10 @@ def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
     }
 
 
-def absorbs(spec: AttentionSpec, T: int, S: int) -> bool:
-    """Is the absorbed way taken? Where it has fewer multiplications: for few queries of many keys."""
-    ways = products(spec, T, S)
-    return spec.latent_dim is not None and ways["absorbed"] < ways["expanded"]
+def absorbs(layer: MultiHeadAttention, T: int, S: int) -> bool:
+    """Is the absorbed way taken? Where it has fewer multiplications, and no adapter stands for `kv_up`."""
+    ways = products(layer.spec, T, S)
+    return isinstance(getattr(layer, "kv_up", None), nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
 def expanded(layer: MultiHeadAttention, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def split_up(spec: AttentionSpec, up: Tensor, axis: int = 0) -> tuple[Tensor, Te
     return k, v
 
 
-def through(down: nn.Linear, norm: nn.Module, up: Tensor) -> Tensor:
-    """`up` diag(gain) `down`: both projections and the gain between them as one matrix."""
+def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
+    """`up` diag(gain) `down`: two matrices and the gain of the norm between them as one."""
     gain: Tensor | float = getattr(norm, "weight", 1.0)
-    return (up * gain) @ down.weight[: up.shape[1]]
+    return (up * gain) @ down[: up.shape[1]]

@@ -33,9 +33,8 @@ NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", 
 def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, the facts why there is none.
 
-    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "latent" (MLA),
-            "size" (with `parameters` and `most`),
-            "tokenizer" (with the `part` that the page cannot follow), or "range" (weights too large for float16)
+    reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "latent" (MLA), "size" (with `parameters` and
+            `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large for float16)
     error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
             largest difference measured on random texts as long as the context
     """

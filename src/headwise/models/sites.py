@@ -112,7 +112,9 @@ def _own_site(name: str, module: Any) -> Site:
     if isinstance(module, MultiHeadAttention):
         weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"}
         if module.spec.latent_dim is not None:  # the products, without what norms divide by
-            weights |= {f"w_{x}": torch.cat([getattr(head, f"w{x}").detach() for head in module.heads]) for x in "qkv"}
+            adapted = any("norm" not in name and not isinstance(x, nn.Linear) for name, x in module.named_children())
+            parts = {x: [getattr(head, f"w{x}").detach() for head in module.heads if not adapted] for x in "qkv"}
+            weights |= {f"w_{x}": torch.cat(matrices) if matrices else None for x, matrices in parts.items()}
         return Site(name, module, module.spec.n_heads, **weights, cross=False)
     n_heads, w_o, w_v = module.watched()
     return Site(name, module, n_heads, w_q=None, w_k=None, w_v=w_v, w_o=w_o, cross=False)
