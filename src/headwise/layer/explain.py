@@ -95,16 +95,10 @@ def explain(
         cache.held(context, values)
     elif cache is not None:
         cache.check_room(n_new)
-    form, other = None, {}
-    if spec.latent_dim is not None:
-        ways = latent.products(spec, T, sizes.S)
-        form, rest = ("absorbed", "expanded") if latent.absorbs(layer, T, sizes.S) else ("expanded", "absorbed")
-        other = {rest: f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"}
-        if ways[rest] < ways[form]:
-            other = {rest: f"{type(layer.kv_up).__name__} stands for kv_up, and has no weight to absorb"}
-        if form == "absorbed":  # all heads read what is kept as one key/value head
-            kept = spec.cache_values_per_token
-            sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
+    form, other = _form(layer, T, sizes.S) if spec.latent_dim is not None else (None, {})
+    if form == "absorbed":  # all heads read what is kept as one key/value head
+        kept = spec.cache_values_per_token
+        sizes, options = sizes._replace(G=1, D=kept, E=kept), options._replace(kv_index=None)
     path = paths.choose(sizes, options)
     keys = path.last - path.first
     return Explanation(
@@ -116,6 +110,16 @@ def explain(
         _bytes(layer, x, sizes, path, keys, form),
         form,
     )
+
+
+def _form(layer: MultiHeadAttention, T: int, S: int) -> tuple[str, dict[str, str]]:
+    """Of a layer with a latent: whether it is expanded or absorbed, and why not the other."""
+    ways = latent.products(layer.spec, T, S)
+    form, rest = ("absorbed", "expanded") if latent.absorbs(layer, T, S) else ("expanded", "absorbed")
+    reason = f"{ways[rest]:,} multiplications for each document, where {form} takes {ways[form]:,}"
+    if ways[rest] < ways[form]:
+        reason = f"{type(layer.kv_up).__name__} stands for kv_up, and has no weight to absorb"
+    return form, {rest: reason}
 
 
 def _flops(
