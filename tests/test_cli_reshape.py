@@ -224,8 +224,8 @@ REFUSED = [
     (("--kv-heads", 2, "--out", "RUN/new"), "lies inside the source"),
     (("--kv-heads", 2, "--out", "RUN/.."), "holds the source"),
     (("--kv-heads", 2, "--out", "OUT/deeper/still"), "does not exist"),
-    (("--kv-heads", 2, "--out", "FULL"), "has no headwise.json: share or prune did not write it"),
-    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json: share or prune did not write it"),
+    (("--kv-heads", 2, "--out", "FULL"), "has no headwise.json: share, prune or narrow did not write it"),
+    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json: share, prune or narrow did not write it"),
     (("--kv-heads", 2, "--lr", "nan"), "--lr is about healing; pass --heal STEPS with it"),
     (
         ("--kv-heads", 2, "--refit", 50),

@@ -150,9 +150,38 @@ def induction_model() -> hw.GPT:
     return model
 
 
+def retrieval_model(retrieving: set[str], words: int = 37, places: int = 131) -> hw.GPT:
+    """Three layers of three heads that look one token back; those named, in layers 1 and 2, look things up instead."""
+    C = 3 * words + places
+    token, place = slice(0, words), slice(words, words + places)
+    before, answer = slice(words + places, 2 * words + places), slice(2 * words + places, C)
+    config = hw.GPTConfig(
+        vocab_size=words, context=places, n_layers=3, n_heads=3, d_model=C, head_dim=places, position="learned",
+        final_norm=False, norm_gain=False,
+    )  # fmt: skip
+    model = hw.GPT(config).eval()
+    shift, one = torch.zeros(places, places), torch.eye(words)
+    shift[range(places - 1), range(1, places)] = 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.token_embedding.weight[:, token] = one
+        model.position_embedding.weight[:, place] = torch.eye(places)  # type: ignore[union-attr]
+        model.lm_head.weight[:, answer] = one
+        for layer in range(3):
+            for h in range(3):
+                wire(model, layer, h, (place, shift), (place, torch.eye(places)), token, before)
+                if layer or h:
+                    model.blocks[layer].attention.heads[h].wo.zero_()  # type: ignore[union-attr, index]
+                if f"L{layer}.KV{h}" in retrieving:
+                    wire(model, layer, h, (token, one), (before, one), token, answer)
+    return model
+
+
 def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice) -> None:
     head = model.blocks[layer].attention.heads[h]  # type: ignore[union-attr, index]
     for weight, (where, matrix) in ((head.wq, q), (head.wk, k)):
         weight.zero_()[: len(matrix), where] = 4 * matrix
-    head.wv.zero_()[:WORDS, reads] = torch.eye(WORDS)
-    head.wo.zero_()[writes, :WORDS] = torch.eye(WORDS)
+    words = reads.stop - reads.start
+    head.wv.zero_()[:words, reads] = torch.eye(words)
+    head.wo.zero_()[writes, :words] = torch.eye(words)

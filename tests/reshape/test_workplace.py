@@ -170,7 +170,7 @@ def test_a_second_job_is_refused_and_disturbs_nothing(source: Path, tmp_path: Pa
     with Workplace(source, tmp_path / "out", force=False) as workplace:
         (workplace.path / STATE).write_text("state")
         with (
-            pytest.raises(HeadwiseError, match="another share or prune is at work in"),
+            pytest.raises(HeadwiseError, match="another share, prune or narrow is at work in"),
             Workplace(source, tmp_path / "out", force=False),
         ):
             pass

@@ -12,6 +12,7 @@ from typing import Any
 from headwise.cost.decoders import DECODERS
 from headwise.cost.encoders import ENCODERS
 from headwise.cost.fields import Family
+from headwise.cost.formulas import cache_values
 from headwise.cost.pricing import Price, make_setting, price_shape
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
 from headwise.cost.units import bytes_of, number_format
@@ -56,10 +57,10 @@ def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
     return price_shape(name, shape, make_setting(shape, **setting))
 
 
-def cache_bytes_per_token(config: dict[str, Any], dtype: str) -> int:
-    """Bytes that one more token adds to the cache of one text, as numbers of `dtype`, while no window is full."""
+def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -> float:
+    """Bytes of cache that a token of one text takes, a mean over a text of that many, as numbers of `dtype`."""
     shape = model_shape(config)
-    return bytes_of(sum(attention.cache_values for attention in shape.cached), number_format(dtype))
+    return bytes_of(cache_values(shape, tokens, 0), number_format(dtype)) / tokens
 
 
 def read_shape(config: Any) -> tuple[str, ModelShape]:

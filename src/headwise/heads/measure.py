@@ -52,13 +52,12 @@ def measure(
     H, T = call.q.shape[1:3]
     S = call.k.shape[2]
     device = call.q.device
-    threads = torch.get_num_threads() if device.type == "cpu" and H * T * S >= blocks.BLOCK else 1
     layout = Layout.of(document, T, S, device)
     passes = [
         Pass(part, b, document, layout, offsets, None if w_o is None else w_o[heads], top)
-        for heads, part in split_heads(call, threads)
+        for heads, part in split_heads(call, threads_for(call))
     ]
-    _run_all(passes)
+    run_all(passes)
     places = torch.nonzero(torch.stack([part.real for part in passes]).any(0))[:, 0]
     sums = torch.cat([part.sums for part in passes])
     with torch.no_grad():
@@ -125,7 +124,13 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     return factors
 
 
-def _run_all(passes: Sequence[Pass]) -> None:
+def threads_for(call: Call) -> int:
+    """Into how many passes the heads of a call are split."""
+    H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    return torch.get_num_threads() if call.q.device.type == "cpu" and H * T * S >= blocks.BLOCK else 1
+
+
+def run_all(passes: Sequence[Pass]) -> None:
     """Each pass in a thread of its own, on one core: they meet once at the end, not after every small operation."""
     inference = torch.is_inference_mode_enabled()
     if len(passes) == 1:

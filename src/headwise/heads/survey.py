@@ -83,7 +83,7 @@ def survey(
     """
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    folder = _folder(open_model(model), tokenizer)
+    folder = folder_of(open_model(model), tokenizer)
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -94,7 +94,7 @@ def survey(
     return _Study(folder, text, seed, progress or (lambda *counts: None)).survey(controls, ablate, by_document)
 
 
-def _folder(model: nn.Module, tokenizer: Any) -> Folder:
+def folder_of(model: nn.Module, tokenizer: Any) -> Folder:
     """What is known of a model; one that was made in memory has the name of its class."""
     family = getattr(getattr(model, "config", None), "model_type", "headwise")
     made = Folder(Path(type(model).__name__), model, None, ask.context_of(model), family, ask.vocabulary_of(model))

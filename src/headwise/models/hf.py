@@ -237,6 +237,11 @@ def _open_tokenizer(folder: Path) -> Any:
         return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
+def class_named(name: str) -> Any:
+    """A class of transformers."""
+    return getattr(transformers, name)
+
+
 def is_hf(module: nn.Module) -> bool:
     """Is this a model of transformers?"""
     return isinstance(module, PreTrainedModel)

@@ -20,6 +20,7 @@ HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the p
 WATCHED = 4  # documents whose entropies are taken
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 RUNS = 9  # of each model, in turn; odd, so that the median is one of them
+MEMORY = 24 * 2**30  # bytes of a device, in which is counted how many texts fit
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
 
@@ -78,6 +79,8 @@ def measure(
     before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
     say("measuring entropies and decoding speed")
+    tokens = context or DECODE_CONTEXT
+    cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
     length = max(0, min(context or DECODE_CONTEXT, DECODE_CONTEXT) - NEW_TOKENS)
     if speed is None and kind == "next" and length > 0:
         speed = decode_speed(parent, child, held_out[0][:1], length)
@@ -86,10 +89,14 @@ def measure(
         kl=distance if kind else None,
         error=None if kind else distance,
         entropy=entropies(parent, child, held_out[0][:WATCHED], pairs),
-        cache_bytes=Pair(cache_bytes(parent), cache_bytes(child)),
+        cache_bytes=cache,
         parameters=Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child))),
         tokens_per_second=speed,
         decode_context=length,
+        context=tokens,
+        texts=Pair(
+            *(texts_in(model, n * tokens) for model, n in zip((parent, child), vars(cache).values(), strict=True))
+        ),
     )
 
 
@@ -106,9 +113,16 @@ def entropies(parent: nn.Module, child: nn.Module, ids: Tensor, pairs: HeadPairs
     )
 
 
-def cache_bytes(model: nn.Module) -> int:
-    """Bytes that one more token adds to the cache in the format of the weights; 0 where none is kept."""
-    return cache_bytes_per_token(config_fields(model), str(next(model.parameters()).dtype).removeprefix("torch."))
+def cache_bytes(model: nn.Module, tokens: int = 1) -> float:
+    """Bytes of cache a token, of a text of that many, in the format of the weights; 0 where none is kept."""
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return cache_bytes_per_token(config_fields(model), dtype, tokens)
+
+
+def texts_in(model: nn.Module, cache: float) -> float:
+    """Texts whose cache of that many bytes each fits beside the weights in MEMORY; 0 where nothing is left."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    return max(0, MEMORY - weights) / cache if cache else 0.0
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from headwise.models.ask import answers
 from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, write_folder
 from headwise.models.weights import cast, reads_as_stock
+from headwise.models.windows import windows_of
 from headwise.reshape.workplace import Workplace
 
 TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well
@@ -57,7 +58,8 @@ def export(
 def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> str:
     """Compare a folder, read by a fresh process through the file `probe`, with the model in memory; in words."""
     config: Any = model.config
-    count, dtype = min(PROBE_TOKENS, context or PROBE_TOKENS), next(model.parameters()).dtype
+    count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))  # beyond every window
+    count, dtype = min(count, context or count), next(model.parameters()).dtype
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)  # a stride that visits the vocabulary
     wanted = answers(cast(model.eval(), torch.float32), ids)
     cast(model, dtype)

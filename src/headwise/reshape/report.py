@@ -84,10 +84,12 @@ class Damage:
     kl: float | None  # KL(parent || child), nats per token; None where the model ends in no distribution
     error: float | None  # of the last hidden states, relative; where there is no KL
     entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have
-    cache_bytes: Pair  # a token, all layers, in the model's own number format
+    cache_bytes: Pair  # a token of a text of `context`, all layers, in the model's own number format
     parameters: Pair
     tokens_per_second: Speed | None  # of one text being generated; None for a model that generates none
     decode_context: int  # tokens in the cache while that was measured
+    context: int = 0  # the longest text
+    texts: Pair | None = None  # of that length, whose caches fit beside the weights in 24 GiB
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,8 +117,26 @@ class Reshaped:
         changes.append(f"cache {cache.before:,.0f} -> {cache.after:,.0f} bytes per token")
         return f"Reshaped({self.what};\n         {', '.join(changes)})"
 
+    @property
+    def won(self) -> str:
+        """One line: cache, texts that fit, loss, speed."""
+        last = self.healed or self.damage
+        cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
+        parts = []
+        if cache.before:
+            before, after = (f"{n / 1024:,.4g}" for n in vars(cache).values())
+            parts.append(f"cache {before} -> {after} KiB a token at {last.context:,} tokens")
+        if texts is not None and texts.before:
+            parts.append(f"x {texts.after / texts.before:.2g} texts in 24 GiB")
+        if last.loss is not None:
+            parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
+        if speed is not None:
+            low, high = speed.after_range[0] / speed.before_range[1], speed.after_range[1] / speed.before_range[0]
+            parts.append(f"decode x {speed.after / speed.before:.2g} ({low:.2g} to {high:.2g})")
+        return ", ".join(parts)
+
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
-        fields = {name: value for name, value in vars(self).items() if name != "model"}
+        fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
         document: dict[str, Any] = json.loads(json.dumps(fields, default=vars))
         return document

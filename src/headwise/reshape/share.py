@@ -62,7 +62,7 @@ def share(
     tokens  of a document; default: the model's context, at most 1,024
     heal    steps in which the child learns to answer as its parent; 0 with `refit` fits W_O alone
     batch, lr, hidden, refit, seed  of the healing, see `HealRecipe`
-    force   replace `out`, if share or prune wrote it
+    force   replace `out`, if share, prune or narrow wrote it
     resume  go on with a healing that was stopped; it needs `out`
     listener  hears what is being done, the first damage, and each evaluation of the healing
 

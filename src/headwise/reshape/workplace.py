@@ -43,8 +43,8 @@ def check_place(source: Path, out: Path) -> None:
         raise HeadwiseError(f"--out {out}: the folder {out.parent} does not exist")
     if out.exists() and any(out.iterdir()) and not (out / RECORD).exists():
         raise HeadwiseError(
-            f"--out {out} exists already and has no {RECORD}: share or prune did not write it and will not replace it; "
-            f"pass another folder"
+            f"--out {out} exists already and has no {RECORD}: share, prune or narrow did not write it and will not "
+            f"replace it; pass another folder"
         )
 
 
@@ -72,7 +72,8 @@ class Workplace:
         self._check_foreign()
         self.path.mkdir(exist_ok=True)
         self.held = take_lock(
-            self.path / LOCK, f"another share or prune is at work in {self.path}; wait for it, or take another --out"
+            self.path / LOCK,
+            f"another share, prune or narrow is at work in {self.path}; wait for it, or take another --out",
         )
         try:
             self._settle()

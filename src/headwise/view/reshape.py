@@ -66,6 +66,7 @@ def print_reshaped(console: Console, reshaped: Reshaped) -> None:
         print_curve(console, reshaped.curve)
     if reshaped.healed is not None:
         print_damage(console, f"After healing{_kept(reshaped.curve)}", reshaped.healed)
+    say(console, f"in all: {reshaped.won}")
     if reshaped.out is None:
         say(console, "nothing was written; pass --out for a model folder")
     else:

@@ -1,0 +1,67 @@
+"""`headwise windows`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+
+
+@command()
+def windows(
+    model: Path,
+    text: list[str] | None = None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    sinks: int = 4,
+    plan: Path | None = None,
+    tolerance: float | None = None,
+    cache: float | None = None,
+    html: Path | None = None,
+    lang: Lang = "en",
+    png: Path | None = None,
+    csv: Path | None = None,
+    seed: int = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how far back each key/value head looks, and which find a needle: what each needs to remember."""
+    from headwise.heads.reach import SINKS, check_plan
+    from headwise.view.page.words import check_lang
+    from headwise.view.windows import print_windows, windows_html, windows_png
+
+    check_lang(lang)
+    check_outputs(plan=plan, html=html, png=png, csv=csv)
+    if sinks not in SINKS:
+        raise HeadwiseError(f"--sinks {sinks} is not measured; one of {', '.join(map(str, SINKS))}")
+    if plan is not None or tolerance is not None or cache is not None:
+        if plan is None:
+            raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
+        check_plan(tolerance, cache)
+    with needs_torch():
+        from headwise.heads.windows import windows as measure
+        from headwise.models.open import open_folder
+    folder = open_folder(model)
+    with Progress() as progress:
+        reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
+    chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
+    if plan is not None and chosen is not None:
+        chosen.write(plan)
+    if html is not None:
+        write_whole(html, windows_html(reach, lang))
+    if png is not None:
+        windows_png(png, reach, sinks)
+    if csv is not None:
+        write_whole(csv, reach.csv())
+    share = None if chosen is None else chosen.share(reach.longest)
+    if as_json:
+        print_json({**reach.document(), "plan": None if plan is None else str(plan), "share": share})
+        return
+    print_windows(out, reach, sinks)
+    if share is not None:
+        out.print(f"plan: {plan}, {share:.3f} of the cache at {reach.longest:,} tokens")
+    for what, path in (("page", html), ("picture", png), ("table", csv)):
+        if path is not None:
+            out.print(f"{what}: {path}")

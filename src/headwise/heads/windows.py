@@ -1,0 +1,209 @@
+"""`windows`: how far back every key/value head looks, exactly, at any length, and whether it finds a needle."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.heads.blocks import Layout, Pass, split_heads
+from headwise.heads.documents import Document, listening, run_documents
+from headwise.heads.measure import row_weights, run_all, threads_for
+from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
+from headwise.heads.survey import Progress, folder_of
+from headwise.heads.tally import Running
+from headwise.heads.texts import Text, Texts, read_texts
+from headwise.intervals import Interval
+from headwise.models import ask
+from headwise.models.open import TextTokens, open_model
+from headwise.models.sites import Site
+from headwise.records import Call, parse_head
+from headwise.spec import resolve_kv_index
+
+SMALLEST = 16  # window
+NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
+
+
+def windows(
+    model: nn.Module | str | Path,
+    texts: Texts | Text | None = None,
+    *,
+    tokenizer: TextTokens | Any = None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Windows:
+    """How far back every key/value head looks: `hw.windows("runs/book")["L3.KV1"].reached`.
+
+    The mass outside the first s and last w tokens, the distances within which most of the mass lies, and the mass on
+    the continuation of a planted needle: a passage of random tokens, placed at a depth of the text and begun again at
+    its end. The arguments are those of `hw.survey`; `seed` draws the needles. Memory grows with the length of a text
+    and not with its square.
+
+    Raises HeadwiseError for a model that does not predict the next token, or a text that does not fit.
+    """
+    folder, progress = folder_of(open_model(model), tokenizer), progress or (lambda *counts: None)
+    ask.require_next(folder.model)
+    text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
+    longest = max(map(len, text.documents))
+    sizes = [n for n in (SMALLEST << k for k in range(longest.bit_length())) if n < longest] + [longest]
+    found: dict[str, dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
+
+    def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        outside, reached = distances(call, b, document, sizes)
+        found[site.name]["outside"].add(_largest(call, outside).numpy())
+        found[site.name]["reached"].add(_largest(call, reached).numpy())
+
+    run_documents(folder.model, text.documents, take, None, partial(progress, "reading"))
+    planted = plant_needles(text, longest, seed)
+    share = _find_needles(folder.model, planted, found, partial(progress, "needles"))
+    notes = [text.note] if text.note else []
+    if share is None:
+        notes.append(f"{longest} tokens of the text, or its few different ones, leave no room for a needle.")
+    elif share < 0.5:
+        notes.append(f"The model completes {share:.0%} of the needles: where it cannot, its heads need not look.")
+    return Windows(
+        model=folder.name,
+        texts=text.sources,
+        n_documents=len(text.documents),
+        n_tokens=sum(map(len, text.documents)),
+        longest=longest,
+        windows=tuple(sizes),
+        heads=tuple(reach for site, values in found.items() for reach in _heads(site, values, len(sizes))),
+        needle_found=share,
+        notes=tuple(notes),
+    )
+
+
+class _Distances(Pass):
+    """Sums of the weights by distance, and the weights on the first keys: taken of each block beside nothing else."""
+
+    def __init__(self, call: Call, b: int, document: Document) -> None:
+        super().__init__(call, b, document, Layout.of(document, *_sizes(call), call.q.device))
+        self.formulas, self.rows = {}, {}
+        self.start = document.start or 0
+        self.behind = torch.zeros(self.H, self.T + self.start, dtype=torch.float64, device=self.device)
+        self.early = torch.zeros(self.H, self.T, max(SINKS), dtype=self.dtype, device=self.device)
+        self.skewed = torch.empty(0, dtype=self.dtype, device=self.device)
+
+    def _columns(self, e: Tensor, share: Tensor, heads: slice, rows: slice, keys: slice) -> None:
+        h, t, s = e.shape
+        if self.skewed.shape != (h, t * (s + t + 1)):
+            self.skewed = e.new_zeros(h, t * (s + t + 1))
+        # Rows of s + t numbers, read as rows of one more: each is shifted by one against the next, so that a column
+        # is a diagonal of the block, which is a distance.
+        p = self.skewed[:, : t * (s + t)].view(h, t, s + t)[..., t:]
+        torch.mul(e, share[..., None], out=p)
+        sums = self.skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).double()
+        first = rows.start + self.start - keys.start - s  # the distance of the first of them
+        self.behind[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
+        if keys.start < max(SINKS):
+            last = min(keys.stop, max(SINKS))
+            self.early[heads, rows, keys.start : last] = p[..., : last - keys.start]
+
+
+@torch.no_grad()
+def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Of each query head the mass outside, (H, sinks, windows), a mean over queries; and the distances, (H, shares).
+
+    The window of a query counts its own token: w = 1 is that token alone.
+    """
+    passes = [_Distances(part, b, document) for _, part in split_heads(call, threads_for(call))]
+    run_all(passes)
+    behind, early = torch.cat([x.behind for x in passes]).cpu(), torch.cat([x.early for x in passes]).double().cpu()
+    H, length = behind.shape
+    n_rows, start = int(passes[0].real.sum()), passes[0].start
+    within = behind.cumsum(1)
+    total = within[:, -1:]
+    far = torch.stack([total[:, 0] - within[:, min(w, length) - 1] for w in sizes], 1).clamp(min=0)
+    # What lies far back and on the first keys: for key j it is the weight of all queries from j + w on.
+    later = torch.cat([early.flip(1).cumsum(1).flip(1), early.new_zeros(H, 1, early.shape[2])], 1)
+    j = torch.arange(early.shape[2])
+    on_first = torch.stack([later[:, (j + w - start).clamp(0, later.shape[1] - 1), j] for w in sizes], 2)  # (H,j,w)
+    kept = torch.cat([on_first.new_zeros(H, 1, len(sizes)), on_first.cumsum(1)], 1)[:, list(SINKS)]
+    reached = torch.searchsorted(within, total * torch.tensor(SHARES, dtype=total.dtype) - 1e-12).clamp(max=length - 1)
+    return (far[:, None] - kept).clamp(min=0) / max(1, n_rows), reached.double()
+
+
+def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], int, int]]:
+    """Documents with a needle: their ids, where the needle begins, and its last token, which the end asks for.
+
+    A needle is NEEDLE tokens of the text, no two alike, that stand nowhere else in the document.
+    """
+    before, _ = text.frame
+    known = sorted(set(text.counts) - text.specials)
+    room = longest - len(before) - 2 * NEEDLE + 1
+    if room < NEEDLE or len(known) < 2 * NEEDLE:
+        return []
+    generator, planted = torch.Generator().manual_seed(seed), []
+    source = itertools.chain.from_iterable(itertools.repeat(text.documents))
+    for n in range(NEEDLES):
+        needle = [known[i] for i in torch.randperm(len(known), generator=generator)[:NEEDLE]]
+        others = (i for i in itertools.chain.from_iterable(source) if i not in needle and i not in text.specials)
+        hay, depth = list(itertools.islice(others, room)), n * room // NEEDLES
+        planted.append(([*before, *hay[:depth], *needle, *hay[depth:], *needle[:-1]], len(before) + depth, needle[-1]))
+    return planted
+
+
+def _find_needles(
+    model: nn.Module,
+    planted: Sequence[tuple[list[int], int, int]],
+    found: dict[str, dict[str, Running]],
+    progress: Callable[[int, int], None],
+) -> float | None:
+    """Note the mass on the needle's next token, for the tokens that begin it again; the share that is completed."""
+    right = 0
+    for n, (ids, place, last) in enumerate(planted):
+        asks, answers = range(len(ids) - NEEDLE + 1, len(ids)), torch.arange(place + 1, place + NEEDLE)
+
+        def note(
+            site: Site,
+            call: Call,
+            documents: Sequence[Document],
+            asks: range = asks,
+            answers: Tensor = answers,
+        ) -> None:
+            weights = row_weights(call, 0, asks).cpu()
+            mass = weights.gather(2, answers[None, :, None].expand(len(weights), -1, 1)).mean((1, 2))
+            found[site.name]["needle"].add(_largest(call, mass).double().numpy())
+
+        with torch.no_grad(), listening(model, note), ask.evaluating(model):
+            device = next(model.parameters()).device
+            right += int(ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1].argmax()) == last
+        progress(n + 1, len(planted))
+    return right / len(planted) if planted else None
+
+
+def _largest(call: Call, values: Tensor) -> Tensor:
+    """Of numbers of the query heads (H,...) the largest of each key/value head, (G,...)."""
+    H, G = call.q.shape[1], call.k.shape[1]
+    index = torch.tensor(resolve_kv_index(H, G, call.options.kv_index))
+    return torch.stack([values[index == g].amax(0) for g in range(G)])
+
+
+def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReach]:
+    layer, nan = parse_head(f"{site}.H0")[1], float("nan")
+    return [
+        KVReach(
+            name=f"{site}.KV{g}",
+            layer=layer,
+            kv_head=g,
+            outside=tuple(
+                tuple(values["outside"].interval(g, s, w) for w in range(n_windows)) for s in range(len(SINKS))
+            ),
+            reached=tuple(values["reached"].interval(g, n) for n in range(len(SHARES))),
+            needle=values["needle"].interval(g) if "needle" in values else Interval(nan, nan, nan, 0),
+        )
+        for g in range(len(values["outside"].mean))
+    ]
+
+
+def _sizes(call: Call) -> tuple[int, int]:
+    return call.q.shape[2], call.k.shape[2]

@@ -1,0 +1,259 @@
+"""Narrow layers: some of them see, and keep in their cache, only the latest tokens of a text.
+
+A layer in which a head finds needles keeps all (`heads.windows`). Of the others, those get a window whose loss with the
+window in place stays within the tolerance, or those that cost least where a share of the cache is asked for; the length
+of the window is tried, too. A plain window drops the first token, on which many heads rest (Xiao et al. 2023, arXiv
+2309.17453): what that alone costs is measured, and either such a layer is kept full, or it learns to do without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.texts import Text
+from headwise.heads.windows import SMALLEST, windows
+from headwise.markup import plural
+from headwise.masks import Mask, Streaming, Window
+from headwise.models.ask import evaluating, next_token_losses, require_next
+from headwise.models.open import Folder
+from headwise.models.sites import attach, attend_by_rows, sites_of
+from headwise.models.weights import head_counts, reads_as_stock
+from headwise.models.windows import cannot_narrow, windows_of, with_windows
+from headwise.records import Call
+from headwise.reshape.job import Change, Changed, Job, Listener
+from headwise.reshape.report import HealRecipe, Reshaped
+from headwise.reshape.text import Calibration, Ids, batches, spread
+
+LOOK = 16_384  # tokens, at most, that one choice is measured on
+
+
+def narrow(
+    model: nn.Module | str | Path,
+    *,
+    tolerance: float | None = None,
+    cache: float | None = None,
+    window: int | None = None,
+    text: Path | str | Ids | None = None,
+    out: str | Path | None = None,
+    tokens: int | None = None,
+    heal: int | None = None,
+    batch: int = HealRecipe.batch,
+    lr: float = HealRecipe.lr,
+    hidden: float = HealRecipe.hidden,
+    refit: int = HealRecipe.refit,
+    seed: int = HealRecipe.seed,
+    force: bool = False,
+    resume: bool = False,
+    listener: Listener | None = None,
+) -> Reshaped:
+    """Give layers a window: they see the latest tokens alone, and keep no others in the cache.
+
+        child = hw.narrow("runs/book", tolerance=0.01, out="runs/book-narrow")
+        child.won       # "cache 128 -> 24 KiB a token at 32,768 tokens, ..."
+
+    model      a GPT, a model of transformers with `layer_types` in its config, a Llama or Mistral (written as the Qwen2
+               of the same function), or the folder of one; it is left alone
+    tolerance  the loss that may come with it, in nats a token, before any healing
+    cache      or the share of the cache's bytes that stays, at the model's longest text
+    window     tokens that such a layer sees, the current one counted; default: the power of two that serves best
+
+    The other arguments are those of `share`, and so are the errors. With `heal`, layers are chosen as if they could
+    keep the first token beside their window; they then learn to do without it.
+    """
+    recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
+    listener = listener or Listener()
+    change = narrowing(tolerance, cache, window, recipe is not None, listener.say)
+    return Job(model, change, text, out, tokens, recipe, force, resume, listener).run()
+
+
+def narrowing(
+    tolerance: float | None,
+    cache: float | None,
+    window: int | None,
+    heals: bool,
+    say: Callable[[str], None] = lambda line: None,
+) -> Change:
+    if (tolerance is None) == (cache is None):
+        raise HeadwiseError(
+            "say how much may be lost, --tolerance 0.01 nats, or kept, --cache 0.5 of the bytes; one of the two"
+        )
+    if tolerance is not None and not 0 <= tolerance < math.inf:
+        raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
+    if cache is not None and not 0 < cache < 1:
+        raise HeadwiseError(f"cache={cache} must lie between 0 and 1; 0.5 keeps half of the bytes")
+    if window is not None and window < 1:
+        raise HeadwiseError(f"window={window} must be at least 1 token")
+
+    def check(model: nn.Module) -> None:
+        require_next(model)
+        if problem := cannot_narrow(model):
+            raise HeadwiseError(problem)
+        there = set(windows_of(model)) - {None}
+        if None not in windows_of(model):
+            raise HeadwiseError(f"every layer has a window already, of {max(filter(None, there))} tokens")
+        if there and window not in (None, *there):
+            raise HeadwiseError(
+                f"window={window}: some layers have one of {max(filter(None, there))} tokens already, and a config has "
+                f"one length for all; leave --window out"
+            )
+
+    def apply(source: Folder, calibration: Calibration) -> Changed:
+        return _Search(source, calibration, tolerance, cache, heals, say).changed(window)
+
+    settings: dict[str, object] = {"tolerance": tolerance, "cache": cache, "window": window}
+    return Change(settings, check, apply)
+
+
+@contextmanager
+def seeing(model: nn.Module, masks: Mapping[str, Mask]) -> Iterator[None]:
+    """Inside this block the attentions of these names ("L3") see what their mask allows and no more."""
+
+    def again(mask: Mask, call: Call) -> Tensor:
+        both = mask if call.options.mask is None else call.options.mask & mask
+        return attend_by_rows(call.q, call.k, call.v, call.options._replace(mask=both))
+
+    with attach({site: partial(again, masks[site.name]) for site in sites_of(model) if site.name in masks}, model):
+        yield
+
+
+class Choice(NamedTuple):
+    """Layers with a window of some length, what they cost in nats a token, and the share of the cache that is left."""
+
+    layers: tuple[int, ...]
+    window: int
+    cost: float
+    share: float
+
+
+class _Search:
+    """The layers of a model that can do with a window, by the loss with the windows in place."""
+
+    def __init__(
+        self,
+        source: Folder,
+        calibration: Calibration,
+        tolerance: float | None,
+        cache: float | None,
+        heals: bool,
+        say: Callable[[str], None],
+    ) -> None:
+        self.source, self.model, self.tolerance, self.cache, self.say = source, source.model, tolerance, cache, say
+        self.sinks = int(heals)  # healing makes up for the first token
+        documents = spread(calibration.train, LOOK)
+        self.batches = batches(documents)
+        self.now = windows_of(self.model)
+        self.longest = source.context or calibration.length
+        self.known: dict[tuple[tuple[int, ...], int, int], float] = {}
+        self.base = self._loss({})
+        say("measuring how far each head looks")
+        self.reach = windows(self.model, _text(source, documents))
+        retrieving = {head.layer for head in self.reach.heads if head.retrieves}
+        self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
+
+    def changed(self, window: int | None) -> Changed:
+        there = [w for w in self.now if w is not None]
+        limit = max(map(len, (ids for group in self.batches for ids in group)))
+        sizes = [SMALLEST << k for k in range(limit.bit_length()) if SMALLEST << k <= limit // 2] or [limit // 2 or 1]
+        tried = there[:1] or ([window] if window else sizes)
+        choices = [choice for size in tried if (choice := self._choice(size)) is not None]
+        if not choices:
+            raise HeadwiseError(self._refusal(tried))
+        best = min(choices, key=lambda c: (c.cost, c.share) if self.tolerance is None else (c.share, c.cost))
+        child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
+        names = ", ".join(f"L{n}" for n in best.layers)
+        what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
+        first_token = {f"L{n}": self._first_token(n, best) for n in self.open}
+        details = {"windows": windows_of(child), "cost": best.cost, "share": best.share, "first_token": first_token}
+        n_heads = head_counts(self.model)[0]
+        return Changed(
+            child,
+            what,
+            {**details, "needles": {head.name: head.needle.mean for head in self.reach.heads}},
+            [list(range(n_heads)) for _ in self.now],
+            tuple(self._notes(child, best, first_token)),
+        )
+
+    def _choice(self, window: int) -> Choice | None:
+        """The layers to narrow to this window; None where none can be, or too few."""
+        self.say(f"trying a window of {window}")
+        alone = {n: self._cost((n,), window, self.sinks) for n in self.open}
+        order, chosen = sorted(self.open, key=lambda n: alone[n]), tuple[int, ...]()
+        for n in order:
+            more = (*chosen, n)
+            if self.tolerance is None:
+                if self.cache is not None and self._share(chosen, window) > self.cache:
+                    chosen = more
+            elif alone[n] <= self.tolerance and self._cost(more, window, self.sinks) <= self.tolerance:
+                chosen = more
+        share = self._share(chosen, window)
+        if not chosen or (self.cache is not None and share > self.cache):
+            return None
+        return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), share)
+
+    def _share(self, layers: Sequence[int], window: int) -> float:
+        rows = [min(self.longest, w or self.longest) for w in self.now]
+        return sum(min(n, window) if i in layers else n for i, n in enumerate(rows)) / sum(rows)
+
+    def _cost(self, layers: Sequence[int], window: int, sinks: int) -> float:
+        """Loss with the windows in place less the loss without, nats a token; `sinks` first tokens are kept, too."""
+        key = tuple(sorted(layers)), window, sinks
+        if key not in self.known:
+            mask = Streaming(sinks, window) if sinks else Window(window - 1, 0)
+            self.known[key] = self._loss({f"L{n}": mask for n in layers}) - self.base
+        return self.known[key]
+
+    @torch.no_grad()
+    def _loss(self, masks: Mapping[str, Mask]) -> float:
+        with seeing(self.model, masks), evaluating(self.model):
+            total = sum(float(next_token_losses(self.model, ids).sum()) * (ids.shape[1] - 1) for ids in self.batches)
+        return total / sum(len(ids) * (ids.shape[1] - 1) for ids in self.batches)
+
+    def _first_token(self, n: int, best: Choice) -> dict[str, float]:
+        """What the window costs in this layer alone, without the first token and with it."""
+        return {"dropped": self._cost((n,), best.window, 0), "kept": self._cost((n,), best.window, 1)}
+
+    def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+        yield f"with the windows in place {best.cost:+.4f} nats on text to calibrate; {best.share:.2f} of the cache is left"
+        for head in self.reach.heads:
+            if head.retrieves and self.now[head.layer] is None:
+                yield f"L{head.layer} keeps all: {head.name} finds needles ({head.needle.mean:.2f} of its weight)"
+        for name, cost in first.items():
+            n, numbers = int(name[1:]), f"{cost['dropped']:+.4f} nats, with its first token {cost['kept']:+.4f}"
+            if n not in best.layers:
+                yield f"{name} keeps all: a window alone costs {numbers}"
+            elif self.sinks:
+                yield f"{name} learns without its first token: before healing the window costs {numbers}"
+            else:
+                yield f"{name} does without its first token: the window costs {numbers}"
+        if reads_as_stock(self.model) and not reads_as_stock(child):
+            yield "no config of transformers has windows for this form: headwise alone reads the folder"
+
+    def _refusal(self, tried: Sequence[int]) -> str:
+        lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
+        kept = sorted(set(range(len(self.now))) - set(self.open) - {n for n, w in enumerate(self.now) if w})
+        rest = f"; {', '.join(f'L{n}' for n in kept)} keep all, for heads there find needles" if kept else ""
+        if self.cache is not None or not self.open:
+            least = self._share(self.open, tried[0])
+            return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger --cache"
+        cost, n, size = min((self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried)
+        learn = "" if self.sinks else ", or --heal STEPS to learn without the first token"
+        return (
+            f"no layer does with a window of {lengths} tokens for {self.tolerance} nats{rest}; the cheapest is L{n} "
+            f"with {size}, {cost:+.4f}: pass a larger --tolerance{learn}"
+        )
+
+
+def _text(source: Folder, documents: Sequence[Tensor]) -> Text:
+    ids = [document.tolist() for document in documents]
+    if source.tokens is None:
+        return Text(ids, lambda some: tuple(map(str, some)))
+    return Text(ids, source.tokens.shown, source.tokens.specials, source.tokens.frame)

@@ -1,0 +1,78 @@
+"""How far each key/value head looks, as a table, a picture and a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import Template
+
+from rich.console import Console
+
+from headwise.heads.reach import SHARES, SINKS, Windows
+from headwise.markup import number
+from headwise.view.figure import figure_class, write_figure
+from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.survey_files import COLOURS
+from headwise.view.tables import print_table, say
+
+MOST_COLUMNS = 6  # windows in the table; the page and the files have all
+
+
+def print_windows(console: Console, reach: Windows, sinks: int) -> None:
+    """A row a head: mass outside each window, how far most of the mass reaches, the needle."""
+    sizes = reach.windows[:-1]  # the longest drops nothing
+    every = -(-len(sizes) // MOST_COLUMNS)
+    shown = [n for n in range(len(sizes)) if n % every == 0]
+    head = ["head", *(f"outside {sizes[n]:,}" for n in shown), *(f"{100 * x:.0f} % within" for x in SHARES), "needle"]
+    rows = [
+        [
+            each.name,
+            *(number(each.outside[SINKS.index(sinks)][n].mean, 3) for n in shown),
+            *(f"{x.mean:,.0f}" for x in each.reached),
+            number(each.needle.mean, 2) + (" retrieves" if each.retrieves else ""),
+        ]
+        for each in reach.heads
+    ]
+    title = (
+        f"{reach.model}: mass outside the first {sinks} and the last so many tokens, of {reach.n_documents:,} documents"
+    )
+    print_table(console, title, head, rows, words=(0, len(head) - 1))
+    if reach.needle_found is not None:
+        say(console, f"The model completes {reach.needle_found:.0%} of the planted needles.")
+    for note in reach.notes:
+        say(console, note)
+
+
+def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
+    """Write a picture: a row a head, a column a window, darker where more mass lies outside."""
+    new_figure = figure_class()
+    from matplotlib.colors import LinearSegmentedColormap
+
+    table = [[mass.mean for mass in head.outside[SINKS.index(sinks)]] for head in reach.heads]
+    figure = new_figure(figsize=(2.5 + 0.7 * len(reach.windows), min(60, 1.4 + 0.26 * len(table))), facecolor="#fbfaf6")
+    axes = figure.add_subplot()
+    axes.imshow(table, cmap=LinearSegmentedColormap.from_list("mass", COLOURS), vmin=0, vmax=1, aspect="auto")
+    axes.set_yticks(range(len(table)), [head.name + " *" * head.retrieves for head in reach.heads], fontsize=7)
+    axes.set_xticks(range(len(reach.windows)), [f"{n:,}" for n in reach.windows], fontsize=7)
+    axes.set_xlabel(f"window, beside the first {sinks} tokens; * finds needles", fontsize=8)
+    axes.set_title(f"{reach.model}: mass outside", fontsize=9, parse_math=False)
+    for row, masses in enumerate(table):
+        for column, mass in enumerate(masses):
+            colour = "white" if mass > 0.4 else "black"
+            axes.text(column, row, f"{mass:.2f}", ha="center", va="center", fontsize=6, color=colour)
+    figure.tight_layout()
+    write_figure(path, figure)
+
+
+def windows_html(reach: Windows, lang: str = "en") -> str:
+    """The page: a map of heads and windows, for any number of first tokens."""
+    document = reach.document()
+    return page(
+        "windows",
+        Template(package_text("windows.html")).substitute(heading=word("windows.title", "h1", model=reach.model)),
+        title=word("windows.title", "title", model=reach.model),
+        styles=("windows.css",),
+        scripts=("windows.js",),
+        data={"reach": json_block(document)},
+        words=("windows",),
+        lang=lang,
+    )

@@ -1,0 +1,194 @@
+"""How far heads look: the blocked pass against whole maps, planted heads that look things up, and the plan chosen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import planted
+import pytest
+import torch
+from cases import every
+from invoking import Invoke
+
+import headwise as hw
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.tokens import Tokens
+from headwise.heads import blocks
+from headwise.heads.documents import Document
+from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
+from headwise.heads.windows import distances
+from headwise.records import Call
+from headwise.rungs.tensor import trace
+from headwise.spec import Options
+from headwise.view.windows import windows_html
+
+RETRIEVING = {"L1.KV0", "L2.KV1", "L2.KV2"}
+T = 101
+MASKS: dict[str, Any] = {
+    "causal": Options(hw.Causal()),
+    "window": Options(hw.Window(41, 0)),
+    "sink, softcap": Options(hw.Causal(), softcap=3.0, sink=torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 7.0])),
+    "bias": Options(hw.Causal() & hw.Alibi()),
+}
+
+
+@every("name, block", [(name, block) for name in MASKS for block in (2**19, 701)])
+def test_masses_and_distances_are_those_of_the_whole_map(
+    monkeypatch: pytest.MonkeyPatch, name: str, block: int
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", block)  # the map whole, or in parts of some queries and heads
+    monkeypatch.setattr(blocks, "ROWS", 32 if block > T * T else 5)
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(1, n, T, 7, generator=generator) * 2 for n in (6, 2))
+    options = MASKS[name]
+    call = Call(None, q, k, k, options, torch.zeros_like(q), False, 0)
+    real = torch.arange(T) >= 3 if name == "bias" else None  # rows that do not count
+    sizes = [1, 16, 43, T]
+    outside, reached = distances(call, 0, Document(real_rows=real), sizes)
+    p = trace(q, k, k, options).weights[0].double()
+    p = p if real is None else p[:, real]
+    i = (torch.arange(T) if real is None else torch.arange(T)[real])[:, None]
+    j = torch.arange(T)
+    for a, s in enumerate(SINKS):
+        for b, w in enumerate(sizes):
+            exact = (p * ((i - j >= w) & (j >= s))).sum((1, 2)) / len(i)
+            torch.testing.assert_close(outside[:, a, b], exact, atol=2e-6, rtol=1e-5)
+    within = torch.stack([(p * (i - j <= d)).sum((1, 2)) for d in range(T)], 1)
+    for a, share in enumerate(SHARES):
+        for h in range(6):
+            d = int(reached[h, a])
+            assert within[h, d] >= share * within[h, -1] - 1e-4
+            assert d == 0 or within[h, d - 1] < share * within[h, -1] + 1e-4
+
+
+@pytest.fixture(scope="module")
+def model() -> hw.GPT:
+    return planted.retrieval_model(RETRIEVING)
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[list[int]]:
+    return torch.randint(37, (5, 131), generator=torch.Generator().manual_seed(2)).tolist()
+
+
+@pytest.fixture(scope="module")
+def reach(model: hw.GPT, documents: list[list[int]]) -> Windows:
+    return hw.windows(model, documents)
+
+
+def test_all_and_only_planted_heads_retrieve(reach: Windows, documents: list[list[int]]) -> None:
+    assert {name for name in reach if reach[name].retrieves} == RETRIEVING
+    assert reach.needle_found == 1.0
+    assert all((reach[name].needle.mean > 0.9) == (name in RETRIEVING) for name in reach)
+    for tolerance in (1e-6, 0.01, 1.0):
+        plan = reach.plan(tolerance)
+        full = {f"L{n}.KV{g}" for n, layer in enumerate(plan.keep) for g, keep in enumerate(layer) if keep is None}
+        assert full == RETRIEVING
+    assert reach.windows == (16, 32, 64, 128, 131)
+    assert reach["L0.KV0"].reached[2].mean == 1.0  # it looks one token back
+    without = hw.windows(planted.retrieval_model(set()), documents)
+    assert without.needle_found is not None and without.needle_found < 0.5
+    assert not any(without[name].retrieves for name in without)
+    assert any("needles" in note for note in without.notes)
+
+
+def test_of_the_query_heads_of_a_group_the_largest_counts(documents: list[list[int]]) -> None:
+    shape = {"vocab_size": 37, "context": 131, "n_layers": 1, "n_heads": 6, "d_model": 36, "init_std": 0.4}
+    torch.manual_seed(0)
+    grouped = hw.GPT(hw.GPTConfig(**shape, n_kv_heads=2)).eval()  # type: ignore[arg-type]
+    state = grouped.state_dict()
+    for name in ("k", "v"):
+        key = f"blocks.0.attention.{name}_proj.weight"
+        state[key] = state[key].view(2, 6, 36).repeat_interleave(3, 0).flatten(0, 1)
+    alone = hw.GPT(hw.GPTConfig(**shape)).eval()  # type: ignore[arg-type]
+    alone.load_state_dict(state)
+    few = documents[:1]
+    shared, single = hw.windows(grouped, few), hw.windows(alone, few)
+    for g in range(2):
+        group = [single[f"L0.KV{h}"] for h in range(3 * g, 3 * g + 3)]
+        for s, masses in enumerate(shared[f"L0.KV{g}"].outside):
+            for w, mass in enumerate(masses):
+                assert mass.mean == pytest.approx(max(head.outside[s][w].mean for head in group), abs=1e-6)
+        assert shared[f"L0.KV{g}"].needle.mean >= max(head.needle.mean for head in group) - 1e-6  # the best at each
+
+
+def test_a_plan_takes_the_smallest_windows_or_fits_a_share(reach: Windows) -> None:
+    interval = reach["L0.KV0"].needle
+    masses = [replace(interval, mean=mass) for mass in (0.5, 0.2, 0.05, 0.01, 0.0)]
+    heads = []
+    for n, head in enumerate(reach.heads):
+        outside = tuple(tuple(replace(x, mean=x.mean * (n + 1) / 9) for x in masses) for _ in SINKS)
+        heads.append(replace(head, outside=outside, needle=replace(interval, mean=0.0)))
+    wide = replace(reach, heads=tuple(heads))
+    keep = wide.plan(tolerance=0.05, sinks=1).keep
+    assert [keep[0][0], keep[2][2]] == [hw.Keep(1, 32), hw.Keep(1, 64)]
+    assert wide.plan(tolerance=0.0).keep[2] == (None,) * 3  # the longest window is no window
+    shares = [wide.plan(cache=share).share(131) for share in (0.2, 0.5, 0.9, 1.0)]
+    assert all(got <= share for got, share in zip(shares, (0.2, 0.5, 0.9, 1.0), strict=True))
+    assert shares == sorted(shares) and shares[2] > 0.5
+    for wrong, message in (
+        ({"cache": 0.1}, "cannot be had"),
+        ({"cache": 1.5}, "cache=1.5"),
+        ({"tolerance": -1.0}, "tolerance=-1"),
+        ({"tolerance": math.nan}, "tolerance=nan"),
+        ({}, "one of them"),
+        ({"tolerance": 0.1, "cache": 0.1}, "one of them"),
+        ({"tolerance": 0.1, "sinks": 3}, "sinks=3"),
+    ):
+        with pytest.raises(hw.HeadwiseError, match=message):
+            wide.plan(**wrong)
+
+
+def test_what_has_no_room_for_a_needle_or_predicts_nothing_says_so(model: hw.GPT) -> None:
+    short = hw.windows(model, [[1, 2, 3, 4, 5, 6, 7]])
+    assert short.needle_found is None and "no room for a needle" in short.notes[0]
+    assert short.windows == (7,) and math.isnan(short["L0.KV0"].needle.mean)
+    assert short.document()["heads"][0]["needle"]["mean"] is None
+    with pytest.raises(hw.HeadwiseError, match=r"L7\.KV0"):
+        short["L7.KV0"]
+    with pytest.raises(hw.HeadwiseError, match="does not predict the next token"):
+        hw.windows(torch.nn.Linear(2, 3), [[1, 2]])
+
+
+def test_the_command_writes_what_it_measured(
+    invoke: Invoke, model: hw.GPT, documents: list[list[int]], tmp_path: Path
+) -> None:
+    tokens = Tokens.words([" ".join(f"w{n:02}" for n in range(36))])
+    save_model(tmp_path / "run", model, tokens)
+    book = tmp_path / "book.txt"
+    book.write_text(" ".join(f"w{max(0, n - 1):02}" for ids in documents for n in ids))
+    command = ["windows", tmp_path / "run", "--text", book, "--tokens", 131, "--documents", 3]
+    files = {name: tmp_path / f"x.{name}" for name in ("html", "csv", "png", "plan")}
+    named = [word for name, path in files.items() for word in (f"--{name}", path)]
+    done = invoke(*command, *named, "--cache", 0.6, "--json")
+    document = json.loads(done.out)
+    assert {head["name"] for head in document["heads"] if head["needle"]["mean"] > 0.1} == RETRIEVING
+    plan = hw.Plan.read(files["plan"])
+    assert document["share"] == plan.share(131) <= 0.6
+    rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
+    assert [row["name"] for row in rows] == [head["name"] for head in document["heads"]]
+    assert float(rows[1]["outside_s4_w64_high"]) == pytest.approx(document["heads"][1]["outside"][2][2]["high"])
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert "connect-src" not in files["html"].read_text() and "Peso fuera de una ventana" in files["html"].read_text()
+    shown = invoke(*command, "--sinks", 0)
+    assert "L2.KV1" in shown.out and "retrieves" in shown.out and "outside 16" in shown.out
+    for wrong, message in (
+        (("--sinks", 3), "--sinks 3 is not measured"),
+        (("--tolerance", 0.1), "pass --plan"),
+        (("--plan", files["plan"]), "one of them"),
+        (("--plan", tmp_path / "no" / "x", "--cache", 0.5), "does not exist"),
+    ):
+        refused = invoke(*command, *wrong)
+        assert refused.code == 2 and message in refused.err
+
+
+def test_the_page_escapes_names(reach: Windows) -> None:
+    head: KVReach = reach.heads[0]
+    page = windows_html(replace(reach, model="<img src=x>", heads=(head,)))
+    assert "<img" not in page
