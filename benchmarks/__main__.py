@@ -8,7 +8,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, causes, corpus, heads, ladder, microgpt_baseline, onnx_peers, reshape, small, training
+from benchmarks import (
+    attention,
+    causes,
+    corpus,
+    heads,
+    ladder,
+    memory,
+    microgpt_baseline,
+    onnx_peers,
+    reshape,
+    small,
+    training,
+)
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -24,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "onnx": onnx_peers.run,
     "training": training.run,
     "reshape": reshape.run,
+    "memory": memory.run,
 }
 
 

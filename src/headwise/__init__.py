@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from headwise.heads.effect import ablate
     from headwise.heads.patching import Patching, patch
     from headwise.heads.profiles import HeadProfile, Survey
+    from headwise.heads.reach import KVReach, Windows
     from headwise.heads.seen import Seen, SeenHead
     from headwise.heads.survey import survey
     from headwise.heads.train import train
     from headwise.heads.watch import watch
+    from headwise.heads.windows import windows
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
     from headwise.layer.importing.certificate import Imported
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from headwise.models.generate import generate
     from headwise.models.open import open_model as open
     from headwise.plan import Keep, Plan
+    from headwise.reshape.narrow import narrow
     from headwise.reshape.prune import prune
     from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
@@ -56,10 +59,10 @@ __version__ = "0.2.0"
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Circuits", "Damage",
     "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache",
-    "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias", "Reshaped",
-    "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window", "ablate", "attend",
-    "attribute", "check", "circuits", "explain", "generate", "import_attention", "open", "patch", "price", "prune",
-    "share", "survey", "trace", "train", "watch",
+    "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
+    "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window",
+    "Windows", "ablate", "attend", "attribute", "check", "circuits", "explain", "generate", "import_attention",
+    "narrow", "open", "patch", "price", "prune", "share", "survey", "trace", "train", "watch", "windows",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: module, and what they are called there.

@@ -30,6 +30,7 @@ def windows(
     """Measure how far back each key/value head looks, and which find a needle: what each needs to remember."""
     from headwise.heads.reach import SINKS, check_plan
     from headwise.view.page.words import check_lang
+    from headwise.view.survey_files import rows_csv
     from headwise.view.windows import print_windows, windows_html, windows_png
 
     check_lang(lang)
@@ -54,7 +55,7 @@ def windows(
     if png is not None:
         windows_png(png, reach, sinks)
     if csv is not None:
-        write_whole(csv, reach.csv())
+        write_whole(csv, rows_csv(reach.rows()))
     share = None if chosen is None else chosen.share(reach.longest)
     if as_json:
         print_json({**reach.document(), "plan": None if plan is None else str(plan), "share": share})

@@ -7,8 +7,6 @@ arXiv 2309.17453). Mass misses what is looked up rarely, so a needle test stands
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -132,12 +130,3 @@ class Windows:
                 row |= {name: x.mean, f"{name}_low": x.low, f"{name}_high": x.high}
             rows.append(row)
         return rows
-
-    def csv(self) -> str:
-        """The rows as comma-separated values."""
-        file, rows = io.StringIO(), self.rows()
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: f"{x:.7g}" if isinstance(x, float) else x for key, x in row.items()})
-        return file.getvalue()

@@ -29,6 +29,8 @@ from headwise.spec import resolve_kv_index
 SMALLEST = 16  # window
 NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
 
+Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle": of its key/value heads
+
 
 def windows(
     model: nn.Module | str | Path,
@@ -42,10 +44,9 @@ def windows(
 ) -> Windows:
     """How far back every key/value head looks: `hw.windows("runs/book")["L3.KV1"].reached`.
 
-    The mass outside the first s and last w tokens, the distances within which most of the mass lies, and the mass on
-    the continuation of a planted needle: a passage of random tokens, placed at a depth of the text and begun again at
-    its end. The arguments are those of `hw.survey`; `seed` draws the needles. Memory grows with the length of a text
-    and not with its square.
+    The mass outside the first s and last w tokens, the distances within which most of it lies, and the mass on what
+    continues a needle: random tokens, planted in the text and begun again at its end. The arguments are those of
+    `hw.survey`; `seed` draws the needles. Memory grows with the length of a text, not with its square.
 
     Raises HeadwiseError for a model that does not predict the next token, or a text that does not fit.
     """
@@ -54,21 +55,18 @@ def windows(
     text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
     sizes = [n for n in (SMALLEST << k for k in range(longest.bit_length())) if n < longest] + [longest]
-    found: dict[str, dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
+    seen: Gathered = defaultdict(lambda: defaultdict(Running))
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
-        outside, reached = distances(call, b, document, sizes)
-        found[site.name]["outside"].add(_largest(call, outside).numpy())
-        found[site.name]["reached"].add(_largest(call, reached).numpy())
+        for name, values in zip(("outside", "reached"), distances(call, b, document, sizes), strict=True):
+            seen[site.name][name].add(_largest(call, values).numpy())
 
     run_documents(folder.model, text.documents, take, None, partial(progress, "reading"))
-    planted = plant_needles(text, longest, seed)
-    share = _find_needles(folder.model, planted, found, partial(progress, "needles"))
-    notes = [text.note] if text.note else []
-    if share is None:
-        notes.append(f"{longest} tokens of the text, or its few different ones, leave no room for a needle.")
-    elif share < 0.5:
-        notes.append(f"The model completes {share:.0%} of the needles: where it cannot, its heads need not look.")
+    share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
+    told = f"{longest} tokens of the text, or its few different ones, leave no room for a needle."
+    if share is not None:
+        rest = ": where it cannot, its heads need not look" if share < 0.5 else ""
+        told = f"The model completes {share:.0%} of the planted needles{rest}."
     return Windows(
         model=folder.name,
         texts=text.sources,
@@ -76,9 +74,9 @@ def windows(
         n_tokens=sum(map(len, text.documents)),
         longest=longest,
         windows=tuple(sizes),
-        heads=tuple(reach for site, values in found.items() for reach in _heads(site, values, len(sizes))),
+        heads=tuple(reach for site, values in seen.items() for reach in _heads(site, values, len(sizes))),
         needle_found=share,
-        notes=tuple(notes),
+        notes=(*filter(None, [text.note]), told),
     )
 
 
@@ -86,7 +84,7 @@ class _Distances(Pass):
     """Sums of the weights by distance, and the weights on the first keys: taken of each block beside nothing else."""
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
-        super().__init__(call, b, document, Layout.of(document, *_sizes(call), call.q.device))
+        super().__init__(call, b, document, Layout.of(document, call.q.shape[2], call.k.shape[2], call.q.device))
         self.formulas, self.rows = {}, {}
         self.start = document.start or 0
         self.behind = torch.zeros(self.H, self.T + self.start, dtype=torch.float64, device=self.device)
@@ -155,27 +153,19 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
 def _find_needles(
     model: nn.Module,
     planted: Sequence[tuple[list[int], int, int]],
-    found: dict[str, dict[str, Running]],
+    seen: Gathered,
     progress: Callable[[int, int], None],
 ) -> float | None:
     """Note the mass on the needle's next token, for the tokens that begin it again; the share that is completed."""
-    right = 0
+    right, device = 0, next(model.parameters()).device
+
+    def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
+        weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu()
+        answers = torch.arange(place + 1, place + NEEDLE)[None, :, None].expand(len(weights), -1, 1)
+        seen[site.name]["needle"].add(_largest(call, weights.gather(2, answers).mean((1, 2))).double().numpy())
+
     for n, (ids, place, last) in enumerate(planted):
-        asks, answers = range(len(ids) - NEEDLE + 1, len(ids)), torch.arange(place + 1, place + NEEDLE)
-
-        def note(
-            site: Site,
-            call: Call,
-            documents: Sequence[Document],
-            asks: range = asks,
-            answers: Tensor = answers,
-        ) -> None:
-            weights = row_weights(call, 0, asks).cpu()
-            mass = weights.gather(2, answers[None, :, None].expand(len(weights), -1, 1)).mean((1, 2))
-            found[site.name]["needle"].add(_largest(call, mass).double().numpy())
-
-        with torch.no_grad(), listening(model, note), ask.evaluating(model):
-            device = next(model.parameters()).device
+        with torch.no_grad(), listening(model, partial(note, place, len(ids))), ask.evaluating(model):
             right += int(ask.logits(model, torch.tensor([ids], device=device), last=True)[0, -1].argmax()) == last
         progress(n + 1, len(planted))
     return right / len(planted) if planted else None
@@ -203,7 +193,3 @@ def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReac
         )
         for g in range(len(values["outside"].mean))
     ]
-
-
-def _sizes(call: Call) -> tuple[int, int]:
-    return call.q.shape[2], call.k.shape[2]

@@ -222,7 +222,7 @@ class _Search:
         return {"dropped": self._cost((n,), best.window, 0), "kept": self._cost((n,), best.window, 1)}
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-        yield f"with the windows in place {best.cost:+.4f} nats on text to calibrate; {best.share:.2f} of the cache is left"
+        yield f"windows in place: {best.cost:+.4f} nats on the text to calibrate; {best.share:.2f} of the cache is left"
         for head in self.reach.heads:
             if head.retrieves and self.now[head.layer] is None:
                 yield f"L{head.layer} keeps all: {head.name} finds needles ({head.needle.mean:.2f} of its weight)"

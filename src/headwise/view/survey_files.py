@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,12 @@ COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as i
 
 def survey_csv(survey: Survey) -> str:
     """One line a head; empty for what was not measured or is not finite; columns as in `survey_rows`."""
+    return rows_csv(survey_rows(survey))
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as comma-separated values."""
     file = io.StringIO()
-    rows = survey_rows(survey)
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:

@@ -36,8 +36,6 @@ def print_windows(console: Console, reach: Windows, sinks: int) -> None:
         f"{reach.model}: mass outside the first {sinks} and the last so many tokens, of {reach.n_documents:,} documents"
     )
     print_table(console, title, head, rows, words=(0, len(head) - 1))
-    if reach.needle_found is not None:
-        say(console, f"The model completes {reach.needle_found:.0%} of the planted needles.")
     for note in reach.notes:
         say(console, note)
 
