@@ -14,7 +14,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -53,6 +53,8 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
+_end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None  # of many processes, on an error of one
+MANY = ("heads", "train")  # commands that take several processes
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 
 
@@ -223,17 +225,38 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    if sys.stdout is not None:
+    if sys.stdout is not None and not out.quiet:
         text = json.dumps(document, ensure_ascii="utf" not in sys.stdout.encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def main() -> NoReturn:
     """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
-    code = 0
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the process has none
             stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
+    with _many() if {"RANK", "MASTER_ADDR"} <= os.environ.keys() else nullcontext():
+        code = _run()
+    sys.exit(code)
+
+
+@contextmanager
+def _many() -> Iterator[None]:
+    """One of the processes that torchrun started: the first alone prints, and what ends one of them ends all."""
+    global _end_all
+    out.quiet = err.quiet = os.environ["RANK"] != "0"
+    word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if word not in MANY:
+        message = f"headwise {word} works in one process; torchrun is for {' and '.join(MANY)}"
+        sys.exit(_failed(HeadwiseError(message), message))
+    from headwise.gpt.ranks import joined
+
+    with joined() as _end_all:
+        yield
+
+
+def _run() -> int:
+    code = 0
     try:
         # Not app(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
         command = typer.main.get_command(app)
@@ -258,7 +281,7 @@ def main() -> NoReturn:
         code = _failed(error, _interrupt_message(error), code=130)
     except Exception as error:
         code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
-    sys.exit(code)
+    return code
 
 
 def _drop_output() -> None:
@@ -274,7 +297,14 @@ def _drop_output() -> None:
 def _failed(error: BaseException, message: str, code: int = 2) -> int:
     if _show_traceback:
         raise error
-    err.print(f"headwise: {' '.join(message.split())}", soft_wrap=True)
+
+    def say(prefix: str = "") -> None:
+        err.quiet = err.quiet and not prefix
+        err.print(f"headwise: {prefix}{' '.join(message.split())}", soft_wrap=True)
+
+    if _end_all is not None:
+        _end_all(say, code)
+    say()
     return code
 
 

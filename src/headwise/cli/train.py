@@ -19,6 +19,7 @@ from headwise.files import STDIN, read_text, text_path
 if TYPE_CHECKING:
     from headwise.gpt.run import Result, Settings
     from headwise.gpt.train import Progress as TrainingProgress
+    from headwise.gpt.train import Sharing
     from headwise.view.live import Live
 
 
@@ -50,6 +51,8 @@ def train(
     resume: bool = False,
     live: bool = False,
     port: int | None = None,
+    accumulate: int = 1,
+    shard: bool = False,
     as_list: bool = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -79,8 +82,17 @@ def train(
         folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
     else:
-        with live_page(*_run_settings(options, out_folder, resume), port) as run:
-            _train(*run, resume, samples, as_json)
+        with needs_torch():
+            from headwise.gpt.ranks import current
+            from headwise.gpt.run import follow_training
+            from headwise.gpt.train import Sharing
+        folder, settings = current().agree(lambda: _run_settings(options, out_folder, resume))
+        sharing = Sharing(accumulate, shard)
+        if current().rank:
+            follow_training(folder, settings, sharing)
+            return
+        with live_page(folder, settings, port) as run:
+            _train(*run, resume, samples, as_json, sharing)
 
 
 def _keep_input(folder: Path) -> tuple[Path, Path]:
@@ -100,7 +112,13 @@ def _port(live: bool, port: int | None, rung: str | None) -> int | None:
 
 
 def _train(
-    folder: Path, settings: Settings, page: Live | None, resume: bool, samples: int | None, as_json: bool
+    folder: Path,
+    settings: Settings,
+    page: Live | None,
+    resume: bool,
+    samples: int | None,
+    as_json: bool,
+    sharing: Sharing,
 ) -> None:
     """Train, report, and print what came out."""
     with needs_torch(), training_progress() as report:
@@ -111,7 +129,7 @@ def _train(
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
-        result = run_training(folder, settings, report, resume, say, n_samples, film)
+        result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing)
         report_path = write_report_of(folder)
     if as_json:
         print_json(result_json(result, report_path))

@@ -30,8 +30,9 @@ from headwise.gpt.forms import hf_form
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
+from headwise.gpt.ranks import current
 from headwise.gpt.tokens import Tokens
-from headwise.gpt.train import METRICS, STATE, Film, Progress, no_film, train
+from headwise.gpt.train import METRICS, STATE, UNSHARED, Film, Progress, Sharing, no_film, train
 from headwise.layer.layer import shapes_alone
 from headwise.records import CurvePoint, RunSummary, from_json
 
@@ -101,6 +102,7 @@ def run_training(
     film: Callable[[Path, Corpus, GPTConfig, Recipe], Film] | None = None,
     build: Callable[[GPTConfig], GPT] = GPT,
     finish: Callable[[GPT], GPT] = lambda model: model,
+    sharing: Sharing = UNSHARED,
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
@@ -110,6 +112,7 @@ def run_training(
     on; its settings must then be the same. One process at a time trains in a folder.
     """
     corpus, config, recipe = settings.resolve()
+    sharing.check(corpus.data, recipe)
     _check(folder, settings, corpus, resume)
     folder.mkdir(parents=True, exist_ok=True)
     held = take_lock(folder / LOCK, f"another training is at work in {folder}; wait for it, or take another --out")
@@ -118,7 +121,9 @@ def run_training(
         remove_unfinished(folder, FILES if run else (RUN,))
         if run is None:
             write_run(folder, settings, corpus.data.digest, "training", None)
-        elif run["status"] == "finished":
+        finished = run is not None and run["status"] == "finished"
+        current().agree(lambda: not finished)
+        if run is not None and finished:
             (folder / STATE).unlink(missing_ok=True)
             return Result(folder, run["summary"], run["cells"], run["example"])
         with shapes_alone():
@@ -126,7 +131,7 @@ def run_training(
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         filming = no_film if film is None else film(folder, corpus, config, recipe)
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=filming, build=build)
+        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, 10.0, filming, build, sharing)
         model = finish(model)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
@@ -138,6 +143,14 @@ def run_training(
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         os.close(held)
+
+
+def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
+    """What the other processes do while the first is in `run_training`: their part of each step, and no file."""
+    corpus, config, recipe = settings.resolve()
+    sharing.check(corpus.data, recipe)
+    if current().agree(bool):
+        train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, sharing=sharing)
 
 
 def keep_text(folder: Path, text: str) -> Path:
@@ -240,7 +253,7 @@ def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, secon
         "vocabulary": f"{len(corpus.tokens):,}",
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
         "seed": str(settings.seed),
-        "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
+        "training time": f"{seconds:.1f} s, processes: {current().world}, torch threads: {torch.get_num_threads()}",
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
 

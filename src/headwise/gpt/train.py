@@ -4,6 +4,9 @@ A step is a pure function of the weights, the optimizer's moments and (seed, ste
 are drawn from a generator seeded by both. So what a resumed run needs is the weights, the moments and the number of the
 step; random state, place in the data and place in the schedule follow from it. They are saved together in one file,
 which is replaced in one move: a run killed at any moment and resumed ends with the same bytes as one left alone.
+
+Many processes (`headwise.gpt.ranks`) draw the same batch and compute a part of its rows each. The gradient of a step is
+the sum of theirs, so the weights are those of one process to the rounding of a sum; the first process writes the files.
 """
 
 from __future__ import annotations
@@ -25,9 +28,10 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.files import StepLog
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
-from headwise.gpt.data import HELD_OUT_TOKENS, Documents, Stream
+from headwise.gpt.data import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, warm_cosine
+from headwise.gpt.ranks import current, gradients_kept, parted, whole
 from headwise.records import CurvePoint, from_json
 
 STATE = "state.safetensors"
@@ -51,6 +55,22 @@ class Progress:
         """Its line in metrics.jsonl."""
         return {name: value for name, value in asdict(self).items() if value is not None and name != "steps"}
 
+
+@dataclass(frozen=True)
+class Sharing:
+    """How processes share a step: none of it changes what is learned, but for the rounding of sums."""
+
+    accumulate: int = 1  # passes in which a process computes its part of a batch, one after another
+    shard: bool = False  # weights, gradients and moments are spread over the processes
+
+    def check(self, data: Stream | Documents, recipe: Recipe) -> None:
+        """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
+        current().share(len(data.batch(torch.Generator(), recipe.batch)[0]), self.accumulate)
+        if self.shard:
+            current().require_many("--shard spreads a model over processes")
+
+
+UNSHARED = Sharing()
 
 # Sees the model where training begins or goes on and after every step, before its state is saved; and the steps done.
 Film = Callable[[GPT, int], None]
@@ -82,24 +102,32 @@ def train(
     save_seconds: float = 10.0,
     film: Film = no_film,
     build: Callable[[GPTConfig], GPT] = GPT,
+    sharing: Sharing = UNSHARED,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
     Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
     model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
+    Of many processes, all call it, and only the first reads and writes the folder.
     """
+    ranks = current()
+    ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)
-    model = build(config)
+    model = build(config).to(ranks.device)
+    losses = ranks.losses(model, sharing.shard)
     optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
     start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = _open_log(folder / METRICS, start)
+    log = _open_log(folder / METRICS, start) if ranks.rank == 0 else None
+    if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
+        step_loss(losses, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
+        losses.zero_grad()
     every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved, counted, since = time.monotonic(), 0, time.monotonic()
     try:
         with interrupts() as interrupted:
             film(model, start)
             for done in range(start + 1, recipe.steps + 1):
-                loss, n_tokens = _step(model, optimizers, recipe, data, seed, done - 1)
+                loss, n_tokens = _step(losses, optimizers, recipe, data, seed, done - 1, sharing.accumulate)
                 counted += n_tokens
                 film(model, done)
                 evaluated = done % every == 0 or done == recipe.steps
@@ -108,12 +136,15 @@ def train(
                     limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
                     held_out = evaluate(model, data, limit) if evaluated else None
                     require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
-                    log.add((progress := Progress(done, recipe.steps, loss, speed, held_out)).row())
-                    report(progress)
+                    progress = Progress(done, recipe.steps, loss, speed, held_out)
+                    if log is not None:
+                        log.add(progress.row())
+                        report(progress)
                     counted, since = 0, time.monotonic()
-                stopping = interrupted()  # asked once: what is said to be saved must have been
-                if stopping or time.monotonic() - saved > save_seconds:
-                    require_finite(done, weights=sum(p.detach().abs().sum().item() for p in model.parameters()))
+                due = ranks.rank == 0 and time.monotonic() - saved > save_seconds
+                stopping, saving = ranks.sum(interrupted(), due)  # asked once: what is said to be saved must have been
+                if stopping or saving:
+                    require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
                     save_state(folder / STATE, weights, optimizers, done)
                     saved = time.monotonic()
                 if stopping:
@@ -121,7 +152,12 @@ def train(
     except DivergedError as error:
         raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
     save_state(folder / STATE, weights, optimizers, recipe.steps)
-    return model.eval(), _curve(log)
+    if sharing.shard:
+        parts, model = model.parameters(), build(config)
+        with torch.no_grad():
+            for parameter, part in zip(model.parameters(), parts, strict=True):
+                parameter.copy_(whole(part))
+    return model.cpu().eval(), [] if log is None else _curve(log)
 
 
 def _open_log(path: Path, start: int) -> StepLog:
@@ -138,17 +174,37 @@ def _curve(log: StepLog) -> list[CurvePoint]:
 
 
 def _step(
-    model: GPT, optimizers: list[torch.optim.Optimizer], recipe: Recipe, data: Stream | Documents, seed: int, step: int
+    losses: nn.Module,
+    optimizers: list[torch.optim.Optimizer],
+    recipe: Recipe,
+    data: Stream | Documents,
+    seed: int,
+    step: int,
+    passes: int,
 ) -> tuple[float, int]:
     """One update; returns the loss before it and the number of tokens it saw."""
     mixed = (seed * 1_000_003 + step) % 2**63  # a prime keeps the steps of nearby seeds apart
     generator = torch.Generator().manual_seed(mixed)
-    if model.config.dropout:
-        torch.manual_seed(mixed)
-    inputs, targets = data.batch(generator, recipe.batch)
-    model.train()
-    loss, rate = model.loss(inputs, targets), schedule(recipe, step)
-    return take_step(loss, model.parameters(), optimizers, step, rate, recipe.clip), inputs.numel()
+    torch.manual_seed(mixed + current().rank)  # of the dropout
+    batch = data.batch(generator, recipe.batch)
+    losses.train()
+    loss = step_loss(losses, batch, passes)
+    update(loss, losses.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
+    return loss, batch[0].numel()
+
+
+def step_loss(losses: nn.Module, batch: Batch, passes: int) -> float:
+    """The mean loss of a batch (B,T), of which each process computes a part, in so many passes; leaves its gradient."""
+    ranks, (inputs, targets) = current(), batch
+    counted, loss = (targets >= 0).sum(), 0.0
+    pieces = ranks.share(len(inputs), passes)
+    for n, rows in enumerate(pieces, 1):
+        part = inputs[rows].to(ranks.device), targets[rows].to(ranks.device)
+        with gradients_kept(losses, n < len(pieces)):
+            mean = losses(*part) * ((targets[rows] >= 0).sum() / counted).item()
+            (mean * ranks.world).backward()  # the mean over the processes is taken of it
+        loss += mean.item()
+    return ranks.sum(loss)[0]
 
 
 def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None:
@@ -178,14 +234,26 @@ def take_step(
     Raises DivergedError, before any weight changes, when the loss or the gradient is no number.
     """
     loss.backward()  # type: ignore[no-untyped-call]
-    norm = torch.nn.utils.clip_grad_norm_(weights, clip)
-    require_finite(step + 1, loss=loss.item(), gradient=norm.item())
+    update(loss.item(), weights, optimizers, step, rate, clip)
+    return loss.item()
+
+
+def update(
+    loss: float,
+    weights: Iterable[nn.Parameter],
+    optimizers: Iterable[torch.optim.Optimizer],
+    step: int,
+    rate: float,
+    clip: float = math.inf,
+) -> None:
+    """`take_step` where the gradients of the loss are there already."""
+    norm = whole(torch.nn.utils.clip_grad_norm_(weights, clip))
+    require_finite(step + 1, loss=loss, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    return loss.item()
 
 
 @contextmanager
@@ -233,12 +301,12 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:
 @torch.no_grad()
 def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
     """Mean cross-entropy in nats per counted token, on `limit` tokens of the held-out part or a little more."""
-    training = model.training
+    training, device = model.training, next(model.parameters()).device
     model.eval()
     total, count = 0.0, 0
     for inputs, targets in data.held_out_batches(batch, limit):
         n = int((targets >= 0).sum())
-        total, count = total + model.loss(inputs, targets).item() * n, count + n
+        total, count = total + model.loss(inputs.to(device), targets.to(device)).item() * n, count + n
     model.train(training)
     return total / count
 
@@ -250,37 +318,41 @@ def save_state(
     step: int,
     kept: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
-    """Weights, moments, step and `kept`, whatever else must survive."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
+    """Weights, moments, step and `kept`, whatever else must survive; of many processes the first writes, all call."""
+    tensors = {f"model.{name}": whole(parameter.detach()) for name, parameter in weights.items()}
     for n, optimizer in enumerate(optimizers):
         for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{index}.{name}": value for name, value in state.items()}
+            tensors |= {f"optimizer.{n}.{index}.{name}": whole(value) for name, value in state.items()}
     tensors |= {f"kept.{name}": tensor for name, tensor in kept.items()}
-    write_tensors(path, tensors, {"step": str(step)})
+    if current().rank == 0:
+        write_tensors(path, tensors, {"step": str(step)})
 
 
 def restore_state(
     path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[int, dict[str, Tensor]]:
     """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
-    if not path.exists():
+    tensors, step = current().agree(
+        lambda: (read_tensors(path), int(read_metadata(path)["step"])) if path.exists() else ({}, 0)
+    )
+    if not tensors:
         return 0, {}
-    tensors = read_tensors(path)
     saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("model.")}
     if saved != {f"model.{name}": parameter.shape for name, parameter in weights.items()}:
         raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
     with torch.no_grad():
         for name, parameter in weights.items():
-            parameter.copy_(tensors[f"model.{name}"])
+            parameter.copy_(parted(tensors[f"model.{name}"], parameter))
     for n, optimizer in enumerate(optimizers):
         states: dict[int, dict[str, Tensor]] = {}
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for name, tensor in tensors.items():
             kind, *rest = name.split(".")
             if kind == "optimizer" and int(rest[0]) == n:
-                states.setdefault(int(rest[1]), {})[rest[2]] = tensor
+                states.setdefault(int(rest[1]), {})[rest[2]] = parted(tensor, parameters[int(rest[1])])
         optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
     kept = {name.removeprefix("kept."): tensor for name, tensor in tensors.items() if name.startswith("kept.")}
-    return int(read_metadata(path)["step"]), kept
+    return step, kept
 
 
 @contextmanager

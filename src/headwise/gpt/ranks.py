@@ -1,0 +1,333 @@
+"""Many processes: the one door to torch.distributed.
+
+`torchrun` starts P processes with one command, the ranks 0 to P - 1. `joined` makes them a group, and `current()` is
+what one of them knows of it. A process alone is rank 0 of 1: the same calls then do nothing and cost nothing. Objects
+and sums on the processor travel by gloo, tensors of a GPU by NCCL.
+
+Each rank gives a sign of life every second, and looks after its own host and the next rank. Who misses one says so, in
+one line for all, and all end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from headwise.errors import HeadwiseError
+
+T = TypeVar("T")
+TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
+ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
+LOST, TERMINATED = 1, 143  # exit codes
+LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a process knows of its group."""
+
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes: of many, each takes the GPU of its local number, if there is one."""
+        cuda = self is not ALONE and torch.cuda.is_available()
+        return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    @property
+    def mesh(self) -> Any:
+        """All ranks in a row."""
+        return init_device_mesh(self.device.type, (self.world,))
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Each number summed over all ranks."""
+        if self.world == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(total)
+        return list(total.tolist())
+
+    def agree(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, on all."""
+        if self.world == 1:
+            return make()
+        box: list[Any] = [None if self.rank else make()]
+        dist.broadcast_object_list(box)
+        made: T = box[0]
+        return made
+
+    def gathered(self, value: T) -> list[T]:
+        """The value of each rank, in their order, on all."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def merged(self, value: T, join: Callable[[T, T], T]) -> T:
+        """The values of all ranks joined two by two, on all: log2(P) rounds, and no rank holds more than two."""
+        step = 1
+        while step < self.world:
+            if self.rank % (2 * step):
+                dist.send_object_list([value], self.rank - step)
+                break
+            if self.rank + step < self.world:
+                box: list[Any] = [None]
+                dist.recv_object_list(box, self.rank + step)
+                value = join(value, box[0])
+            step *= 2
+        return self.agree(lambda: value)
+
+    def share(self, n: int, passes: int = 1, what: str = "texts") -> list[slice]:
+        """The part of n rows that is this rank's, in so many passes. Raises HeadwiseError where there are too few."""
+        pieces = self.world * passes
+        if pieces > n:
+            raise HeadwiseError(
+                f"a batch of {n} {what} is too small for {self.world} processes of {passes} passes each; "
+                f"start {max(1, n // passes)} at most, or pass a smaller --accumulate"
+            )
+        cuts = [piece * n // pieces for piece in range(pieces + 1)]
+        first = self.rank * passes
+        return [slice(*cuts[k : k + 2]) for k in range(first, first + passes)]
+
+    def require_many(self, what: str) -> None:
+        """Raise HeadwiseError for a process that torchrun did not start."""
+        if self is ALONE:
+            raise HeadwiseError(f"{what}; start several: torchrun --nproc-per-node N -m headwise ...")
+
+    def require_same(self, what: str, value: object) -> None:
+        """Raise HeadwiseError, on every rank, where a rank has another value than the first."""
+        values = self.gathered(value)
+        if others := [str(rank) for rank, each in enumerate(values) if each != values[0]]:
+            raise HeadwiseError(f"{what} is not the same on all processes: rank {', '.join(others)} has another one")
+
+    def losses(self, model: nn.Module, shard: bool = False) -> nn.Module:
+        """A module that gives `model.loss` and whose backward pass leaves the mean gradient of all ranks.
+
+        By DDP, Li et al. 2020 (arXiv 2006.15704), or with `shard` by FSDP2, after Zhao et al. 2023 (arXiv 2304.11277).
+        """
+        if shard:
+            from torch.distributed.fsdp import fully_shard  # these imports take half a second
+
+            for block in (*model.blocks, model):  # type: ignore[misc]  # a GPT, in a room of its own
+                fully_shard(block, mesh=self.mesh)
+        loss = _Loss(model)
+        return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
+
+
+ALONE = Ranks()
+_ranks = ALONE
+
+
+def current() -> Ranks:
+    """The group of this process; `ALONE` outside `joined`."""
+    return _ranks
+
+
+class _Loss(nn.Module):
+    """DDP counts calls of a module: here a call is a loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.model.loss(ids, targets)  # type: ignore[operator]
+        return loss
+
+
+@contextmanager
+def gradients_kept(losses: nn.Module, keep: bool) -> Iterator[None]:
+    """With `keep` a backward pass in this block adds to the gradients of this rank alone, and nothing is sent."""
+    model: Any = getattr(losses, "model", None)
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(not keep)
+    with losses.no_sync() if keep and isinstance(losses, DistributedDataParallel) else nullcontext():
+        yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which each rank holds a part; all ranks must ask."""
+    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full
+
+
+def parted(tensor: Tensor, like: Any) -> Tensor:
+    """A whole tensor split as `like` is, where that is split and of one shape with it."""
+    if not hasattr(like, "placements") or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
+def held(tensor: Tensor) -> tuple[Tensor, int, int]:
+    """The part of a matrix that this rank holds, which one it is, and of how many; (tensor, 0, 1) where it is whole."""
+    part: Any = tensor
+    if not any(placement.is_shard() for placement in getattr(part, "placements", ())):
+        return whole(tensor), 0, 1
+    return part.to_local(), part.device_mesh.get_local_rank(), part.device_mesh.size()
+
+
+def split_by_heads(model: nn.Module, plan: Mapping[str, str], ranks: Ranks) -> None:
+    """Keep on this rank its part of a model, by a plan from modules to "colwise" and "rowwise".
+
+    Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053), section 3.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    parallelize_module(model, ranks.mesh, {name: styles[style]() for name, style in plan.items()})
+
+
+def require_divisor(ranks: Ranks, counts: Mapping[str, int]) -> None:
+    """Raise HeadwiseError where the ranks do not divide one of these counts of heads."""
+    for name, count in counts.items():
+        if count % ranks.world:
+            fitting = [str(n) for n in range(1, count + 1) if all(each % n == 0 for each in counts.values())]
+            raise HeadwiseError(
+                f"{ranks.world} processes do not divide the model's {count} {name}; start {' or '.join(fitting)}, or "
+                f"leave --parallel out, which shares out the documents"
+            )
+
+
+@contextmanager
+def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
+    """Join the processes that torchrun has started; when the block ends, wait for all.
+
+    Yields what ends this rank and all others after an error, from a function that prints it behind a prefix, and the
+    exit code. Of all ranks only one prints: the first, where it failed too.
+    """
+    global _ranks
+    store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST)
+    watch = _Watch(store.clone(), rank, world)
+    _ranks = Ranks(rank, world)
+    watch.start()
+
+    def fail(say: Callable[[str], None], code: int) -> NoReturn:
+        if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one
+            time.sleep(TICK * (SILENT + 2))
+        elif rank:
+            time.sleep(TICK)
+        watch.fail(partial(say, f"rank {rank}: " if rank else ""), code)
+
+    try:
+        yield fail
+        watch.leave()
+    except BaseException:
+        watch.fail(traceback.print_exc, LOST)
+    finally:
+        _ranks = ALONE
+    dist.destroy_process_group()
+
+
+class _Watch(threading.Thread):
+    """Gives this rank's signs of life and looks for those of others."""
+
+    def __init__(self, store: Any, rank: int, world: int) -> None:
+        super().__init__(daemon=True)
+        self.store, self.rank, self.world = store, rank, world
+        self.next = (rank + 1) % world
+        local = rank - int(os.environ.get("LOCAL_RANK", 0))
+        beside = range(local, local + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        self.beside = [other for other in beside if other != rank]  # on this host
+        self.count, self.silent, self.told = 0, 0, 0
+        self.over = threading.Event()
+        store.set(f"at/{rank}", f"{os.getpid()} on {socket.gethostname()}")
+        # A signal wakes the thread also while the main one waits in a collective call, where Python runs no handler.
+        self.woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            if select.select([self.woken], [], [], TICK)[0]:
+                self.told = max(self.told, int(signal.SIGTERM in os.read(self.woken, 64)))
+            try:
+                self._look()
+            except dist.DistError:
+                self._end("the meeting point, on the host of rank 0, is lost")
+
+    def _look(self) -> None:
+        if self.store.check(["over"]):
+            os._exit(int(self.store.get("over")))
+        self.store.add(f"alive/{self.rank}", 1)
+        count = self.store.add(f"alive/{self.next}", 0)
+        self.silent = self.silent + 1 if count == self.count else 0
+        self.count = count
+        at = {other: self.store.get(f"at/{other}").decode() for other in (*self.beside, self.next)}
+        for other in self.beside:
+            if not _lives(int(at[other].split()[0])):
+                self._end(f"rank {other} of {self.world} is lost: process {at[other]} has ended")
+        if self.silent >= SILENT and self.world > 1:
+            silence = f"has given no sign of life for {SILENT * TICK:.0f} s"
+            self._end(f"rank {self.next} of {self.world} is lost: process {at[self.next]} {silence}")
+        self.told += bool(self.told)
+        if self.told > ORPHANED:
+            os._exit(TERMINATED)
+
+    def _end(self, message: str) -> None:
+        def say() -> None:
+            clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # of a bar that was being drawn
+            remedy = "all end, and no file is half written; the same command goes on (train: with --resume)"
+            os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
+
+        if not self.over.is_set():
+            self.fail(say, LOST)
+
+    def fail(self, say: Callable[[], None], code: int) -> NoReturn:
+        """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
+        self.over.set()
+        try:
+            if self.store.check(["over"]) or self.store.add("failures", 1) > 1:
+                os._exit(int(self.store.get("over")))
+            say()
+            self.store.set("over", str(code))
+        except dist.DistError:
+            say()
+        os._exit(code)
+
+    def leave(self) -> None:
+        """Wait until all ranks are done. The first leaves last: it may hold the store."""
+        for stage in ("done", "gone"):
+            self.store.add(stage, 1)
+            while (self.rank == 0 or stage == "done") and self.store.add(stage, 0) < self.world:
+                time.sleep(0.1)
+            self.over.set()
+
+
+def _lives(pid: int) -> bool:
+    """Is there such a process on this host?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
