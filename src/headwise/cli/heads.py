@@ -40,6 +40,7 @@ def heads(
     relations: Path | None = None,
     bench: str | None = None,
     circuits: bool = False,
+    keep: Path | None = None,
     seed: int = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -54,9 +55,15 @@ def heads(
     _check(model, against, sort, (relations, bench), headvis, **files)
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
     options |= {"controls": controls, "ablate": ablate, "seed": seed, "relations": relations or bench}
-    options["unknown"] = unknown
-    survey, maps = look(model, headvis=headvis, **options)
+    with needs_torch():
+        from headwise.gpt.ranks import current
+    ranks = current()
+    options |= {"unknown": unknown, "ranks": ranks}
+    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
+    options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
+    if ranks.rank:
+        return
     # The report in a run tells of the run: a look at another text goes where --html says.
     special = text or ids is not None or not controls or other is not None or options["relations"]
     of_the_run = (model / "run.json").exists() and not special

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.ranks import Ranks
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
 from headwise.plan import Keep, Plan
@@ -214,6 +215,26 @@ class GPT(nn.Module):
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token of targets (B,T); targets of -100 do not count."""
         return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+
+    def split(self, ranks: Ranks) -> None:
+        """Keep some heads of each layer, and their part of the feed-forward, on each process; all get the same logits.
+
+        W_Q, W_K, W_V and `up` are cut by their outputs, W_O and `down` by their inputs, and their products are summed.
+        """
+        spec, width = self.config.attention, self.config.feed_forward_width
+        ranks.require_divisor({"heads": spec.n_heads, "key/value heads": spec.n_kv_heads})
+        plan = dict.fromkeys((f"blocks.*.attention.{x}_proj" for x in "qkv"), "colwise")
+        plan["blocks.*.attention.o_proj"] = "rowwise"
+        if width % ranks.world == 0:
+            plan |= {"blocks.*.feed_forward.up": "colwise", "blocks.*.feed_forward.down": "rowwise"}
+            plan |= {"blocks.*.feed_forward.gate": "colwise"} if self.config.gated else {}
+        ranks.split_by_heads(self, plan)
+        held = {"n_heads": spec.n_heads // ranks.world, "n_kv_heads": spec.n_kv_heads // ranks.world}
+        for module in self.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.spec = module.spec.replace(head_dim=spec.head_dim, **held)
+                for norm in filter(None, (module.q_norm, module.k_norm)):  # of all heads, and each rank has some
+                    ranks.sum_gradient(norm.weight)
 
     def new_caches(self, plan: Plan | None = None) -> list[KVCache]:
         """One empty cache for each layer, which keeps what the plan says; without one that of a window rolls."""

@@ -10,6 +10,7 @@ one line for all, and all end.
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -37,6 +38,7 @@ from headwise.errors import HeadwiseError
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
+FAREWELL = 5.0  # seconds that the first rank waits for the others to hear of an error
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -98,6 +100,17 @@ class Ranks:
             step *= 2
         return self.agree(lambda: value)
 
+    def counter(self) -> Callable[[int], int]:
+        """A function that adds to what all ranks have counted, whenever each likes, and returns that."""
+        key, count = f"count/{next(_numbers)}", 0
+
+        def add(n: int) -> int:
+            nonlocal count
+            count = count + n if _store is None else int(_store.add(key, n))
+            return count
+
+        return add
+
     def share(self, n: int, passes: int = 1, what: str = "texts") -> list[slice]:
         """The part of n rows that is this rank's, in so many passes. Raises HeadwiseError where there are too few."""
         pieces = self.world * passes
@@ -134,9 +147,42 @@ class Ranks:
         loss = _Loss(model)
         return DistributedDataParallel(loss) if self.world > 1 and not shard else loss
 
+    def split_by_heads(self, model: nn.Module, plan: Mapping[str, str]) -> None:
+        """Keep on this rank its part of a model, by a plan from modules to "colwise" and "rowwise".
+
+        Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053), section 3.
+        """
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+        parallelize_module(model, self.mesh, {name: styles[style]() for name, style in plan.items()})
+
+    @staticmethod
+    def sum_gradient(weights: Tensor) -> None:
+        """From now on, add up over the ranks the gradients of what each of them uses for its heads alone."""
+
+        def summed(gradient: Tensor) -> Tensor:
+            total = gradient.clone()
+            dist.all_reduce(total)
+            return total
+
+        weights.register_hook(summed)  # type: ignore[no-untyped-call]
+
+    def require_divisor(self, counts: Mapping[str, int]) -> None:
+        """Raise HeadwiseError where the ranks do not divide one of these counts of heads."""
+        for name, count in counts.items():
+            if count % self.world:
+                fitting = [str(n) for n in range(1, count + 1) if all(each % n == 0 for each in counts.values())]
+                raise HeadwiseError(
+                    f"{self.world} processes do not divide the {count} {name} of the model; start "
+                    f"{' or '.join(fitting)}, or leave --parallel out: then each holds the model and reads its share"
+                )
+
 
 ALONE = Ranks()
 _ranks = ALONE
+_store: Any = None
+_numbers = itertools.count()  # alike on all ranks
 
 
 def current() -> Ranks:
@@ -189,28 +235,6 @@ def held(tensor: Tensor) -> tuple[Tensor, int, int]:
     return part.to_local(), part.device_mesh.get_local_rank(), part.device_mesh.size()
 
 
-def split_by_heads(model: nn.Module, plan: Mapping[str, str], ranks: Ranks) -> None:
-    """Keep on this rank its part of a model, by a plan from modules to "colwise" and "rowwise".
-
-    Shoeybi et al. 2019, Megatron-LM (arXiv 1909.08053), section 3.
-    """
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
-    parallelize_module(model, ranks.mesh, {name: styles[style]() for name, style in plan.items()})
-
-
-def require_divisor(ranks: Ranks, counts: Mapping[str, int]) -> None:
-    """Raise HeadwiseError where the ranks do not divide one of these counts of heads."""
-    for name, count in counts.items():
-        if count % ranks.world:
-            fitting = [str(n) for n in range(1, count + 1) if all(each % n == 0 for each in counts.values())]
-            raise HeadwiseError(
-                f"{ranks.world} processes do not divide the model's {count} {name}; start {' or '.join(fitting)}, or "
-                f"leave --parallel out, which shares out the documents"
-            )
-
-
 @contextmanager
 def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     """Join the processes that torchrun has started; when the block ends, wait for all.
@@ -218,7 +242,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     Yields what ends this rank and all others after an error, from a function that prints it behind a prefix, and the
     exit code. Of all ranks only one prints: the first, where it failed too.
     """
-    global _ranks
+    global _ranks, _store
     store, rank, world = next(rendezvous("env://", timeout=timedelta(minutes=5)))
     cuda = torch.cuda.is_available()
     if cuda:
@@ -226,7 +250,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=LONGEST)
     watch = _Watch(store.clone(), rank, world)
-    _ranks = Ranks(rank, world)
+    _ranks, _store = Ranks(rank, world), store
     watch.start()
 
     def fail(say: Callable[[str], None], code: int) -> NoReturn:
@@ -242,7 +266,7 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     except BaseException:
         watch.fail(traceback.print_exc, LOST)
     finally:
-        _ranks = ALONE
+        _ranks, _store = ALONE, None
     dist.destroy_process_group()
 
 
@@ -276,7 +300,7 @@ class _Watch(threading.Thread):
 
     def _look(self) -> None:
         if self.store.check(["over"]):
-            os._exit(int(self.store.get("over")))
+            self._follow()
         self.store.add(f"alive/{self.rank}", 1)
         count = self.store.add(f"alive/{self.next}", 0)
         self.silent = self.silent + 1 if count == self.count else 0
@@ -305,12 +329,21 @@ class _Watch(threading.Thread):
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
         self.over.set()
         try:
-            if self.store.check(["over"]) or self.store.add("failures", 1) > 1:
-                os._exit(int(self.store.get("over")))
+            if self.store.add("failures", 1) > 1:
+                self._follow()
             say()
             self.store.set("over", str(code))
+            end = time.monotonic() + FAREWELL
+            while self.rank == 0 and self.store.add("gone", 0) < self.world - 1 and time.monotonic() < end:
+                time.sleep(TICK / 10)  # it may hold the store, by which the others hear of it
         except dist.DistError:
             say()
+        os._exit(code)
+
+    def _follow(self) -> NoReturn:
+        """End as the rank that failed first."""
+        code = int(self.store.get("over"))
+        self.store.add("gone", 1)
         os._exit(code)
 
     def leave(self) -> None:
@@ -318,7 +351,7 @@ class _Watch(threading.Thread):
         for stage in ("done", "gone"):
             self.store.add(stage, 1)
             while (self.rank == 0 or stage == "done") and self.store.add(stage, 0) < self.world:
-                time.sleep(0.1)
+                time.sleep(TICK / 10)
             self.over.set()
 
 

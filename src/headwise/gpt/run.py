@@ -131,7 +131,8 @@ def run_training(
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         filming = no_film if film is None else film(folder, corpus, config, recipe)
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, 10.0, filming, build, sharing)
+        learned = config, recipe, corpus.data, settings.seed
+        model, curve = train(folder, *learned, report, film=filming, build=build, sharing=sharing)
         model = finish(model)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)

@@ -22,13 +22,14 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.ranks import ALONE, Ranks
 from headwise.heads.documents import batches, run_documents
 from headwise.heads.effect import ablation, importance
 from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
-from headwise.heads.seen import as_numpy
+from headwise.heads.shares import read_corpus
 from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally
 from headwise.heads.texts import Text, Texts, read_texts
@@ -60,6 +61,8 @@ def survey(
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
     by_document: bool = False,
+    ranks: Ranks = ALONE,
+    keep: Path | None = None,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -78,6 +81,8 @@ def survey(
                that come with headwise, or `Relations`; default: those of the verb corpus, where the text is that.
                Without a text, their documents are the text
     by_document  keep the mean of each document as well, for `to_frame(by="document")`; this takes memory
+    ranks      processes that read a part of the documents each; all must call, and all get the same survey
+    keep       a folder in which what was read is kept, so that a survey that is killed goes on there
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
@@ -91,7 +96,10 @@ def survey(
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    return _Study(folder, text, seed, progress or (lambda *counts: None)).survey(controls, ablate, by_document)
+    if by_document and (ranks.world > 1 or keep is not None):
+        raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
+    study = _Study(folder, text, seed, progress or (lambda *counts: None))
+    return study.survey(controls, ablate, by_document, ranks, keep)
 
 
 def folder_of(model: nn.Module, tokenizer: Any) -> Folder:
@@ -140,13 +148,12 @@ class _Study:
         self.relations = () if text.relations is None else described_relations(text.relations)
         self.roles = (*map(relation_role, self.relations), *ROLES)
 
-    def survey(self, controls: bool, how: str, by_document: bool) -> Survey:
+    def survey(self, controls: bool, how: str, by_document: bool, ranks: Ranks, keep: Path | None) -> Survey:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        tally = self._tally(
-            self.model, documents, ("reading", "repeated tokens"), CONTROLS, tokens=frequent, by_document=by_document
-        )
+        stages, more = ("reading", "repeated tokens"), {"tokens": frequent, "by_document": by_document}
+        tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, **more)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:
@@ -190,12 +197,23 @@ class _Study:
         )
 
     def _tally(
-        self, model: nn.Module, documents: Sequence[Sequence[int]], stages: Sequence[str], uniform_on: int, **more: Any
+        self,
+        model: nn.Module,
+        documents: Sequence[Sequence[int]],
+        stages: Sequence[str],
+        uniform_on: int,
+        ranks: Ranks = ALONE,
+        keep: Path | None = None,
+        **more: Any,
     ) -> Tally:
         """What the heads do on the documents, on the repeated tokens, and by their weights."""
         probe = Tally(model, uniform_on, first_row=self.second_half)
-        tally = Tally(model, uniform_on, probe=probe, **more)
-        run_documents(model, documents, tally.take, self.text.marks, partial(self.progress, stages[0]))
+        blank = partial(Tally, model, uniform_on, probe=probe, **more)
+
+        def run(part: Sequence[Sequence[int]], take: Any, progress: Callable[[int, int], None]) -> None:
+            run_documents(model, part, take, self.text.marks, progress)
+
+        tally = read_corpus(blank, documents, run, partial(self.progress, stages[0]), ranks, keep)
         run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return tally
 
@@ -237,7 +255,7 @@ class _Study:
     def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
-        measured, keys, weights = tally.first[site.name]
+        pictures: dict[str, Any] = {key: values[h].numpy() for key, values in tally.first[site.name].items()}
         part, layer, _ = parse_head(name)
         followed = {
             relation: replace(by[name], untrained=untrained.get(relation, math.nan))
@@ -257,13 +275,9 @@ class _Study:
             roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, known)),
             importance=self.importance.get(name),
             ablation=self.ablation.get(name),
-            thumbnail=as_numpy(measured.thumbnail[h]),
-            first_key=as_numpy(measured.first_key[h]),
-            received=as_numpy(measured.received[h, : keys.shape[1]] / max(1, len(measured.places))),
-            top_keys=keys[h].cpu().numpy(),
-            top_weights=as_numpy(weights[h]),
             relations=followed,
             by_document={key: np.array(each.kept)[:, h] for key, each in tally.scores[site.name].items() if each.kept},
+            **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )
 

@@ -24,7 +24,7 @@ from headwise.heads.texts import Text
 from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings
-from headwise.models.sites import Site
+from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
 REACH = 32  # offsets that are counted for "positional"
@@ -54,6 +54,19 @@ class Running:
         self.squares = self.squares + before * np.where(known, values - self.mean, 0.0)
         if self.kept is not None:
             self.kept.append(values)
+
+    def state(self) -> Tensor:
+        """Number, mean and squares of each cell, side by side in the last axis."""
+        return torch.from_numpy(np.stack(np.broadcast_arrays(self.n, self.mean, self.squares), -1).astype(np.float64))
+
+    def join(self, state: Tensor) -> None:
+        """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
+        n, mean, squares = np.moveaxis(state.numpy(), -1, 0)
+        total = self.n + n.astype(np.int64)
+        apart = mean - self.mean
+        self.squares = self.squares + squares + apart**2 * self.n * n / np.maximum(total, 1)
+        self.mean = self.mean + apart * n / np.maximum(total, 1)
+        self.n = total
 
     def interval(self, *cell: int) -> Interval:
         return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
@@ -100,6 +113,20 @@ class Gleaning:
         self.attended.index_add_(1, place[known], received[:, known])
         self.total += received.sum(1)
 
+    def state(self) -> dict[str, Tensor]:
+        numpy = {name: torch.from_numpy(getattr(self, name)) for name in ("distances", "weights", "places")}
+        return {**numpy, "attended": self.attended, "total": self.total}
+
+    def join(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another one has seen of other documents."""
+        self.distances = self.distances + state["distances"].numpy()
+        self.attended, self.total = self.attended + state["attended"], self.total + state["total"]
+        weights = np.concatenate([self.weights, state["weights"].numpy()], 1)
+        places = np.concatenate([self.places, state["places"].numpy()], 1)
+        best = np.lexsort((places[..., 0], -weights))[:, :EXAMPLES]  # of equal weights the first document's
+        self.weights = np.take_along_axis(weights, best, 1)
+        self.places = np.take_along_axis(places, best[..., None], 1)
+
     def fields(self, h: int, text: Text) -> dict[str, Any]:
         """`HeadProfile.distances`, `attended` and `examples` of a head."""
         shares = self.attended[h] / self.total[h].clamp(min=torch.finfo(torch.float64).tiny)
@@ -137,7 +164,7 @@ class Tally:
         self.uniform: dict[str, Values] = defaultdict(lambda: defaultdict(Running))  # (1,) each
         self.offsets: dict[str, Running] = defaultdict(Running)  # (H, 2 REACH + 1), shares of rows
         self.gleanings: dict[str, Gleaning] = {}
-        self.first: dict[str, tuple[Measured, Tensor, Tensor]] = {}  # site -> what was measured, top keys, weights
+        self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
         self.factors = Factors()
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
@@ -160,7 +187,36 @@ class Tally:
         if number < self.uniform_on:
             _add(self.uniform[site.name], measure(uniform(call), b, document))
         if number == 0 and self.tokens is not None:
-            self.first[site.name] = (measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
+            self.first[site.name] = _pictures(measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
+
+    def state(self) -> dict[str, Tensor]:
+        """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
+        state: dict[str, Tensor] = {}
+        for kind, sites in (("scores", self.scores), ("uniform", self.uniform)):
+            state |= {
+                f"{kind} {site} {key}": each.state() for site, keys in sites.items() for key, each in keys.items()
+            }
+        state |= {f"offsets {site} all": each.state() for site, each in self.offsets.items()}
+        for site, gleaning in self.gleanings.items():
+            state |= {f"gleanings {site} {key}": each for key, each in gleaning.state().items()}
+        return state | {f"first {site} {key}": each for site, keys in self.first.items() for key, each in keys.items()}
+
+    def join(self, state: Mapping[str, Tensor]) -> None:
+        """Add what another one has seen of other documents."""
+        gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)
+        for name, values in state.items():
+            kind, place, key = name.split(" ")
+            if kind in ("scores", "uniform"):
+                getattr(self, kind)[place][key].join(values)
+            elif kind == "offsets":
+                self.offsets[place].join(values)
+            else:
+                (gleaned[place] if kind == "gleanings" else self.first.setdefault(place, {}))[key] = values
+        for place, parts in gleaned.items():
+            assert self.tokens is not None
+            self.gleanings.setdefault(place, Gleaning(len(parts["total"]), self.tokens)).join(parts)
+        seen = {*self.sites, *self.scores}
+        self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
 
     def heads(self) -> Iterator[tuple[Site, int]]:
         """Every head, in the order of the model."""
@@ -191,6 +247,16 @@ class Tally:
 def _add(values: Values, measured: Measured) -> None:
     for key, rows in measured.rows.items():
         values[key].add(rows.double().mean(1).cpu().numpy())
+
+
+def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Tensor]:
+    """The fields of `HeadProfile` that are pictures of one document."""
+    received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
+    pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
+    return {name: each.float().cpu() for name, each in pictures.items()} | {
+        "top_keys": keys.cpu(),
+        "top_weights": weights.float().cpu(),
+    }
 
 
 def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:

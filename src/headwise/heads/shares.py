@@ -1,0 +1,154 @@
+"""A corpus shared out among processes, and what each has tallied of it kept in a file.
+
+Whole batches are shared, so that a document runs beside the same neighbours as in one process, to the same bits.
+In a folder each process keeps one file, of what it tallied since it began and which documents those were; no file is
+written by two. So whatever is killed, every document counts once, and another number of processes may go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.files import take_lock
+from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
+from headwise.gpt.ranks import Ranks
+from headwise.heads.documents import batches
+from headwise.heads.tally import Tally
+
+SAVE_SECONDS = 10.0
+Documents = Sequence[Sequence[int]]
+Run = Callable[[Documents, Callable[..., None], Callable[[int, int], None]], None]  # documents, who takes, progress
+
+
+class Part(Sequence[Sequence[int]]):
+    """Neighbouring documents, read when they are asked for."""
+
+    def __init__(self, documents: Documents, numbers: range) -> None:
+        self.documents, self.numbers = documents, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.documents[self.numbers[number]]
+
+
+def shares(documents: Documents, done: Sequence[range], world: int) -> list[list[range]]:
+    """The documents that are not done, for each process, as ranges of whole batches and alike in tokens."""
+    start, todo = 0, []
+    for ids in batches(documents):
+        if not any(start in numbers for numbers in done):
+            todo.append((start, start + len(ids), ids.numel()))
+        start += len(ids)
+    parts: list[list[range]] = [[] for _ in range(world)]
+    ends = list(accumulate(n_tokens for *_, n_tokens in todo))
+    for (first, last, n_tokens), end in zip(todo, ends, strict=True):
+        mine = parts[(end - n_tokens) * world // ends[-1]]
+        if mine and mine[-1].stop == first:
+            first = mine.pop().start
+        mine.append(range(first, last))
+    return parts
+
+
+class Kept:
+    """The folder of a survey that can be killed; None keeps nothing."""
+
+    def __init__(self, folder: Path | None, model: nn.Module, documents: Documents, ranks: Ranks) -> None:
+        self.folder, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
+        self.key, self.path, self.earlier, self.lock = "", None, list[Path](), -1
+        if folder is None:
+            return
+        if ranks.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.lock = take_lock(folder / "lock", f"another survey is at work in {folder}; pass another --keep")
+        weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in model.named_parameters()]
+        digest = hashlib.sha256(str(weights).encode())
+        for document in documents:
+            digest.update(array("q", document).tobytes() + b"|")
+        self.key = digest.hexdigest()
+        self.earlier = ranks.agree(lambda: sorted(folder.glob("tally-*.safetensors")))
+        attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
+        self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
+
+    def close(self) -> None:
+        if self.lock >= 0:
+            os.close(self.lock)
+
+    def read(self, tally: Tally) -> list[range]:
+        """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
+        numbers: list[range] = []
+        for path in self.earlier[self.ranks.rank :: self.ranks.world]:
+            state, known = read_tensors(path), read_metadata(path)
+            if known["key"] != self.key:
+                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another --keep")
+            tally.join(state)
+            tally.notes |= json.loads(known["notes"])
+            numbers += [range(*ends) for ends in json.loads(known["documents"])]
+        return [each for some in self.ranks.gathered(numbers) for each in some]
+
+    def write(self, tally: Tally, numbers: Sequence[range], now: bool = False) -> None:
+        """Keep what is tallied of these documents, every ten seconds or now."""
+        if self.path is not None and (now or time.monotonic() > self.due):
+            ends = json.dumps([[each.start, each.stop] for each in numbers if each])
+            known = {"key": self.key, "documents": ends, "notes": json.dumps(tally.notes)}
+            write_tensors(self.path, tally.state(), known)
+            self.due = time.monotonic() + SAVE_SECONDS
+
+
+def read_corpus(
+    blank: Callable[[], Tally],
+    documents: Documents,
+    run: Run,
+    progress: Callable[[int, int], None],
+    ranks: Ranks,
+    folder: Path | None,
+) -> Tally:
+    """Tally documents, each in one of the processes, and hand the tally of all of them to all."""
+    tally, before = blank(), blank()
+    if ranks.world == 1 and folder is None:
+        run(documents, tally.take, progress)
+        return tally
+    with closing(Kept(folder, tally.model, documents, ranks)) as kept:
+        done, mine = kept.read(before), list[range]()
+        count, total = ranks.counter(), sum(map(len, documents))
+        count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers))
+        for numbers in shares(documents, done, ranks.world)[ranks.rank]:
+            part = Part(documents, numbers)
+            ends, last = list(accumulate(map(len, part))), 0
+
+            def passed(n_tokens: int, in_all: int, numbers: range = numbers, ends: list[int] = ends) -> None:
+                nonlocal last
+                progress(count(n_tokens - last), total)
+                last = n_tokens
+                if in_all == ends[-1]:  # a streamed model has the tokens pass once for each layer
+                    kept.write(tally, [*mine, numbers[: bisect_right(ends, n_tokens)]])
+
+            run(part, lambda n, *seen, first=numbers.start: tally.take(first + n, *seen), passed)
+            mine.append(numbers)
+        kept.write(tally, mine, now=True)
+    tally.join(before.state())
+
+    def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        both = blank()
+        both.join(state)
+        both.join(other)
+        return both.state()
+
+    merged = blank()
+    state: Mapping[str, Tensor] = tally.state()
+    merged.join(ranks.merged(state, join))
+    merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
+    return merged

@@ -1,0 +1,301 @@
+"""Training in many processes: the losses of one, one run folder, exact resume, and an end for all when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import Ended, Started, command, together
+
+from headwise import HeadwiseError
+from headwise.gpt import train as training
+from headwise.gpt.checkpoint import read_metadata, read_tensors
+from headwise.gpt.data import Stream
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.presets import Recipe
+from headwise.gpt.ranks import ALONE, Ranks, current, joined, whole
+from headwise.gpt.tokens import Tokens
+from headwise.gpt.train import METRICS, STATE, Sharing, Stopped, train
+
+pytestmark = pytest.mark.slow
+STEPS = 50
+RECIPE = Recipe(steps=STEPS, batch=11, lr=1e-2, warmup=7)  # 11 texts: no number of processes divides them
+SHAPE: dict[str, Any] = {"context": 13, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "d_model": 22, "head_dim": 6}
+TEXT = "".join(f"{n * n} sheep, {n * 7 % 31} goats.\n" for n in range(97))
+HALF = STEPS // 2 + 1
+
+
+def data() -> Stream:
+    return Stream(Tokens.characters(TEXT, boundary=False), TEXT, SHAPE["context"])
+
+
+def config() -> GPTConfig:
+    return GPTConfig(vocab_size=len(set(TEXT)), tied=True, d_ff=24, qk_norm=True, **SHAPE)
+
+
+def learn(folder: Path, sharing: Sharing, until: int = STEPS, recipe: Recipe = RECIPE) -> None:
+    """Train in a folder, to the end or to a step after which the first process hears Ctrl-C.
+
+    The losses of these steps go to `losses50.json` there, named by their number.
+    """
+    losses: list[float] = []
+    real = training._step, training.interrupts
+
+    def step(*arguments: Any) -> tuple[float, int]:
+        result = real[0](*arguments)
+        losses.append(result[0])
+        return result
+
+    @contextmanager
+    def interrupts() -> Iterator[Callable[[], bool]]:
+        yield lambda: len(losses) == until < STEPS and current().rank == 0
+
+    folder.mkdir(exist_ok=True)
+    training._step, training.interrupts = step, interrupts
+    try:
+        train(folder, config(), recipe, data(), 3, lambda progress: None, sharing=sharing)
+    except Stopped as stopped:
+        assert stopped.step == until
+    finally:
+        training._step, training.interrupts = real
+        if current().rank == 0:
+            (folder / f"losses{len(losses)}.json").write_text(json.dumps(losses))
+
+
+def losses(folder: Path, count: int = STEPS) -> list[float]:
+    numbers: list[float] = json.loads((folder / f"losses{count}.json").read_text())
+    return numbers
+
+
+def whole_and_split() -> tuple[GPT, GPT]:
+    torch.manual_seed(5)
+    model, other = GPT(config()), GPT(config())
+    other.load_state_dict(model.state_dict())
+    other.split(current())
+    return model, other
+
+
+def all_checks(folder: Path) -> None:
+    """What two processes do, the numbers that come of it in files."""
+    with joined():
+        ranks = current()
+        told: dict[str, Any] = {"sum": ranks.sum(1.5, ranks.rank), "gathered": ranks.gathered(ranks.rank * 7)}
+        told["merged"] = ranks.merged([ranks.rank], lambda a, b: [*a, *b])
+        told["agreed"] = ranks.agree(lambda: f"from {ranks.rank}")
+        try:
+            ranks.require_same("the text", "ab"[ranks.rank])
+        except HeadwiseError as error:
+            told["differs"] = str(error)
+        told["shares"] = [[rows.start, rows.stop] for rows in ranks.share(11, 2)]
+        model, split = whole_and_split()
+        told["held"] = split.blocks[0].attention.q_proj.weight.to_local().shape[0]
+        batch = data().batch(torch.Generator().manual_seed(1), 5)
+        for each in (model, split):
+            each.loss(*batch).backward()
+        pairs = list(zip(model.parameters(), split.parameters(), strict=True))
+        told["logits"] = (model(batch[0]) - split(batch[0])).abs().max().item()
+        told["gradients"] = max((a.grad - whole(b.grad)).abs().max().item() for a, b in pairs)
+        (folder / f"told{ranks.rank}.json").write_text(json.dumps(told))
+        for name, sharing in (("ddp", Sharing(accumulate=3)), ("shard", Sharing(2, True))):
+            learn(folder / name, sharing)
+            learn(folder / f"{name} cut", sharing, until=HALF)
+            learn(folder / f"{name} cut", sharing)
+        learn(folder / "from one", Sharing(shard=True))
+        learn(folder / "muon", Sharing(shard=True), until=3, recipe=replace(RECIPE, muon_lr=0.01))
+
+
+def only_train(folder: Path) -> None:
+    with joined():
+        learn(folder / "four", Sharing())
+        learn(folder / "four cut", Sharing(), until=HALF)
+        learn(folder / "four cut", Sharing())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One process that learns alone, to the end and to the middle."""
+    folder = tmp_path_factory.mktemp("one")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    learn(folder / "alone", Sharing())
+    learn(folder / "from one", Sharing(accumulate=4), until=HALF)
+    torch.set_num_threads(before)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(one: Path) -> Path:
+    """Two processes with all that they do; among it they go on with what the one has begun."""
+    ended = together(one, 2, all_checks, one)
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    return one
+
+
+def far(folder: Path, name: str) -> float:
+    expected = losses(folder / "alone")
+    return max(abs(a - b) for a, b in zip(expected, losses(folder / name), strict=True))
+
+
+def test_processes_agree(two: Path) -> None:
+    told = [json.loads((two / f"told{rank}.json").read_text()) for rank in range(2)]
+    for each in told:
+        assert each["sum"] == [3.0, 1.0] and each["gathered"] == [0, 7] and each["merged"] == [0, 1]
+        assert each["agreed"] == "from 0"
+        assert each["differs"] == "the text is not the same on all processes: rank 1 has another one"
+    assert [each["shares"] for each in told] == [[[0, 2], [2, 5]], [[5, 8], [8, 11]]]
+
+
+def test_a_model_split_by_heads_is_the_whole_one(two: Path) -> None:
+    told = json.loads((two / "told1.json").read_text())
+    assert told["held"] == 2 * 6  # half of the heads
+    assert told["logits"] < 1e-5 and told["gradients"] < 1e-5
+
+
+@pytest.mark.parametrize("name", ["ddp", "shard"])
+def test_two_processes_see_the_losses_of_one(two: Path, name: str) -> None:
+    assert far(two, name) < 1e-5
+    alone, shared = (read_tensors(two / each / STATE) for each in ("alone", name))
+    assert {key: value.shape for key, value in alone.items()} == {key: value.shape for key, value in shared.items()}
+    log = [json.loads(line) for line in (two / name / METRICS).read_text().splitlines()]
+    assert [row["step"] for row in log] == [*range(5, STEPS + 1, 5)]
+
+
+@pytest.mark.parametrize("name", ["ddp", "shard"])
+def test_resumed_by_as_many_it_ends_with_the_same_bytes(two: Path, name: str) -> None:
+    assert losses(two / f"{name} cut", HALF) + losses(two / f"{name} cut", STEPS - HALF) == losses(two / name)
+    assert (two / f"{name} cut" / STATE).read_bytes() == (two / name / STATE).read_bytes()
+
+
+def test_resumed_by_more_it_goes_on_with_the_same_losses(two: Path) -> None:
+    resumed = losses(two / "from one", HALF) + losses(two / "from one", STEPS - HALF)
+    assert max(abs(a - b) for a, b in zip(resumed, losses(two / "alone"), strict=True)) < 1e-5
+
+
+def test_four_processes(one: Path) -> None:
+    """The sums of more than two have an order, which a resumed run must find again."""
+    ended = together(one, 4, only_train, one)
+    assert [each.code for each in ended] == [0] * 4, ended[0].err
+    assert far(one, "four") < 1e-5
+    assert (one / "four cut" / STATE).read_bytes() == (one / "four" / STATE).read_bytes()
+
+
+def test_what_does_not_fit_is_said_with_numbers() -> None:
+    with pytest.raises(HeadwiseError, match=r"a batch of 7 texts is too small for 2 processes of 4 passes.* 1 at most"):
+        Ranks(0, 2).share(7, 4)
+    with pytest.raises(HeadwiseError, match=r"3 processes do not divide the 8 heads of the model; start 1 or 2 or 4"):
+        Ranks(0, 3).require_divisor({"heads": 8, "key/value heads": 4})
+    with pytest.raises(HeadwiseError, match="--shard spreads a model over processes; start several: torchrun"):
+        Sharing(shard=True).check(data(), RECIPE)
+    assert current() is ALONE and ALONE.sum(2.0) == [2.0] and ALONE.gathered(3) == [3]
+
+
+# --- The command ---
+
+TRAIN = ("train", "--preset", "course", "--width", 16, "--heads", 2, "--samples", 0, "--steps")
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("book") / "book.txt"
+    path.write_text(TEXT * 3)
+    return path
+
+
+def lines(ended: list[Ended]) -> list[str]:
+    return [line for each in ended for line in each.err.splitlines() if line.startswith("headwise: ")]
+
+
+def at_work(folder: Path, seconds: float = 60) -> int:
+    """Wait until a run has saved its state; returns the step."""
+    end = time.monotonic() + seconds
+    while not (folder / STATE).exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    return int(read_metadata(folder / STATE)["step"])
+
+
+def test_a_run_of_two_is_a_run_folder(book: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ended = together(tmp_path / "first", 2, command, *TRAIN, 7, book, "--out", run, "--json")
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert ended[1].out == ended[1].err == ""
+    assert json.loads(ended[0].out)["facts"]["training time"].endswith("processes: 2, torch threads: 1")
+    assert {path.name for path in run.iterdir()} >= {"run.json", "model.safetensors", "film.jsonl", "report.html"}
+    again = Started(tmp_path / "again", 2, command, *TRAIN, 7, book, "--out", run)
+    wrong = Started(tmp_path / "wrong", 2, command, *TRAIN, 7, book, "--out", tmp_path / "x", "--accumulate", 99)
+    other = Started(tmp_path / "other", 2, command, "cost", "gpt2")
+    for started, said in (
+        (again, f"headwise: {run} holds a run already; pass --resume to go on with it, or another --out"),
+        (wrong, "headwise: a batch of 64 texts is too small for 2 processes of 99 passes each; start 1 at most, or "
+                "pass a smaller --accumulate"),
+        (other, "headwise: headwise cost works in one process; torchrun is for heads and train"),
+    ):  # fmt: skip
+        refused = started.wait()
+        assert [each.code for each in refused] == [2, 2]
+        assert lines(refused) == [said]
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_lost_process_ends_the_others(book: Path, tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = Started(tmp_path / "said", 2, often_saved, *TRAIN, 10_000, book, "--out", tmp_path / "run")
+    saved = at_work(tmp_path / "run")
+    pid = started.processes[lost].pid
+    assert pid is not None and saved > 0
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    ended = started.wait()
+    assert time.monotonic() - began < 30
+    assert ended[lost].code == -signal.SIGKILL and ended[1 - lost].code == 1, ended[1 - lost].err
+    (line,) = lines(ended)
+    fact = (
+        rf"rank {lost} of 2 is lost: process {pid} on \S+ has ended|the meeting point, on the host of rank 0, is lost"
+    )
+    assert re.match(f"headwise: ({fact}); all end, and no file is half written; ", line)
+    assert "Traceback" not in ended[1 - lost].err
+    assert int(read_metadata(tmp_path / "run" / STATE)["step"]) >= saved  # whole, by its digest
+    read_tensors(tmp_path / "run" / STATE)
+
+
+def often_saved(*words: object) -> None:
+    """The command, which saves its state after every step."""
+    train.__defaults__ = (0.0, *(train.__defaults__ or ())[1:])
+    command(*words)
+
+
+def test_control_c_saves_and_is_told_once(book: Path, tmp_path: Path) -> None:
+    started = Started(tmp_path / "said", 2, often_saved, *TRAIN, 10_000, book, "--out", tmp_path / "run")
+    at_work(tmp_path / "run")
+    for process in started.processes:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+    ended = started.wait()
+    assert [each.code for each in ended] == [130, 130], ended[0].err
+    (line,) = lines(ended)
+    step = read_metadata(tmp_path / "run" / STATE)["step"]
+    assert line == f"headwise: stopped after step {step}, and saved; go on with --resume and the same --out"
+
+
+@pytest.mark.gpu
+def test_a_gpu_learns_what_a_processor_learns(tmp_path: Path, one: Path) -> None:
+    """NCCL carries the gradients: one process on one GPU, by DDP's and FSDP2's own ways."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    ended = together(tmp_path, 1, shard_alone, tmp_path)
+    assert ended[0].code == 0, ended[0].err
+    expected = losses(one / "alone")
+    assert max(abs(a - b) for a, b in zip(expected, losses(tmp_path / "shard"), strict=True)) < 1e-3
+
+
+def shard_alone(folder: Path) -> None:
+    with joined():
+        learn(folder / "shard", Sharing(shard=True))

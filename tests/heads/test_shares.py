@@ -1,0 +1,207 @@
+"""A corpus read by several processes: the numbers of one, each document once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from processes import Started, command, together
+
+from headwise import HeadwiseError
+from headwise.gpt.checkpoint import read_metadata, save_model
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
+from headwise.heads import shares as sharing
+from headwise.heads.documents import batches
+from headwise.heads.profiles import Survey
+from headwise.heads.shares import Part, shares
+from headwise.heads.survey import survey
+from headwise.heads.tally import Running
+from headwise.heads.texts import Text
+
+V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17, 23, 23, 5, 7, 7, 7, 13, 3, 11, 11)
+
+
+def model() -> GPT:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return GPT(GPTConfig(vocab_size=V, context=23, n_layers=2, n_heads=3, d_model=30, init_std=0.2)).eval()
+
+
+def text() -> Text:
+    generator = torch.Generator().manual_seed(1)
+    documents = [torch.randint(V, (n,), generator=generator).tolist() for n in LENGTHS]
+    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
+
+
+def same(one: Survey, other: Survey) -> None:
+    """Equal to the rounding of sums in float64; what is no sum is the same."""
+    assert one.heads == other.heads if hasattr(one, "heads") else list(one) == list(other)
+    assert replace(one, profiles=(), untrained=None) == replace(other, profiles=(), untrained=None)
+    for name in one:
+        a, b = vars(one[name]), vars(other[name])
+        for key in a:
+            close(a[key], b[key], f"{name} {key}")
+
+
+def close(a: Any, b: Any, where: str) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            close(a[key], b[key], f"{where} {key}")
+    elif isinstance(a, float | np.ndarray):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13, err_msg=where)
+    elif isinstance(a, tuple | list):
+        assert len(a) == len(b), where
+        for x, y in zip(a, b, strict=True):
+            close(x, y, where)
+    elif hasattr(a, "__dataclass_fields__"):
+        close(vars(a), vars(b), where)
+    else:
+        assert a == b, where
+
+
+def test_running_means_join() -> None:
+    values = np.random.default_rng(0).normal(3, 1, (13, 2, 5))
+    values[4, 1, 2] = math.nan
+    values[:, 1, 4] = math.nan
+    whole, first, second, empty = Running(), Running(), Running(), Running()
+    for n, each in enumerate(values):
+        whole.add(each)
+        (first if n < 5 else second).add(each)
+    first.join(second.state())
+    empty.join(first.state())
+    for cell in np.ndindex(2, 5):
+        expected, got = whole.interval(*cell), empty.interval(*cell)
+        assert got.n == expected.n
+        assert [got.mean, got.low, got.high] == pytest.approx([expected.mean, expected.low, expected.high], nan_ok=True)
+
+
+def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.heads.documents.BATCH", 46)
+    documents = [[0] * n for n in LENGTHS]
+    for world in (1, 2, 3, 19):
+        for done in ([], [range(0, 2), range(9, 10)]):
+            parts = shares(documents, done, world)
+            numbers = [n for ranges in (*parts, done) for each in ranges for n in each]
+            assert sorted(numbers) == list(range(len(LENGTHS))), (world, done)
+            together = [ids.shape for ids in batches(documents)]
+            apart = [ids.shape for each in sorted((r for some in (*parts, done) for r in some), key=lambda r: r.start)
+                     for ids in batches(Part(documents, each))]  # fmt: skip
+            assert together == apart
+    sizes = [sum(len(documents[n]) for each in part for n in each) for part in shares(documents, [], 2)]
+    assert max(sizes) - min(sizes) <= 2 * 46
+
+
+def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
+    monkeypatch.setattr("headwise.heads.documents.BATCH", 23)
+    monkeypatch.setattr(sharing, "SAVE_SECONDS", 0.0)
+    options: dict[str, Any] = {"controls": False, "ablate": "none"}
+    expected = survey(model(), text(), **options)
+    read: list[int] = []
+
+    def until(limit: int) -> Any:
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == "reading":
+                read.append(done)
+                assert total == sum(LENGTHS)
+                if done >= limit:
+                    raise KeyboardInterrupt
+
+        return progress
+
+    for limit in (60, 150):
+        with pytest.raises(KeyboardInterrupt):
+            survey(model(), text(), keep=tmp_path, progress=until(limit), **options)
+    same(survey(model(), text(), keep=tmp_path, progress=until(10**9), **options), expected)
+    kept = [json.loads(read_metadata(path)["documents"]) for path in sorted(tmp_path.glob("tally-*"))]
+    numbers = [n for ranges in kept for ends in ranges for n in range(*ends)]
+    assert sorted(numbers) == list(range(len(LENGTHS))) and len(kept) == 3
+    count = len(read)
+    same(survey(model(), text(), keep=tmp_path, progress=until(10**9), **options), expected)
+    assert len(read) == count  # nothing is left to read
+    other = model()
+    with torch.no_grad():
+        other.lm_head.weight[0, 0] += 1
+    with pytest.raises(HeadwiseError, match="is of another model or text; go on with those, or pass another --keep"):
+        survey(other, text(), keep=tmp_path, **options)
+    with pytest.raises(HeadwiseError, match="by_document=True keeps what one process reads in one go"):
+        survey(model(), text(), keep=tmp_path, by_document=True)
+
+
+# --- The command, by several processes ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder and a corpus."""
+    path = tmp_path_factory.mktemp("model")
+    letters = "abcdefghij .\n"
+    tokens = Tokens.characters(letters, boundary=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        config = GPTConfig(vocab_size=len(tokens), context=37, n_layers=2, n_heads=4, n_kv_heads=2, d_model=24)
+        save_model(path / "m", GPT(config), tokens)
+    words = np.random.default_rng(3).choice(list(letters[:11]), 20_011)
+    (path / "corpus.txt").write_text("".join(words))
+    return path
+
+
+def words(folder: Path, *more: object) -> tuple[object, ...]:
+    return ("heads", folder / "m", "--text", folder / "corpus.txt", "--tokens", 31, "--json", *more)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> dict[str, Any]:
+    ended = together(folder / "alone", 1, command, *words(folder))
+    assert ended[0].code == 0, ended[0].err
+    answer: dict[str, Any] = json.loads(ended[0].out)
+    return answer
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_document_of_one(folder: Path, alone: dict[str, Any]) -> None:
+    ended = together(folder / "two", 2, command, *words(folder))
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert ended[1].out == ended[1].err == ""
+    close(json.loads(ended[0].out), alone, "survey")
+
+
+@pytest.mark.slow
+def test_killed_by_a_lost_process_it_goes_on_with_three(folder: Path, alone: dict[str, Any]) -> None:
+    kept = folder / "kept"
+    started = Started(folder / "killed", 2, often, *words(folder, "--keep", kept))
+    end = time.monotonic() + 100
+    while not list(kept.glob("tally-1-1*")) and time.monotonic() < end:
+        time.sleep(0.02)
+    pid = started.processes[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    ended = started.wait()
+    assert ended[0].code == 1 and "headwise: rank 1 of 2 is lost" in ended[0].err, ended[0].err
+    ended = together(folder / "goes on", 3, command, *words(folder, "--keep", kept))
+    assert [each.code for each in ended] == [0, 0, 0], ended[0].err
+    close(json.loads(ended[0].out), alone, "survey")
+
+
+def often(*words: object) -> None:
+    """The command, which keeps what it has read after every batch, and takes its time."""
+    sharing.SAVE_SECONDS = 0.0
+    write = sharing.Kept.write
+
+    def slowly(*arguments: Any, **more: Any) -> None:
+        write(*arguments, **more)
+        time.sleep(0.5)
+
+    sharing.Kept.write = slowly  # type: ignore[method-assign]
+    command(*words)
