@@ -16,7 +16,7 @@ import headwise
 ROOMS = ("base", "rungs", "layer", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "intervals", "markup", "plan", "records", "cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
-ONE_DOOR = ("transformers", "safetensors", "tokenizers")
+ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")
 
 
 def room_of(module: str) -> str | None:
@@ -59,8 +59,9 @@ def violations(sources: dict[str, str], packages: set[str]) -> list[str]:
             continue
         for target in set(imports_of(module, source, module in packages, set(sources))):
             top = target.split(".")[0]
-            if top in doors:
-                doors[top].add(module)
+            for door in doors:
+                if f"{target}.".startswith(f"{door}."):
+                    doors[door].add(module)
             if room == "view" and top == "torch":
                 found.append(f"{module} imports torch")
             if top == "headwise":

@@ -65,6 +65,8 @@ def train(
         _list_presets(as_json)
         return
     port = _port(live, port, rung)
+    if shard and (live or rung is not None):
+        raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
     if text is not None and str(text) == STDIN and not resume:

@@ -222,6 +222,8 @@ class GPT(nn.Module):
         W_Q, W_K, W_V and `up` are cut by their outputs, W_O and `down` by their inputs, and their products are summed.
         """
         spec, width = self.config.attention, self.config.feed_forward_width
+        if spec.latent_dim is not None:
+            raise HeadwiseError(f"latent_dim={spec.latent_dim}: heads that share a latent are not split; leave one out")
         ranks.require_divisor({"heads": spec.n_heads, "key/value heads": spec.n_kv_heads})
         plan = dict.fromkeys((f"blocks.*.attention.{x}_proj" for x in "qkv"), "colwise")
         plan["blocks.*.attention.o_proj"] = "rowwise"

@@ -130,7 +130,8 @@ def run_training(
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
-        filming = no_film if film is None else film(folder, corpus, config, recipe)
+        parts = sharing.shard or current().device.type != "cpu"  # a film needs all weights, where its texts are
+        filming = no_film if film is None or parts else film(folder, corpus, config, recipe)
         learned = config, recipe, corpus.data, settings.seed
         model, curve = train(folder, *learned, report, film=filming, build=build, sharing=sharing)
         model = finish(model)
