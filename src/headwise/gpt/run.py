@@ -108,8 +108,8 @@ def run_training(
 
     `report` hears of every ten steps, `say` of what else goes on; what `film` makes, such as a
     `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that learns, and `finish`
-    of it the one that is kept, where the two differ. A folder with a run in it is refused unless `resume` says to go
-    on; its settings must then be the same. One process at a time trains in a folder.
+    of it the one that is kept, where the two differ. A folder with a run in it is refused unless `resume` says to
+    go on, with the same settings. Of many processes the first calls this, and the others `follow_training`.
     """
     corpus, config, recipe = settings.resolve()
     sharing.check(corpus.data, recipe)
@@ -121,19 +121,16 @@ def run_training(
         remove_unfinished(folder, FILES if run else (RUN,))
         if run is None:
             write_run(folder, settings, corpus.data.digest, "training", None)
-        finished = run is not None and run["status"] == "finished"
-        current().agree(lambda: not finished)
-        if run is not None and finished:
+        if current().agree(lambda: run is not None and run["status"] == "finished") and run:
             (folder / STATE).unlink(missing_ok=True)
             return Result(folder, run["summary"], run["cells"], run["example"])
         with shapes_alone():
             size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
-        parts = sharing.shard or current().device.type != "cpu"  # a film needs all weights, where its texts are
-        filming = no_film if film is None or parts else film(folder, corpus, config, recipe)
-        learned = config, recipe, corpus.data, settings.seed
-        model, curve = train(folder, *learned, report, film=filming, build=build, sharing=sharing)
+        looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
+        learns = config, recipe, corpus.data, settings.seed
+        model, curve = train(folder, *learns, report, film=looks_on, build=build, sharing=sharing)
         model = finish(model)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
@@ -151,7 +148,7 @@ def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
     """What the other processes do while the first is in `run_training`: their part of each step, and no file."""
     corpus, config, recipe = settings.resolve()
     sharing.check(corpus.data, recipe)
-    if current().agree(bool):
+    if not current().agree(bool):  # is it finished?
         train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, sharing=sharing)
 
 

@@ -63,6 +63,11 @@ class Sharing:
     accumulate: int = 1  # passes in which a process computes its part of a batch, one after another
     shard: bool = False  # weights, gradients and moments are spread over the processes
 
+    @property
+    def apart(self) -> bool:
+        """Are the weights not all on the processor of the first process, where a film looks at them?"""
+        return self.shard or current().device.type != "cpu"
+
     def check(self, data: Stream | Documents, recipe: Recipe) -> None:
         """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
         current().share(len(data.batch(torch.Generator(), recipe.batch)[0]), self.accumulate)
@@ -108,56 +113,75 @@ def train(
 
     Writes `state.safetensors` every `save_seconds` and on Ctrl-C, and a line a report to `metrics.jsonl`. Returns the
     model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
-    Of many processes, all call it, and only the first reads and writes the folder.
     """
+    ranks = current()
+    model, losses = _learner(config, recipe, data, seed, build, sharing)
+    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
+    start, _ = restore_state(folder / STATE, weights, optimizers)
+    log = _open_log(folder / METRICS, start) if ranks.rank == 0 else None
+    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
+    saved, counted, since = time.monotonic(), 0, time.monotonic()
+    with _divergence_told(), interrupts() as interrupted:
+        film(model, start)
+        for done in range(start + 1, recipe.steps + 1):
+            loss, n_tokens = _step(losses, optimizers, recipe, data, seed, done - 1, sharing.accumulate)
+            counted += n_tokens
+            film(model, done)
+            evaluated = done % every == 0 or done == recipe.steps
+            if evaluated or done % 10 == 0:
+                limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
+                held_out = evaluate(model, data, limit) if evaluated else None
+                require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
+                speed = counted / (time.monotonic() - since)
+                _tell(log, report, Progress(done, recipe.steps, loss, speed, held_out))
+                counted, since = 0, time.monotonic()
+            # Asked once: what is said to be saved must have been.
+            stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved > save_seconds)
+            if stopping or saving:
+                require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
+                save_state(folder / STATE, weights, optimizers, done)
+                saved = time.monotonic()
+            if stopping:
+                raise Stopped(done)
+    save_state(folder / STATE, weights, optimizers, recipe.steps)
+    trained = _gathered(model, build(config)) if sharing.shard else model
+    return trained.cpu().eval(), [] if log is None else _curve(log)
+
+
+@contextmanager
+def _divergence_told() -> Iterator[None]:
+    try:
+        yield
+    except DivergedError as error:
+        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
+
+
+def _learner(
+    config: GPTConfig,
+    recipe: Recipe,
+    data: Stream | Documents,
+    seed: int,
+    build: Callable[[GPTConfig], GPT],
+    sharing: Sharing,
+) -> tuple[GPT, nn.Module]:
+    """A model with its first weights, and the module that gives its losses."""
     ranks = current()
     ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
     losses = ranks.losses(model, sharing.shard)
-    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
-    start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = _open_log(folder / METRICS, start) if ranks.rank == 0 else None
     if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
         step_loss(losses, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
         losses.zero_grad()
-    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
-    saved, counted, since = time.monotonic(), 0, time.monotonic()
-    try:
-        with interrupts() as interrupted:
-            film(model, start)
-            for done in range(start + 1, recipe.steps + 1):
-                loss, n_tokens = _step(losses, optimizers, recipe, data, seed, done - 1, sharing.accumulate)
-                counted += n_tokens
-                film(model, done)
-                evaluated = done % every == 0 or done == recipe.steps
-                if evaluated or done % 10 == 0:
-                    speed = counted / (time.monotonic() - since)
-                    limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
-                    held_out = evaluate(model, data, limit) if evaluated else None
-                    require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
-                    progress = Progress(done, recipe.steps, loss, speed, held_out)
-                    if log is not None:
-                        log.add(progress.row())
-                        report(progress)
-                    counted, since = 0, time.monotonic()
-                due = ranks.rank == 0 and time.monotonic() - saved > save_seconds
-                stopping, saving = ranks.sum(interrupted(), due)  # asked once: what is said to be saved must have been
-                if stopping or saving:
-                    require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
-                    save_state(folder / STATE, weights, optimizers, done)
-                    saved = time.monotonic()
-                if stopping:
-                    raise Stopped(done)
-    except DivergedError as error:
-        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
-    save_state(folder / STATE, weights, optimizers, recipe.steps)
-    if sharing.shard:
-        parts, model = model.parameters(), build(config)
-        with torch.no_grad():
-            for parameter, part in zip(model.parameters(), parts, strict=True):
-                parameter.copy_(whole(part))
-    return model.cpu().eval(), [] if log is None else _curve(log)
+    return model, losses
+
+
+@torch.no_grad()
+def _gathered(model: GPT, whole_model: GPT) -> GPT:
+    """A whole model with the weights of one of which each process holds a part."""
+    for parameter, part in zip(whole_model.parameters(), model.parameters(), strict=True):
+        parameter.copy_(whole(part))
+    return whole_model
 
 
 def _open_log(path: Path, start: int) -> StepLog:
@@ -165,6 +189,12 @@ def _open_log(path: Path, start: int) -> StepLog:
     log = StepLog(path, start)
     _curve(log)
     return log
+
+
+def _tell(log: StepLog | None, report: Callable[[Progress], None], progress: Progress) -> None:
+    if log is not None:
+        log.add(progress.row())
+        report(progress)
 
 
 def _curve(log: StepLog) -> list[CurvePoint]:

@@ -56,10 +56,10 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
     parts: list[list[range]] = [[] for _ in range(world)]
     ends = list(accumulate(n_tokens for *_, n_tokens in todo))
     for (first, last, n_tokens), end in zip(todo, ends, strict=True):
-        mine = parts[(end - n_tokens) * world // ends[-1]]
-        if mine and mine[-1].stop == first:
-            first = mine.pop().start
-        mine.append(range(first, last))
+        part = parts[(end - n_tokens) * world // ends[-1]]
+        if part and part[-1].stop == first:
+            first = part.pop().start
+        part.append(range(first, last))
     return parts
 
 
@@ -122,7 +122,7 @@ def read_corpus(
         run(documents, tally.take, progress)
         return tally
     with closing(Kept(folder, tally.model, documents, ranks)) as kept:
-        done, mine = kept.read(before), list[range]()
+        done, tallied = kept.read(before), list[range]()
         count, total = ranks.counter(), sum(map(len, documents))
         count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers))
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
@@ -134,11 +134,11 @@ def read_corpus(
                 progress(count(n_tokens - last), total)
                 last = n_tokens
                 if in_all == ends[-1]:  # a streamed model has the tokens pass once for each layer
-                    kept.write(tally, [*mine, numbers[: bisect_right(ends, n_tokens)]])
+                    kept.write(tally, [*tallied, numbers[: bisect_right(ends, n_tokens)]])
 
             run(part, lambda n, *seen, first=numbers.start: tally.take(first + n, *seen), passed)
-            mine.append(numbers)
-        kept.write(tally, mine, now=True)
+            tallied.append(numbers)
+        kept.write(tally, tallied, now=True)
     tally.join(before.state())
 
     def join(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -96,8 +96,6 @@ def survey(
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    if by_document and (ranks.world > 1 or keep is not None):
-        raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
     study = _Study(folder, text, seed, progress or (lambda *counts: None))
     return study.survey(controls, ablate, by_document, ranks, keep)
 
@@ -149,6 +147,8 @@ class _Study:
         self.roles = (*map(relation_role, self.relations), *ROLES)
 
     def survey(self, controls: bool, how: str, by_document: bool, ranks: Ranks, keep: Path | None) -> Survey:
+        if by_document and (ranks.world > 1 or keep is not None):
+            raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
