@@ -45,6 +45,7 @@ class KVCache:
         self,
         max_length: int | None = None,
         window: int | None = None,
+        *,
         plan: Plan | Sequence[Kept | tuple[int, int]] | None = None,
     ) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
