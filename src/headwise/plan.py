@@ -96,18 +96,12 @@ class Plan:
         _write(path, asdict(_Document(1, self.n_layers, self.n_kv_heads, keep)))
 
     def export(self, path: str | Path, format: str = "headwise", tokens: int | None = None) -> None:
-        """Write the plan as others read it; docs/memory.md tells what stands in each format.
+        """Write the plan as others read it; docs/memory.md tells what stands in each format, and what it leaves out.
 
-        format  "headwise" (as `write`), "duo" (a folder), "ratios" or "razor"
+        format  "headwise" (as `write`), "duo" (a folder; streaming heads get the largest sizes), "ratios" or "razor"
         tokens  "ratios" are of a text of that length
-
-        Raises HeadwiseError where the format cannot say what the plan says.
         """
-        kinds = sorted({kept for layer in self.keep for kept in layer if kept}, key=str)
-        if format not in FORMATS:
-            raise unknown(f"there is no format {format!r}", format, FORMATS)
-        if format == "duo" and len(kinds) > 1:
-            raise HeadwiseError(f"duo has one size for all streaming heads; here are {kinds[0]} and {kinds[-1]}")
+        check_format(format)
         if format == "ratios" and not (tokens and tokens > 0):
             raise HeadwiseError("ratios are those of a text of some length; pass its tokens")
         if format == "headwise":
@@ -122,8 +116,9 @@ class Plan:
             Path(path).mkdir(parents=True, exist_ok=True)
             lines = ("\t".join("0.0" if kept else "1.0" for kept in layer) + "\n" for layer in self.keep)
             write_whole(Path(path) / DUO_HEADS, "".join(lines))
-            streams = kinds[0] if kinds else Keep(0, 1)
-            _write(Path(path) / "config.json", {"sink_size": streams.sinks, "recent_size": streams.window})
+            sizes = [(kept.sinks, kept.window) for layer in self.keep for kept in layer if kept] or [(0, 1)]
+            sinks, window = map(max, zip(*sizes, strict=True))
+            _write(Path(path) / "config.json", {"sink_size": sinks, "recent_size": window})
 
     @classmethod
     def read(cls, path: str | Path) -> Plan:
@@ -180,6 +175,11 @@ def _of_duo(text: str, sizes: Any) -> Plan:
 
 def _write(path: str | Path, document: Any) -> None:
     write_whole(path, json.dumps(document, indent=1) + "\n")
+
+
+def check_format(format: str) -> None:
+    if format not in FORMATS:
+        raise unknown(f"there is no format {format!r}", format, FORMATS)
 
 
 def kept_rows(kept: Kept, tokens: int) -> int:

@@ -23,6 +23,7 @@ from headwise.heads import blocks
 from headwise.heads.documents import Document
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.heads.windows import distances
+from headwise.plan import DUO_HEADS
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options
@@ -176,12 +177,17 @@ def test_the_command_writes_what_it_measured(
     assert float(rows[1]["outside_s4_w64_high"]) == pytest.approx(document["heads"][1]["outside"][2][2]["high"])
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert "connect-src" not in files["html"].read_text() and "Peso fuera de una ventana" in files["html"].read_text()
-    shown = invoke(*command, "--sinks", 0)
+    shown = invoke(*command, "--sinks", 0, "--plan", tmp_path / "duo", "--cache", 0.6, "--format", "duo")
+    assert (
+        hw.Plan.read(tmp_path / "duo").n_layers == plan.n_layers
+        and "1.0\t" in (tmp_path / "duo" / DUO_HEADS).read_text()
+    )
     assert "L2.KV1" in shown.out and "retrieves" in shown.out and "outside 16" in shown.out
     for wrong, message in (
         (("--sinks", 3), "--sinks 3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
         (("--plan", files["plan"]), "one of them"),
+        (("--plan", files["plan"], "--cache", 0.5, "--format", "dou"), "there is no format 'dou'; did you mean duo?"),
         (("--plan", tmp_path / "no" / "x", "--cache", 0.5), "does not exist"),
     ):
         refused = invoke(*command, *wrong)

@@ -7,6 +7,7 @@ from pathlib import Path
 from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.plan import check_format
 
 
 @command()
@@ -19,6 +20,7 @@ def windows(
     plan: Path | None = None,
     tolerance: float | None = None,
     cache: float | None = None,
+    format: str = "headwise",
     html: Path | None = None,
     lang: Lang = "en",
     png: Path | None = None,
@@ -41,6 +43,7 @@ def windows(
         if plan is None:
             raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
         check_plan(tolerance, cache)
+        check_format(format)
     with needs_torch():
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
@@ -49,7 +52,7 @@ def windows(
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:
-        chosen.write(plan)
+        chosen.export(plan, format, reach.longest)
     if html is not None:
         write_whole(html, windows_html(reach, lang))
     if png is not None:
