@@ -434,10 +434,10 @@ class Streaming(Shifted):
         for name, values in (("sinks", self.sinks), ("window", self.window)):
             if shape_of(values):
                 check_axes(f"Streaming {name}", shape_of(values), "h", grid)
-            if kind_of(values) != "int" or any(value < 0 for value in grid.read(values)):
-                raise HeadwiseError(f"Streaming {name}={values}: pass a whole number, 0 or more, or one for each head")
-            for value in grid.read(values):
-                check_position(f"Streaming {name}", value)
+            if kind_of(values) != "int" or any(not 0 <= value <= LARGEST_POSITION for value in grid.read(values)):
+                raise HeadwiseError(
+                    f"Streaming {name}={values}: pass whole numbers from 0 on, one, or one for each head"
+                )
 
     def counts_from_first(self) -> bool:
         return True

@@ -138,11 +138,19 @@ def test_dropout_needs_torch(path: str, kind: str) -> None:
     assert_refused(path, f"dropout=0.1 on {kind}: dropout needs the tensor rung; pass torch tensors", dropout=0.1)
 
 
+WHOLE = "pass whole numbers from 0 on, one, or one for each head"
 MASKS = {
     "lengths beyond S": (lambda: hw.Lengths([3, 8]), "Lengths has 8; with S=7 keys a length lies in 0 to 7"),
     "lengths negative": (lambda: hw.Lengths([-1, 3]), "Lengths has -1; with S=7 keys a length lies in 0 to 7"),
     "lengths of another batch": (lambda: hw.Lengths([1, 2, 3]), "Lengths has shape (3,); this call needs (B) = (2,)"),
     "one length": (lambda: hw.Lengths(3), "Lengths has shape (); this call needs (B) = (2,)"),
+    "sinks negative": (lambda: hw.Streaming(-1, 3), f"Streaming sinks=-1: {WHOLE}"),
+    "window beyond all": (lambda: hw.Streaming(0, 2**61), f"Streaming window=2305843009213693952: {WHOLE}"),
+    "window a fraction": (lambda: hw.Streaming(0, 1.5), f"Streaming window=1.5: {WHOLE}"),
+    "windows of other heads": (
+        lambda: hw.Streaming(0, [1, 2, 3]),
+        "Streaming window has shape (3,); this call needs (H) = (6,)",
+    ),
     "segments without batch": (
         lambda: hw.Segments([0] * 5, [0] * 7),
         "Segments q_ids has shape (5,); this call needs (B,T) = (2, 5)",

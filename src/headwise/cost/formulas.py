@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, ModelShape
 
+LONGEST = 2**62  # tokens: more than any window, and than any plan keeps
+
 
 @dataclass(frozen=True)
 class ForwardPrice:
@@ -108,7 +110,7 @@ def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:
     """The longest text whose cache holds at most `values` numbers; None where the cache stops growing before."""
     growing = sum(attention.growing_values for attention in shape.cached)
-    most = values // growing if growing else max((attention.full_at for attention in shape.cached), default=0)
+    most = values // growing if growing else LONGEST
     if not growing and cache_values(shape, most, source) <= values:
         return None
     low, high = 0, most  # the cache only ever grows with the text: bisect

@@ -157,11 +157,6 @@ class Attention:
         """Numbers that one more token adds once all windows are full."""
         return 0 if self.window else self.cache_values * (self.n_kv_heads - self.streaming) // self.n_kv_heads
 
-    @property
-    def full_at(self) -> int:
-        """Tokens from which on the cache does not grow, where it stops."""
-        return max(self.window or 0, *(keep.sinks + keep.window for keep in self.keep or () if keep), 0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForward:
