@@ -122,7 +122,7 @@ def cache_bytes(model: nn.Module, tokens: int = 1) -> float:
 def texts_in(model: nn.Module, cache: float) -> float:
     """Texts whose cache of that many bytes each fits beside the weights in MEMORY; 0 where nothing is left."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return max(0, MEMORY - weights) / cache if cache else 0.0
+    return max(0, MEMORY - weights) // cache if cache else 0.0
 
 
 @torch.no_grad()

@@ -97,8 +97,9 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         parts = _id_parts(text, length)
     train, held_out = (tuple(ids for ids in part if len(ids) > 1) for part in parts)
     if not train or not held_out:
+        lined = ", a line each," if folder.family == "headwise" and folder.tokens and folder.tokens.frame[0] else ""
         raise HeadwiseError(
-            f"{name} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
+            f"{name} is too short: of documents of 2 to {length} tokens{lined} it makes {len(train)} to calibrate on and "
             f"{len(held_out)} to measure on; each part needs one"
         )
     largest, vocab_size = max(int(ids.max()) for ids in (*train, *held_out)), folder.vocab_size
