@@ -97,7 +97,8 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         parts = _id_parts(text, length)
     train, held_out = (tuple(ids for ids in part if len(ids) > 1) for part in parts)
     if not train or not held_out:
-        lined = ", a line each," if folder.family == "headwise" and folder.tokens and folder.tokens.frame[0] else ""
+        by_lines = folder.family == "headwise" and folder.tokens is not None and folder.tokens.frame[0]
+        lined = " (a line each)" if by_lines else ""
         raise HeadwiseError(
             f"{name} is too short: of documents of 2 to {length} tokens{lined} it makes {len(train)} to calibrate on and "
             f"{len(held_out)} to measure on; each part needs one"
