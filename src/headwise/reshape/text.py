@@ -100,8 +100,8 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         by_lines = folder.family == "headwise" and folder.tokens is not None and folder.tokens.frame[0]
         lined = " (a line each)" if by_lines else ""
         raise HeadwiseError(
-            f"{name} is too short: of documents of 2 to {length} tokens{lined} it makes {len(train)} to calibrate on and "
-            f"{len(held_out)} to measure on; each part needs one"
+            f"{name} is too short: of documents of 2 to {length} tokens{lined} it makes {len(train)} to calibrate on "
+            f"and {len(held_out)} to measure on; each part needs one"
         )
     largest, vocab_size = max(int(ids.max()) for ids in (*train, *held_out)), folder.vocab_size
     if vocab_size is not None and largest >= vocab_size:
