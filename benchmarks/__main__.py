@@ -14,6 +14,7 @@ from benchmarks import (
     corpus,
     heads,
     ladder,
+    latent,
     memory,
     microgpt_baseline,
     onnx_peers,
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "onnx": onnx_peers.run,
     "training": training.run,
     "reshape": reshape.run,
+    "latent": latent.run,
     "memory": memory.run,
 }
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
-from headwise.markup import BINARY, DECIMAL, escaped, scaled, table
+from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled, table
 from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
@@ -46,8 +46,8 @@ class Explanation:
         """The way and what it reads, in one line."""
         s, name = self.sizes, self.path if self.form is None else f"{self.form}, {self.path}"
         return (
-            f"{name}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {s.H} heads read {self.keys} of {s.S} keys "
-            f"of {s.G} heads, batch {s.B}"
+            f"{name}: {'1 query' if s.T == 1 else f'{s.T} queries'} of {plural(s.H, 'head')} read {self.keys} of "
+            f"{s.S} keys of {plural(s.G, 'head')}, batch {s.B}"
         )
 
     def _costs(self) -> dict[str, str]:
