@@ -159,7 +159,14 @@ STDIN = "-"  # as the name of a text
 
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:
     """The bytes of a regular file. What may never end, a pipe or a device, or is larger than `most`, is not opened."""
-    path = Path(path)
+    size = check_file(Path(path))
+    if most is not None and size > most:
+        raise _too_large(path, f"{size:,}", most)
+    return Path(path).read_bytes()
+
+
+def check_file(path: Path) -> int:
+    """The size in bytes of a regular file. Raises HeadwiseError for what is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -170,9 +177,7 @@ def read_bytes(path: str | Path, most: int | None = None) -> bytes:
         raise HeadwiseError(f"{path} is a folder; pass a file")
     if not stat.S_ISREG(status.st_mode):
         raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
-    if most is not None and status.st_size > most:
-        raise _too_large(path, f"{status.st_size:,}", most)
-    return path.read_bytes()
+    return status.st_size
 
 
 def check_regular(folder: Path) -> None:
@@ -184,22 +189,6 @@ def check_regular(folder: Path) -> None:
 
 def _too_large(path: str | Path, size: str, most: int) -> HeadwiseError:
     return HeadwiseError(f"{path} has {size} bytes, and headwise reads {most:,} at most; pass a part of it")
-
-
-PIECE = 2**20  # characters
-
-
-def read_pieces(path: str | Path) -> Iterator[str]:
-    """A text as `read_text` gives it, in pieces of whole lines: a large file takes no more memory than a piece."""
-    if not Path(path).is_file() or Path(path).stat().st_size <= PIECE:
-        yield read_text(path)
-        return
-    try:
-        with Path(path).open(encoding="utf-8-sig") as file:
-            while piece := file.read(PIECE) + file.readline():
-                yield piece
-    except UnicodeDecodeError as error:
-        raise HeadwiseError(f"{path} is not UTF-8: {error.reason}, byte 0x{error.object[error.start]:02x}") from None
 
 
 def read_text(path: str | Path) -> str:

@@ -32,40 +32,6 @@ HELD_OUT = 4096  # tokens of what a run held out
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 
 
-class Spool(Sequence[list[int]]):
-    """Documents of ids on the disk, so that a corpus takes no more memory than one document of it.
-
-    The temporary file has no name: the system takes it back with the object.
-    """
-
-    def __init__(self, documents: Iterable[Iterable[int]]) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115, it lives as long as the sequence
-        weakref.finalize(self, self._file.close)
-        self._ends = array("q", [0])  # in ids
-        for document in documents:
-            ids = array("i", document)
-            self._file.write(ids.tobytes())
-            self._ends.append(self._ends[-1] + len(ids))
-        self._file.flush()
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return [self._read(n) for n in range(*number.indices(len(self)))]
-        return self._read(range(len(self))[number])
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return map(self._read, range(len(self)))
-
-    def _read(self, number: int) -> list[int]:
-        ids = array("i")
-        first, last = (end * ids.itemsize for end in self._ends[number : number + 2])
-        ids.frombytes(os.pread(self._file.fileno(), last - first, first))
-        return ids.tolist()
-
-
 @dataclass
 class Text:
     """Documents as ids, and what is known about their tokens."""
@@ -81,10 +47,10 @@ class Text:
     relations: Relations | None = None  # what is known to belong together, in documents of their own
 
     def __post_init__(self) -> None:
-        self.documents = Spool(document for document in self.documents if len(document) > 1)
-        if not len(self.documents):
+        stored = temporary_tokens(([document] for document in self.documents if len(document) > 1), MOST_TOKENS)
+        if not len(stored):
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
-        self.counts = Counter(itertools.chain.from_iterable(self.documents))
+        self.documents, self.counts = stored, stored.counts()
         ids = list(self.counts)
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
