@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,18 @@ if sys.platform != "win32":
     import fcntl
 
 
-def write_whole(path: str | Path, data: bytes | str) -> None:
-    """Write `data` to `path` so that a reader, a crash or a full disk never sees half of it.
+def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
+    """Write `data`, perhaps in pieces, to `path` so that a reader, a crash or a full disk never sees half of it.
 
     The bytes go to a temporary file in the same folder, are synced to the disk, and take the final name in one
     atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A file that was there
     keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
     standard output (/dev/stdout) are written to and never replaced.
     """
-    content = data.encode() if isinstance(data, str) else data
+    pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     if is_stream(path):
         with Path(path).open("wb", buffering=0) as stream:
-            rest = memoryview(content)
+            rest = memoryview(b"".join(pieces))
             while rest:
                 rest = rest[stream.write(rest) :]
         return
@@ -43,7 +43,7 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
             if permissions is not None:
                 temporary.chmod(permissions)
-            file.write(content)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

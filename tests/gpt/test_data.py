@@ -15,15 +15,23 @@ from headwise import HeadwiseError
 from headwise.files import read_text
 from headwise.gpt import verbs
 from headwise.gpt.data import IGNORED, Documents, Stream, text_corpus, verb_corpus
+from headwise.gpt.token_file import token_file
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import evaluate
+from headwise.sources import Sources
 
 ALPHABET = "".join(chr(code) for code in range(0x4E00, 0x4E00 + 3000))  # every place in the text has its own character
 
 
 def stream(n: int = 1000, context: int = 7) -> Stream:
     """A stream whose ids count up from 0, so that an id says where it stands."""
-    return Stream(Tokens.characters(ALPHABET[:n], boundary=False), ALPHABET[:n], context)
+    return Stream(token_file(lambda: ([[range(n)]], n, {})), context)
+
+
+def parts(data: Stream) -> tuple[list[int], list[int]]:
+    """What is trained on and what is held out."""
+    ids = data._ids[0]
+    return ids[: data._cut], ids[data._cut :]
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -32,16 +40,14 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def documents(train: list[str], held_out: list[str], context: int = 31, scored_after: str | None = None) -> Documents:
     tokens = Tokens.words([*train, *held_out])
-    return Documents(tokens, train, held_out, context, scored_after)
+    return Documents.of_lines(tokens, train, held_out, context, scored_after)
 
 
 LINES = [f"w{i} = x{i} " + "y " * (i % 5) + f"z{i}" for i in range(23)]
 
 
 def test_the_last_tenth_of_a_stream_is_held_out() -> None:
-    data = stream()
-    assert data.train.tolist() == list(range(900))
-    assert data.held_out.tolist() == list(range(900, 1000))
+    assert parts(stream()) == (list(range(900)), list(range(900, 1000)))
 
 
 def test_a_stream_s_batch_is_pieces_of_the_training_part() -> None:
@@ -64,16 +70,16 @@ def test_no_held_out_token_is_scored_twice(context: int, n: int, size: int, limi
     data = stream(max(n, 10 * (context + 1)) + 10, context)
     targets = torch.cat([targets.flatten() for _, targets in data.held_out_batches(size, limit)]).tolist()
     assert len(set(targets)) == len(targets)
-    assert set(targets) <= set(data.held_out[1:].tolist())
+    assert set(targets) <= set(parts(data)[1][1:])
     assert len(targets) <= max(limit, context)
-    if limit >= len(data.held_out):
-        assert len(targets) > len(data.held_out) - 1 - context  # all but a rest shorter than a piece
+    if limit >= len(parts(data)[1]):
+        assert len(targets) > len(parts(data)[1]) - 1 - context  # all but a rest shorter than a piece
 
 
 @pytest.mark.parametrize("length, limit", [(100_001, 99_952), (150_001, 149_978)])
 def test_no_held_out_token_is_scored_twice_in_a_long_text(length: int, limit: int) -> None:
-    data = stream(100, 1)
-    data.held_out = torch.arange(length)
+    data = stream(length, 1)
+    data._cut = 0
     targets = torch.cat([targets.flatten() for _, targets in data.held_out_batches(1000, limit)])
     assert len(targets.unique()) == len(targets)
 
@@ -149,14 +155,14 @@ def test_padding_is_ignored() -> None:
 def test_padding_does_not_change_the_loss(tiny: Any) -> None:
     tokens = Tokens.words(LINES)
     model = tiny("llama", len(tokens), context=31)
-    data = Documents(tokens, LINES, LINES[:7], 31)
+    data = Documents.of_lines(tokens, LINES, LINES[:7], 31)
     assert evaluate(model, data, batch=7) == pytest.approx(evaluate(model, data, batch=1), abs=1e-6)
 
 
 def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
     lines = ["aa , bb bb , cc", "dd = ee ff gg hh"]
     tokens = Tokens.words(lines)
-    data = Documents(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
+    data = Documents.of_lines(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
     drawn = Counter[str]()
     for seed in range(600):
         inputs, targets = data.batch(generator(seed), 2)
@@ -189,7 +195,7 @@ def test_the_mark_changes_nothing_in_training() -> None:
 def test_the_model_and_the_ngram_are_scored_on_the_same_number_of_tokens() -> None:
     data = documents(LINES, LINES[:7], scored_after="=")
     scored = sum(int((targets != IGNORED).sum()) for _, targets in data.held_out_batches(3))
-    assert scored == sum(len(ids) - data._unscored(ids) for ids in data._held_out)
+    assert scored == sum(len(ids) - data._unscored(ids) for ids in data._cut(data._held_out))
 
 
 def test_a_long_line_is_cut_at_the_context() -> None:
@@ -203,7 +209,7 @@ def test_a_context_too_short_for_the_mark_is_said(tiny: Any, context: int) -> No
     lines = ["aa bb cc dd ee ff = gg", "aa bb cc = gg", "aa bb cc dd ee = gg", "aa ee bb cc = dd gg"]
     tokens = Tokens.words(lines)
     try:
-        data = Documents(tokens, lines, lines, context, scored_after="=")
+        data = Documents.of_lines(tokens, lines, lines, context, scored_after="=")
         order, loss = data.ngram(len(tokens))
         model_loss = evaluate(tiny("llama", len(tokens), context=context), data, batch=1)
     except HeadwiseError as error:
@@ -228,12 +234,11 @@ def test_too_few_lines(train: list[str], held_out: list[str], message: str) -> N
 
 
 def test_documents_need_a_boundary() -> None:
-    with pytest.raises(HeadwiseError, match="documents need a tokenizer with a boundary token between them"):
-        Documents(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
+    with pytest.raises(HeadwiseError, match=r"this tokenizer has no .* to put between documents"):
+        Documents.of_lines(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
 
 
 def test_digests_tell_texts_apart() -> None:
-    assert stream().digest == stream().digest != stream(999).digest
     assert documents(LINES, LINES[:3]).digest == documents(LINES, LINES[:3]).digest
     assert documents(LINES, LINES[:3]).digest != documents(LINES[:-1], LINES[:3]).digest
     assert documents(["a", "b"], ["c"]).digest != documents(["a"], ["b", "c"]).digest
@@ -243,13 +248,12 @@ def test_a_text_of_lines_is_split_without_overlap(tmp_path: Path, prose: Any) ->
     path = tmp_path / "names.txt"
     lines = [f"name{i}" for i in range(53)]
     path.write_text("\n".join(lines) + "\n\n   \n")
-    corpora = [text_corpus(path, True, 17, seed) for seed in (0, 0, 1)]
+    corpora = [text_corpus(Sources([path]), True, 17, seed) for seed in (0, 0, 1)]
     sets = []
     for corpus in corpora:
         assert isinstance(corpus.data, Documents)
-        train, held_out = (
-            [corpus.tokens.decode(ids) for ids in part] for part in (corpus.data._train, corpus.data._held_out)
-        )
+        halves = (corpus.data._cut(part) for part in (corpus.data._train, corpus.data._held_out))
+        train, held_out = ([corpus.tokens.decode(ids) for ids in half] for half in halves)
         assert sorted(train + held_out) == sorted(lines)
         assert len(held_out) == 6
         assert corpus.example in held_out
@@ -260,10 +264,10 @@ def test_a_text_of_lines_is_split_without_overlap(tmp_path: Path, prose: Any) ->
 def test_a_text_s_example_is_held_out(tmp_path: Path, prose: Any) -> None:
     path = tmp_path / "book.txt"
     path.write_text(prose(99))
-    corpus = text_corpus(path, False, 31, 0)
+    corpus = text_corpus(Sources([path]), False, 31, 0)
     assert isinstance(corpus.data, Stream)
     assert corpus.name == "book.txt"
-    assert corpus.tokens.encode(corpus.example) == corpus.data.held_out[:31].tolist()
+    assert corpus.tokens.encode(corpus.example) == parts(corpus.data)[1][:31]
 
 
 def test_the_verb_corpus_scores_the_spanish_alone() -> None:
@@ -272,7 +276,7 @@ def test_the_verb_corpus_scores_the_spanish_alone() -> None:
     mark = corpus.tokens.encode("=")[0]
     for inputs, targets in corpus.data.held_out_batches(64):
         assert not ((inputs == mark).cumsum(1) == 0)[targets != IGNORED].any()
-    assert not set(corpus.data._held_out[0]) - set(range(len(corpus.tokens)))
+    assert not set(corpus.data._cut(corpus.data._held_out)[0]) - set(range(len(corpus.tokens)))
 
 
 @pytest.mark.parametrize(

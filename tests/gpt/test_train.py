@@ -23,6 +23,7 @@ from headwise.gpt.data import Documents, Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.run import Settings, run_training
+from headwise.gpt.token_file import token_file
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, schedule, train
 from headwise.heads.film import Film
@@ -34,12 +35,13 @@ ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 @pytest.fixture
 def data(prose: Any) -> Stream:
     text = prose(150)
-    return Stream(Tokens.characters(text, boundary=False), text, 11)
+    tokens = Tokens.characters(text, boundary=False)
+    return Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), 11)
 
 
 @pytest.fixture
 def config(tiny_config: Any, data: Stream) -> Any:
-    return tiny_config("llama", int(torch.cat([data.train, data.held_out]).max()) + 1, n_layers=1)
+    return tiny_config("llama", max(data._ids[0]) + 1, n_layers=1)
 
 
 def quiet(progress: Progress) -> None:
@@ -115,10 +117,10 @@ def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, 
     text = prose(150)
     if PRESETS[name].lines:
         tokens, lines = Tokens.characters(text, boundary=True), text.splitlines()
-        data: Any = Documents(tokens, lines[:130], lines[130:], 11)
+        data: Any = Documents.of_lines(tokens, lines[:130], lines[130:], 11)
     else:
         tokens = Tokens.characters(text, boundary=False)
-        data = Stream(tokens, text, 11)
+        data = Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), 11)
     config = tiny_config(name, len(tokens), n_layers=1)
     recipe = replace(PRESETS[name].recipe, steps=100, batch=16, warmup=5, lr=1e-2)
     torch.manual_seed(0)

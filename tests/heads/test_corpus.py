@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import headwise as hw
-from headwise.files import PIECE, read_pieces, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads import tally, texts
+from headwise.heads import tally
 from headwise.heads.frame import parquet, survey_rows
 from headwise.heads.profiles import DISTANCES, Survey
 from headwise.heads.survey import survey
 from headwise.heads.tally import Running
-from headwise.heads.texts import Spool, Text
+from headwise.heads.texts import Text
 from headwise.intervals import interval_of
 from headwise.view.survey_files import survey_csv
 
@@ -42,15 +40,6 @@ def text() -> Text:
 @pytest.fixture(scope="module")
 def found(model: GPT, text: Text) -> Survey:
     return survey(model, text, controls=False, ablate="none", by_document=True)
-
-
-def test_documents_on_the_disk_are_a_sequence() -> None:
-    documents = [[3, 1, 2], [], [7] * 11, [2**31 - 1]]
-    spool = Spool(iter(documents))
-    assert (list(spool), len(spool), spool[2], spool[-1]) == (documents, 4, [7] * 11, [2**31 - 1])
-    assert spool[1:3] == documents[1:3] and list(map(len, spool)) == [3, 0, 11, 1] and [3, 1, 2] in spool
-    with pytest.raises(IndexError):
-        spool[4]
 
 
 def test_running_means_are_those_of_all_values() -> None:
@@ -155,19 +144,3 @@ def test_what_frames_refuse(model: GPT, text: Text, found: Survey, monkeypatch: 
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(hw.HeadwiseError, match="needs pandas: pip install"):
         found.to_frame()
-
-
-def test_a_large_file_comes_in_pieces_and_gives_the_same_documents(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headwise.files.PIECE", 53)
-    path = tmp_path / "book.txt"
-    path.write_bytes(b"".join(b"line %d of the book\r\n" % n for n in range(31)))
-    pieces = list(read_pieces(path))
-    assert len(pieces) > 5 and all(piece.endswith("\n") for piece in pieces) and PIECE > 53
-    assert "".join(pieces) == read_text(path)
-    cut = list(texts._cut(map(list, pieces), 17))
-    assert all(len(each) == 17 for each in cut[:-1]) and "".join(map("".join, cut)) == read_text(path)  # type: ignore[arg-type]
-    path.write_bytes(b"x\n" * 99 + b"\xff")
-    with pytest.raises(hw.HeadwiseError, match="is not UTF-8"):
-        list(read_pieces(path))

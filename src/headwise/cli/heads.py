@@ -27,6 +27,7 @@ def heads(
     tokens: int | None = None,
     documents: int | None = None,
     unknown: str = "refuse",
+    field: str | None = None,
     ablate: str = "auto",
     controls: bool = True,
     sort: str = "name",
@@ -58,7 +59,7 @@ def heads(
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()
-    options |= {"unknown": unknown, "ranks": ranks}
+    options |= {"unknown": unknown, "field": field, "ranks": ranks}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
@@ -178,6 +179,7 @@ def look(
     on: Path | None = None,
     relations: Path | str | None = None,
     unknown: str = "refuse",
+    field: str | None = None,
     headvis: Path | None = None,
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
@@ -200,9 +202,9 @@ def look(
     read = None
     if ids is not None:
         read = read_ids(folder, ids, documents)
-    elif text or relations is None:
-        read = read_texts(folder, text or None, tokens, documents, on, unknown)
     with Progress() as progress:
+        if ids is None and (text or relations is None):
+            read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)
         labelled = text_of(folder, read, tokens, documents, relations)
         result = survey(folder.model, labelled, progress=progress, **options)
         if headvis is not None:

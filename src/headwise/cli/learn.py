@@ -171,7 +171,7 @@ def _train(course: Course, steps: int | None, as_json: bool) -> None:
     if course.mark(exercise).status != "passed":
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     folder = free_folder(course.folder / "model")
-    with needs_torch(), training_progress() as report:
+    with needs_torch(), training_progress() as (report, _):
         from headwise.teach.own import load_class, train_own
 
         err.print(course.words["training"], soft_wrap=True)

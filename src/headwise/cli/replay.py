@@ -65,6 +65,7 @@ def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
         raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
     shape = options["shape"] or {}
     refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
+    refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
     for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
         if value is not None:
             raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")

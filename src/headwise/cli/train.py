@@ -31,7 +31,7 @@ def _presets() -> list[str]:
 
 @command(preset=_presets)
 def train(
-    text: Path | None = None,
+    text: list[Path] | None = None,
     preset: str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -45,6 +45,7 @@ def train(
     seed: int | None = None,
     tokenizer: Path | None = None,
     lines: bool | None = None,
+    field: str | None = None,
     rung: str | None = None,
     samples: int | None = None,
     out_folder: Path | None = None,
@@ -69,19 +70,24 @@ def train(
         raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
-    if text is not None and str(text) == STDIN and not resume:
-        text, out_folder = _keep_input(out_folder or free_folder(Path("runs") / "stdin"))
+    if Path(STDIN) in (text or ()) and not resume:
+        if len(text or ()) > 1:
+            raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
+        kept, out_folder = _keep_input(out_folder or free_folder(Path("runs") / "stdin"))
+        text = [kept]
+    texts = [os.path.realpath(text_path(each)) for each in text or ()]
     options = {
         "preset": preset,
-        "text": None if text is None else os.path.realpath(text_path(text)),
+        "text": tuple(texts) if len(texts) > 1 else next(iter(texts), None),
         "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
         "lines": lines,
+        "field": field,
         "seed": seed,
         "steps": steps,
         "shape": {name: value for name, value in sizes.items() if value is not None} or None,
     }
     if rung is not None:
-        folder = out_folder or free_folder(Path("runs") / ("microgpt" if text is None else text.stem))
+        folder = out_folder or free_folder(Path("runs") / (text[0].stem if text else "microgpt"))
         replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
     else:
         with needs_torch():
@@ -123,7 +129,7 @@ def _train(
     sharing: Sharing,
 ) -> None:
     """Train, report, and print what came out."""
-    with needs_torch(), training_progress() as report:
+    with needs_torch(), training_progress() as (report, reading):
         from headwise.gpt.run import SAMPLES, run_training
         from headwise.heads.film import Film
 
@@ -131,7 +137,8 @@ def _train(
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
-        result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing)
+        options = {"film": film, "sharing": sharing, "reading": reading}
+        result = run_training(folder, settings, report, resume, say, n_samples, **options)
         report_path = write_report_of(folder)
     if as_json:
         print_json(result_json(result, report_path))
@@ -172,8 +179,9 @@ def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) ->
     if folder is None:
         if resume:
             raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
-        name = Path(wanted.get("text", wanted.get("preset", "verbs"))).stem
-        return free_folder(Path("runs") / name), Settings(**wanted)
+        settings = Settings(**wanted)
+        name = settings.paths[0] if settings.paths else Path(settings.preset)
+        return free_folder(Path("runs") / name.stem), settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -230,8 +238,8 @@ def _print_result(result: Result) -> None:
 
 
 @contextmanager
-def training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
-    """Where there is no terminal, each evaluation has a line."""
+def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
+    """Of the steps, and of what else takes long. Where there is no terminal, each evaluation has a line."""
     held_out = ""
     with Progress() as progress:
 
@@ -242,4 +250,4 @@ def training_progress() -> Iterator[Callable[[TrainingProgress], None]]:
             numbers = f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
-        yield report
+        yield report, progress

@@ -35,6 +35,8 @@ from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, UNSHARED, Film, Progress, Sharing, no_film, train
 from headwise.layer.layer import shapes_alone
 from headwise.records import CurvePoint, RunSummary, from_json
+from headwise.sources import Progress as Reading
+from headwise.sources import Sources
 
 RUN, REPORT, TEXT, LOCK, FILM = "run.json", "report.html", "text.txt", "lock", "film.jsonl"
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
@@ -47,16 +49,22 @@ class Settings:
     """All that determines a run: the same settings on the same machine give the same weights."""
 
     preset: str = "verbs"
-    text: str | None = None  # a path; None takes the built-in verb corpus
+    text: str | tuple[str, ...] | None = None  # paths of files and folders; None takes the built-in verb corpus
     tokenizer: str | None = None  # a path; None takes characters, or words for the verb corpus
     lines: bool | None = None  # None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     shape: dict[str, Any] = field(default_factory=dict)  # fields of GPTConfig that differ from the preset
+    field: str | None = None  # of the records of .jsonl and .parquet the one with the text; None takes "text"
     replay: str | None = None  # the rung on which microgpt was replayed: it learned from all lines and held none out
 
-    def resolve(self) -> tuple[Corpus, GPTConfig, Recipe]:
-        """The data, the model's shape and the recipe."""
+    @property
+    def paths(self) -> list[Path]:
+        """The files and folders of the text."""
+        return [Path(path) for path in ((self.text,) if isinstance(self.text, str) else self.text or ())]
+
+    def resolve(self, progress: Reading | None = None) -> tuple[Corpus, GPTConfig, Recipe]:
+        """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
         preset = find_preset(self.preset)
         check_seed(self.seed)
         if self.steps is not None and self.steps < 1:
@@ -71,14 +79,15 @@ class Settings:
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            if self.tokenizer is not None or self.lines is not None:
-                option = "--lines or --stream" if self.tokenizer is None else "--tokenizer"
+            options = {"--tokenizer": self.tokenizer, "--lines or --stream": self.lines, "--field": self.field}
+            for option in (option for option, value in options.items() if value is not None):
                 raise HeadwiseError(f"{option} describes a text file; pass one, or leave it out for the verb corpus")
             corpus = verb_corpus(self.seed, shape["context"])
         else:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
-            corpus = text_corpus(Path(self.text), lines, shape["context"], self.seed, tokenizer, self.replay is None)
+            text = Sources(self.paths, self.field, progress)
+            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer, self.replay is None)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 
 
@@ -103,15 +112,17 @@ def run_training(
     build: Callable[[GPTConfig], GPT] = GPT,
     finish: Callable[[GPT], GPT] = lambda model: model,
     sharing: Sharing = UNSHARED,
+    reading: Reading | None = None,
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
     `report` hears of every ten steps, `say` of what else goes on; what `film` makes, such as a
     `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that learns, and `finish`
     of it the one that is kept, where the two differ. A folder with a run in it is refused unless `resume` says to
-    go on, with the same settings. Of many processes the first calls this, and the others `follow_training`.
+    go on, with the same settings. Of many processes the first calls this, and the others `follow_training`. `reading`
+    hears how much of a large text has been read.
     """
-    corpus, config, recipe = settings.resolve()
+    corpus, config, recipe = settings.resolve(reading)
     sharing.check(corpus.data, recipe)
     _check(folder, settings, corpus, resume)
     folder.mkdir(parents=True, exist_ok=True)

@@ -239,7 +239,7 @@ def example_model(seed: int = 0) -> tuple[GPT, Tokens, str]:
     preset = find_preset("microgpt")
     names = read_text(packaged("names")).split()
     tokens = Tokens.characters("".join(names), boundary=True)
-    data = Documents(tokens, names, names[:1], preset.shape["context"])
+    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import tempfile
-import weakref
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import STDIN, read_pieces, read_text, text_path
+from headwise.files import STDIN, read_bytes, read_text, text_path
+from headwise.gpt.data import LARGE
 from headwise.gpt.run import held_out_documents, read_run
-from headwise.gpt.tokens import Tokens
+from headwise.gpt.token_file import TokenFile, token_file
+from headwise.gpt.tokens import LARGEST_ID, Tokens
 from headwise.gpt.verbs import HALF_LINES
 from headwise.heads.labels import Relations, verb_relations
 from headwise.models.lineage import run_of
-from headwise.models.open import Folder
+from headwise.models.open import COPIED, Folder
+from headwise.sources import PLAIN, Progress, Sources
 
-SUFFIXES = (".txt", ".md", ".rst", ".text")  # what is read from a folder
+FORMAT = 1  # of what is kept: a change of how a text becomes documents counts on
 HELD_OUT = 4096  # tokens of what a run held out
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
@@ -47,10 +46,12 @@ class Text:
     relations: Relations | None = None  # what is known to belong together, in documents of their own
 
     def __post_init__(self) -> None:
-        stored = temporary_tokens(([document] for document in self.documents if len(document) > 1), MOST_TOKENS)
-        if not len(stored):
+        if not isinstance(self.documents, TokenFile):
+            documents = ([ids] for ids in self.documents if len(ids) > 1)
+            self.documents = token_file(lambda: (documents, LARGEST_ID, {}))
+        if not len(self.documents):
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
-        self.documents, self.counts = stored, stored.counts()
+        self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
@@ -76,10 +77,13 @@ def read_texts(
     documents: int | None = None,
     run: Path | None = None,
     unknown: str = "refuse",
+    field: str | None = None,
+    progress: Progress | None = None,
 ) -> Text:
     """The documents of a survey; see `headwise.survey`. `run` is whose held-out text is the default.
 
     unknown  what becomes of characters or words that a vocabulary of those lacks: "refuse" them by name, or "skip"
+    field    of the records of .jsonl and .parquet the one that holds the text
     """
     if unknown not in ("refuse", "skip"):
         raise HeadwiseError(f"unknown {unknown!r} is not known; one of refuse, skip")
@@ -89,7 +93,7 @@ def read_texts(
     sources = [texts] if isinstance(texts, str | Path) else list(texts or ())
     words = [str(source) for source in sources if isinstance(source, str | Path)]
     if words and len(words) == len(sources):
-        return read_documents(folder, words, tokens, documents, unknown)
+        return read_documents(folder, words, tokens, documents, unknown, field, progress)
     if words:
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
     if tokens is not None:
@@ -122,15 +126,21 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
 
 
 def read_documents(
-    folder: Folder, sources: Sequence[str], tokens: int | None, most: int | None, unknown: str = "refuse"
+    folder: Folder,
+    sources: Sequence[str],
+    tokens: int | None,
+    most: int | None,
+    unknown: str = "refuse",
+    field: str | None = None,
+    progress: Progress | None = None,
 ) -> Text:
     """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
 
     tokens   cut every text into documents of this many tokens; None takes each whole
     most     stop after this many documents; None takes all
 
-    Raises HeadwiseError when a text is longer than the model takes (and offers `tokens`), has no tokens, or holds
-    what the vocabulary lacks.
+    The documents of large files are kept and found again. Raises HeadwiseError when a text is longer than the model
+    takes (and offers `tokens`), has no tokens, or holds what the vocabulary lacks.
     """
     tokenizer = folder.tokens
     if tokenizer is None:
@@ -141,26 +151,34 @@ def read_documents(
         raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {context}")
     if tokens is not None and tokens < around + 2:
         raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
-    contents = _contents(sources)
+    paths, typed = _contents(sources)
+    files = Sources(paths, field, progress)
 
     def encoded(text: str) -> list[int]:
         return tokenizer.encode(tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text)
 
     def documents() -> Iterator[list[int]]:
-        for name, pieces in contents:
+        for name, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
+            parts = (encoded(piece) for _, piece in pieces)
             if tokens is not None:
-                yield from ([*before, *ids, *after] for ids in _cut(map(encoded, pieces), tokens - around))
+                yield from ([*before, *ids, *after] for ids in _cut(parts, tokens - around))
                 continue
-            ids = encoded("".join(pieces))
-            if context is not None and len(ids) + around > context:
-                raise HeadwiseError(
-                    f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut it "
-                    f"into documents with tokens={context} (--tokens {context})"
-                )
+            ids: list[int] = []
+            for part in parts:
+                ids += part
+                if context is not None and len(ids) + around > context:
+                    raise HeadwiseError(
+                        f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut "
+                        f"it into documents with tokens={context} (--tokens {context})"
+                    )
             if ids:
                 yield [*before, *ids, *after]
 
-    return _text(folder, itertools.islice(documents(), most), sources)
+    stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
+    vocabulary = [read_bytes(folder.path / name).hex() for name in COPIED if (folder.path / name).is_file()]
+    whole = files.size >= LARGE and vocabulary and most is None and not typed
+    key = files.key(FORMAT, vocabulary, tokenizer.frame, tokens, unknown) if whole else ""
+    return _text(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
 
 
 def _cut(pieces: Iterable[list[int]], size: int) -> Iterator[list[int]]:
@@ -202,27 +220,23 @@ def _checked(folder: Folder, documents: dict[str, list[int]], sources: Sequence[
     return _text(folder, list(documents.values()), sources)
 
 
-def _contents(sources: Sequence[str]) -> list[tuple[str, Iterable[str]]]:
-    """Name and content of every text, in pieces that are read when they are asked for."""
-    contents: list[tuple[str, Iterable[str]]] = []
+def _contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """The files and folders among the sources; and the texts that are given in full, with a name for each."""
+    paths: list[Path] = []
+    typed: list[tuple[str, str]] = []
     for source in sources:
         if not source.strip():
             raise HeadwiseError("the text is empty; pass a file, a folder or some words")
         path = text_path(source)
         if source == STDIN:
-            contents.append(("standard input", [read_text(source)]))
-        elif _exists(path) and path.is_dir():
-            files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-            if not files:
-                raise HeadwiseError(f"{path} holds no text files ({', '.join(SUFFIXES)})")
-            contents += [(str(file), read_pieces(file)) for file in files]
+            typed.append(("standard input", read_text(source)))
         elif _exists(path):
-            contents.append((source, read_pieces(path)))
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in SUFFIXES or "/" in source):
+            paths.append(path)
+        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
         else:
-            contents.append(("the text", [source]))
-    return contents
+            typed.append((f"text {len(typed) + 1}" if typed else "the text", source))
+    return paths, typed
 
 
 def _exists(path: Path) -> bool:
@@ -232,13 +246,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(folder: Folder, documents: Iterable[list[int]], sources: Sequence[str]) -> Text:
-    documents = iter(documents)
-    first = next(documents, None)
-    if first is None:
-        raise HeadwiseError(f"there are no tokens in {', '.join(sources) or 'the text'}")
-    every: Any = itertools.chain([first], documents)
+def _text(folder: Folder, documents: Sequence[Sequence[int]], sources: Sequence[str]) -> Text:
     tokenizer = folder.tokens
     if tokenizer is None:
-        return Text(every, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
-    return Text(every, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))
+        return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
+    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.files import text_path
@@ -13,7 +14,7 @@ from headwise.models.open import remember
 
 
 def train(
-    text: str | Path | None = None,
+    text: str | Path | Sequence[str | Path] | None = None,
     preset: str = "verbs",
     out: str | Path | None = None,
     steps: int | None = None,
@@ -21,18 +22,21 @@ def train(
     *,
     lines: bool | None = None,
     tokenizer: str | Path | None = None,
+    field: str | None = None,
     **shape: int,
 ) -> GPT:
     """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
 
-    text       the path of a UTF-8 text, or "tale", a little book; a string with a line break is the text itself;
-               None: the built-in verb corpus
+    text       the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a folder
+               of them, or several; "tale", a little book; a string with a line break is the text itself; None: the
+               built-in verb corpus
     preset     verbs, microgpt, nanogpt, fast, llama or course
     out        a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
     steps      updates of the weights; None takes the preset's
     seed       of weights, batches and the held-out choice: the same seed gives the same weights on the same machine
     lines      each line is a document of its own; None takes the preset's way
     tokenizer  the path of a tokenizer.json; None: characters, or words for the verb corpus
+    field      of the records of .jsonl and .parquet the one that holds the text; None: text
     shape      fields of `GPTConfig` that differ from the preset, such as n_heads=8
 
     Raises HeadwiseError for settings that do not fit, a text that is too short, and a folder that is not empty.
@@ -41,11 +45,11 @@ def train(
         folder = Path(temporary) / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
             text = keep_text(Path(temporary) if out is None else folder, text)
-        text_file = None if text is None else str(text_path(text).absolute())
+        paths = () if text is None else (text,) if isinstance(text, str | Path) else text
+        files = tuple(str(text_path(path).absolute()) for path in paths)
+        texts = files if len(files) > 1 else next(iter(files), None)
         tokenizer_file = None if tokenizer is None else str(tokenizer)
-        settings = Settings(
-            preset=preset, text=text_file, tokenizer=tokenizer_file, lines=lines, seed=seed, steps=steps, shape=shape
-        )
+        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, field)
         film = None if out is None else Film
         run_training(folder, settings, lambda progress: None, resume=False, n_samples=0, film=film)
         model, tokens = load_run(folder)

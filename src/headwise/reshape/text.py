@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text, text_path
+from headwise.files import MOST_TEXT, read_text, text_path
 from headwise.gpt import verbs
 from headwise.gpt.data import HELD_OUT_SHARE
 from headwise.gpt.run import Settings, read_run
 from headwise.models.lineage import run_of
 from headwise.models.open import Folder, TextTokens
+from headwise.sources import Sources
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
 AT_ONCE = 4096  # tokens, at most, of a batch that is only read
@@ -82,12 +83,18 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
     length = tokens or min(folder.context or LONGEST, LONGEST)
     name, seed = "the text", 0
-    if text is None:
-        settings = _settings(folder)
-        seed, text = settings.seed, None if settings.text is None else Path(settings.text)
     if isinstance(text, Path) or (isinstance(text, str) and _names_a_file(text)):
         name = str(text_path(text))
         text = read_text(name)
+    elif text is None:
+        settings = _settings(folder)
+        seed, name = settings.seed, "the text of the run"
+        sources = Sources(settings.paths, settings.field)
+        if sources.size > MOST_TEXT:
+            raise HeadwiseError(
+                f"{name} has {sources.size:,} bytes, and {MOST_TEXT:,} are read here; pass a part of it"
+            )
+        text = "".join(sources.stream()) if settings.paths else None
     if isinstance(text, str):
         parts = _text_parts(text, name, folder, length)
     elif text is None:

@@ -16,6 +16,7 @@ from headwise.gpt.data import Corpus, text_corpus, verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.lab.compare.experiment import Arm, Experiment, Task, with_attention
+from headwise.sources import Sources
 
 STEPS = 800  # 12 seconds on one thread
 VERBS = PRESETS["verbs"]
@@ -26,7 +27,7 @@ def verbs_or_text(text: Path | None, seed: int) -> Corpus:
     """The verb corpus, split by the seed; or a text as one stream of characters, its last tenth held out."""
     if text is None:
         return verb_corpus(seed, SHAPE["context"], any_order=False)  # the harder task, which leaves room to differ
-    return text_corpus(text, lines=False, context=SHAPE["context"], seed=seed)
+    return text_corpus(Sources([text]), lines=False, context=SHAPE["context"], seed=seed)
 
 
 # The strong weight decay of the preset is for the verb corpus, which is small enough to be learned by heart.

@@ -64,7 +64,7 @@ def lookups(text: Path | None, seed: int) -> Corpus:
     drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
     train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
     tokens = Tokens.words(drawn)
-    return Corpus("two lookups", tokens, Answers(tokens, train, held_out, CONTEXT), held_out[0])
+    return Corpus("two lookups", tokens, Answers.of_lines(tokens, train, held_out, CONTEXT), held_out[0])
 
 
 @torch.no_grad()

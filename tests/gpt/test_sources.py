@@ -1,0 +1,244 @@
+"""A text gives the same ids and parts whatever files it lies in, and however large; and its tokens are found again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas
+import pyarrow
+import pytest
+import torch
+
+from headwise import HeadwiseError, sources
+from headwise.gpt import data, token_file
+from headwise.gpt.data import Corpus, Documents, Stream, text_corpus
+from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.run import Settings, held_out_documents, run_training
+from headwise.gpt.tokens import Tokens
+from headwise.gpt.train import Progress, Stopped
+from headwise.heads.texts import read_documents
+from headwise.models.open import Folder
+from headwise.sources import Sources
+
+LINES = [f"line {n} of the bóok {n * n}" for n in range(211)]
+TEXT = "\n".join(LINES)
+RECORDS = [{"id": n, "body": line} for n, line in enumerate(LINES)]
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every text counts as large, and comes in many pieces; the folder of what is kept of it."""
+    monkeypatch.setattr(data, "LARGE", 1)
+    monkeypatch.setattr("headwise.heads.texts.LARGE", 1)
+    monkeypatch.setattr(sources, "PIECE", 53)
+    monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def jsonl(records: list[Any]) -> bytes:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def write_forms(folder: Path) -> dict[str, list[Path]]:
+    """The same text in many forms."""
+    records = jsonl(RECORDS)
+    contents = {
+        "plain.txt": TEXT.encode(),
+        "windows.txt": b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode(),
+        "packed.txt.gz": gzip.compress(TEXT.encode()),
+        "packed.md.zst": pyarrow.compress(TEXT.encode(), codec="zstd", asbytes=True),
+        "records.jsonl": records + b"\n \n",
+        "records.ndjson.gz": gzip.compress(records),
+        "two/a.txt": "\n".join(LINES[:100]).encode(),
+        "two/b.jsonl.zst": pyarrow.compress(jsonl(RECORDS[100:]), codec="zstd", asbytes=True),
+        "two/c.bin": b"\xff",
+        "two/d.txt": b"",
+    }
+    (folder / "two").mkdir(parents=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    pandas.DataFrame(RECORDS).to_parquet(folder / "table.parquet", row_group_size=17)
+    forms = {name: [folder / name] for name in [*contents, "table.parquet"] if "/" not in name}
+    return forms | {"a folder": [folder / "two"], "two files": [folder / "two/a.txt", folder / "two/b.jsonl.zst"]}
+
+
+def corpus_of(paths: list[Path], lines: bool, tokenizer: Path | None = None) -> Corpus:
+    field = "body" if any(sources._kind(file) in sources.RECORDS for file in Sources(paths).files) else None
+    return text_corpus(Sources(paths, field), lines, 13, 3, tokenizer)
+
+
+def facts(corpus: Corpus) -> Any:
+    """What a model would see of it."""
+    text = corpus.data
+    batches = [text.batch(torch.Generator().manual_seed(seed), 5) for seed in range(3)] + [*text.held_out_batches(7)]
+    ids = [tensor.tolist() for batch in batches for tensor in batch]
+    return ids, text.held_out_documents(60), text.ngram(len(corpus.tokens)), corpus.tokens.vocabulary, corpus.example
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_text_is_the_same_in_any_form_and_size(lines: bool, tmp_path: Path, large: Path) -> None:
+    forms = write_forms(tmp_path / "forms")
+    kept = {name: corpus_of(paths, lines) for name, paths in forms.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "LARGE", 2**24)
+        patch.setattr(sources, "PIECE", 2**20)
+        whole = corpus_of(forms["plain.txt"], lines)
+    assert [name for name, corpus in kept.items() if facts(corpus) != facts(whole)] == []
+    text = whole.data
+    assert isinstance(text, Documents if lines else Stream)
+    ids = text._lines if isinstance(text, Documents) else text._ids
+    expected = [whole.tokens.document(line) for line in LINES] if lines else [whole.tokens.encode(TEXT)]
+    assert list(ids) == expected
+    digests = {name: corpus.data.digest for name, corpus in kept.items()}
+    assert {digests[name] for name in forms if lines or "record" not in name and "table" not in name} == {
+        digests["plain.txt"]
+    }
+
+
+def test_tokens_are_made_once_and_a_damaged_file_again(tmp_path: Path, large: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    seen: list[tuple[str, int, int]] = []
+
+    def look(lines: bool = False, tokenizer: Path | None = None) -> tuple[Any, bool]:
+        """What came of it, and whether the text was read for it."""
+        made = set(large.glob("*.tokens"))
+        stamps = {file: file.stat().st_mtime_ns for file in made}
+        found = facts(text_corpus(Sources([path], None, lambda *told: seen.append(told)), lines, 13, 3, tokenizer))
+        return found, {file: file.stat().st_mtime_ns for file in large.glob("*.tokens")} != stamps
+
+    first, made = look()
+    assert made and look() == (first, False)
+    (kept,) = large.glob("*.tokens")
+    whole = kept.read_bytes()
+    for damaged in (whole[:-1], whole[:9] + b"\0" + whole[10:] + b"", b"", whole[:3]):
+        kept.write_bytes(damaged)
+        assert look() == (first, True) and kept.read_bytes() == whole
+    assert look(lines=True)[1]
+    (tmp_path / "tokenizer.json").write_text(Tokens.characters(TEXT, boundary=False).to_json())
+    assert look(tokenizer=tmp_path / "tokenizer.json") == (first, True)
+    path.write_text(TEXT.replace("line 7", "lane 7"))
+    changed, made = look()
+    assert made and changed != first
+    assert not [file for file in large.iterdir() if file.suffix not in (".tokens", ".lock")]
+
+
+def test_more_lines_than_are_shuffled(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_SHUFFLED", 100)
+    path = tmp_path / "lines.txt"
+    path.write_text(TEXT)
+    corpus = corpus_of([path], True)
+    assert isinstance(corpus.data, Documents)
+    assert (corpus.data._train, corpus.data._held_out) == (range(189), range(189, 211))
+    shown = [corpus.tokens.decode(ids) for ids in corpus.data.held_out_documents(60)]
+    assert shown == LINES[189:192] and corpus.example == LINES[189][:12]
+    firsts = corpus.data._some(corpus.data._held_out, 200)
+    assert len(firsts) == 14 - 14 % 2 or len(set(firsts)) == len(firsts)
+    drawn = corpus.data.batch(torch.Generator().manual_seed(1), 500)[0]
+    assert len({tuple(row.tolist()) for row in drawn}) > 100
+
+
+BAD: dict[str, tuple[str, bytes, str | None, str]] = {
+    "no JSON": ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', None, "a.jsonl, line 3 is no JSON: Expecting value"),
+    "too deep": ("a.jsonl", b"[" * 100_000, None, "line 1 is no JSON: maximum recursion"),
+    "no record": ("a.jsonl", b"[1]\n", None, "line 1 has no text in its field 'text': [1]"),
+    "a number": ("a.jsonl", b'{"text": 7}\n', None, "line 1 has no text in its field 'text': {'text': 7}"),
+    "half": ("a.jsonl", b'{"text": "\\ud800"}\n', None, "line 1 has no text in its field 'text'"),
+    "no field": ("a.jsonl", b'{"id": 1, "body": "b"}', None, "has no field 'text'; it has id, body (--field)"),
+    "other field": ("a.jsonl", b'{"text": "b"}', "body", "has no field 'body'; it has text (--field)"),
+    "plain field": ("a.txt", b"abc", "body", "--field body is a field of .jsonl and .parquet files"),
+    "no gzip": ("a.txt.gz", b"plain text", None, "a.txt.gz is damaged or cut short: Not a gzipped file"),
+    "cut gzip": ("a.txt.gz", gzip.compress(TEXT.encode())[:-9], None, "a.txt.gz is damaged or cut short"),
+    "no zst": ("a.txt.zst", b"plain text", None, "a.txt.zst is damaged or cut short"),
+    "no table": ("a.parquet", b"plain text", None, "a.parquet is damaged or cut short"),
+    "blank": ("a.txt.gz", gzip.compress(b" \n\n"), None, "a.txt.gz is empty, or holds nothing but white space"),
+    "far byte": ("a.txt", b"abc\n" * 9000 + b"ab\xff", None, "a.txt is not UTF-8: byte 36002 is 0xff"),
+    "packed byte": ("a.txt.gz", gzip.compress(b"ab\xff"), None, "a.txt.gz is not UTF-8: a byte is 0xff"),
+    "not there": ("a.txt", b"", None, "none.txt does not exist"),
+}
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    for name, (file, content, field, said) in BAD.items():
+        path = tmp_path / file
+        path.write_bytes(content)
+        with pytest.raises(HeadwiseError) as refusal:
+            for _ in Sources([tmp_path / "none.txt" if name == "not there" else path], field):
+                pass
+        assert said in str(refusal.value) and "\n" not in str(refusal.value), name
+    with pytest.raises(HeadwiseError, match="holds no text files"):
+        (tmp_path / "empty").mkdir()
+        Sources([tmp_path / "empty"])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(HeadwiseError, match="needs pyarrow: pip install"):
+        patch.setitem(__import__("sys").modules, "pyarrow", None)
+        list(Sources([tmp_path / "a.parquet"]))
+
+
+def test_a_disk_without_room(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    monkeypatch.setattr(token_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7_000))
+    said = f"take about {2 * len(TEXT.encode()):,} bytes, and .* has 7,000 free; make room, or name another folder"
+    with pytest.raises(HeadwiseError, match=said):
+        corpus_of([path], False)
+    assert not [*large.glob("*.tokens"), *large.glob(".*")]
+
+
+def quiet(progress: Progress) -> None:
+    pass
+
+
+def stop(progress: Progress) -> None:
+    raise Stopped(progress.step)
+
+
+def test_a_run_on_a_large_text_goes_on_to_the_same_bytes(tmp_path: Path, large: Path) -> None:
+    forms = write_forms(tmp_path / "forms")
+    texts = tuple(str(path) for path in forms["two files"])
+    shape = {"n_layers": 1, "n_heads": 2, "d_model": 12, "context": 11}
+    settings = Settings("nanogpt", texts, steps=23, shape=shape, field="body")
+    run_training(tmp_path / "whole", settings, quiet, resume=False, n_samples=0)
+    with pytest.raises(Stopped):
+        run_training(tmp_path / "stopped", settings, stop, resume=False, n_samples=0)
+    shutil.rmtree(large)  # it is made again
+    run_training(tmp_path / "stopped", settings, quiet, resume=True, n_samples=0)
+    weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("whole", "stopped")]
+    assert weights[0] == weights[1]
+    assert held_out_documents(tmp_path / "whole", 50) == held_out_documents(tmp_path / "stopped", 50)
+    forms["two files"][0].write_text("another text\n" * 99)
+    with pytest.raises(HeadwiseError, match="was trained on has changed"):
+        held_out_documents(tmp_path / "whole", 50)
+
+
+def test_documents_of_a_survey(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens.characters(TEXT, boundary=True)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text(tokens.to_json())
+    model = GPT(GPTConfig(vocab_size=len(tokens), context=60, n_layers=1, n_heads=2, d_model=12))
+    folder = Folder(tmp_path / "model", model, tokens, 60, "headwise", len(tokens))
+    forms = write_forms(tmp_path / "forms")
+
+    def documents(name: str, size: int | None, **options: Any) -> list[str]:
+        paths = [str(path) for path in forms[name]]
+        text = read_documents(folder, paths, size, options.get("most"), field=options.get("field"))
+        return [tokens.decode(ids) for ids in text.documents]
+
+    cut = documents("plain.txt", 17)
+    assert "".join(cut) == TEXT and {len(piece) for piece in cut[:-1]} == {16}
+    assert documents("packed.md.zst", 17) == documents("windows.txt", 17) == cut
+    assert documents("records.jsonl", None, field="body") == documents("table.parquet", None, field="body") == LINES
+    assert len([*large.glob("*.tokens")]) == 5
+    encode: Callable[[str], list[int]] = tokens.encode
+    monkeypatch.setattr(tokens, "encode", lambda text: pytest.fail("the text is read again"))
+    assert documents("plain.txt", 17) == cut
+    monkeypatch.setattr(tokens, "encode", encode)
+    assert documents("records.jsonl", None, most=3, field="body") == LINES[:3]
+    assert len([*large.glob("*.tokens")]) == 5  # a part is not kept
+    with pytest.raises(HeadwiseError, match=r"plain.txt has \d+ tokens and model takes 60 at a time; cut it into"):
+        documents("plain.txt", None)
