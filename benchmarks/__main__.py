@@ -20,6 +20,7 @@ from benchmarks import (
     onnx_peers,
     reshape,
     small,
+    texts,
     training,
 )
 from benchmarks.machine import machine
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "reshape": reshape.run,
     "latent": latent.run,
     "memory": memory.run,
+    "texts": texts.run,
 }
 
 

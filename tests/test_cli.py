@@ -251,7 +251,18 @@ def test_a_bad_data_file(name: str, invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
-    assert_refused(invoke("train", tmp_path, "--out", tmp_path / "out"), "is a folder")
+    assert_refused(invoke("train", tmp_path, "--out", tmp_path / "out"), "holds no text files")
+    (tmp_path / "a.txt").write_text("of one\n" * 20)
+    (tmp_path / "b.jsonl").write_text('{"body": "and of another"}\n' * 20)
+    files = (tmp_path / "a.txt", tmp_path / "b.jsonl")
+    assert_refused(invoke("train", *files, *TINY, "--out", tmp_path / "out"), "line 1 has no field 'text'; it has body")
+    assert_refused(invoke("train", "--field", "body"), "--field describes a text file")
+    assert_refused(invoke("train", "-", files[0]), "- is standard input, a text by itself")
+    assert invoke("train", *files, *TINY, "--field", "body", "--out", tmp_path / "run").code == 0
+    resumed = invoke("train", *reversed(files), "--resume", "--out", tmp_path / "run")
+    assert_refused(resumed, "b.jsonl", "a.txt", "leave it out to resume")
+    assert invoke("heads", tmp_path / "run", "--text", files[1], "--field", "body", "--tokens", 8, "--json").code == 0
+    assert_refused(invoke("heads", tmp_path / "run", "--text", files[0], "--field", "body"), "none of them")
 
 
 BAD_TRAINING: dict[str, tuple[str, ...]] = {

@@ -116,12 +116,15 @@ def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str
 
         raw = CompressedInputStream(PythonFile(raw), "zstd")
     text = io.TextIOWrapper(raw, "utf-8-sig")
-    if _kind(path) in RECORDS:
-        lines = enumerate(iter(partial(text.readline, MOST_TEXT), ""), 1)
-        yield from (_record(line, field, f"{path}, line {number}") for number, line in lines if line.strip())
-        return
-    while piece := text.read(PIECE) + text.readline(PIECE):
-        yield str(path), piece
+    try:
+        if _kind(path) in RECORDS:
+            lines = enumerate(iter(partial(text.readline, MOST_TEXT), ""), 1)
+            yield from (_record(line, field, f"{path}, line {number}") for number, line in lines if line.strip())
+        else:
+            while piece := text.read(PIECE) + text.readline(PIECE):
+                yield str(path), piece
+    finally:
+        text.detach()  # the file is its opener's to close
 
 
 def _record(record: Any, field: str, name: str) -> tuple[str, str]:

@@ -175,10 +175,14 @@ def read_documents(
                 yield [*before, *ids, *after]
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
-    vocabulary = [read_bytes(folder.path / name).hex() for name in COPIED if (folder.path / name).is_file()]
-    whole = files.size >= LARGE and vocabulary and most is None and not typed
-    key = files.key(FORMAT, vocabulary, tokenizer.frame, tokens, unknown) if whole else ""
+    key = _key(folder, files, tokens, unknown) if most is None and not typed else ""
     return _text(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
+
+
+def _key(folder: Folder, files: Sources, *options: Any) -> str:
+    """What the documents of large files are kept under; nothing where the tokenizer has no files."""
+    vocabulary = [read_bytes(folder.path / name).hex() for name in COPIED if (folder.path / name).is_file()]
+    return files.key(FORMAT, vocabulary, *options) if vocabulary and files.size >= LARGE else ""
 
 
 def _cut(pieces: Iterable[list[int]], size: int) -> Iterator[list[int]]:
