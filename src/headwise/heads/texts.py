@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -162,21 +163,24 @@ def read_documents(
             parts = (encoded(piece) for _, piece in pieces)
             if tokens is not None:
                 yield from ([*before, *ids, *after] for ids in _cut(parts, tokens - around))
-                continue
-            ids: list[int] = []
-            for part in parts:
-                ids += part
-                if context is not None and len(ids) + around > context:
-                    raise HeadwiseError(
-                        f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {context:,} at a time; cut "
-                        f"it into documents with tokens={context} (--tokens {context})"
-                    )
-            if ids:
+            elif ids := _whole(parts, around, folder, name):
                 yield [*before, *ids, *after]
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     key = _key(folder, files, tokens, unknown) if most is None and not typed else ""
     return _text(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
+
+
+def _whole(parts: Iterable[list[int]], around: int, folder: Folder, name: str) -> list[int]:
+    ids: list[int] = []
+    for part in parts:
+        ids += part
+        if folder.context is not None and len(ids) + around > folder.context:
+            raise HeadwiseError(
+                f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {folder.context:,} at a time; cut it "
+                f"into documents with tokens={folder.context} (--tokens {folder.context})"
+            )
+    return ids
 
 
 def _key(folder: Folder, files: Sources, *options: Any) -> str:
