@@ -1,7 +1,7 @@
 """Memory of training as the text grows: 5 MB, 500 MB and, with three runs, 5 GB.
 
 A small GPT (2 layers of 2 heads, width 32, context 64) trains 30 steps on the little book, its words drawn anew. Each
-size has a process of its own and an empty folder for the tokens. The peak is that of resident memory, file pages included.
+size has a process of its own and an empty folder for the tokens. The peak is that of resident memory, with file pages.
 """
 
 from __future__ import annotations
