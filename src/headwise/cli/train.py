@@ -137,8 +137,7 @@ def _train(
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
-        options = {"film": film, "sharing": sharing, "reading": reading}
-        result = run_training(folder, settings, report, resume, say, n_samples, **options)
+        result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
         report_path = write_report_of(folder)
     if as_json:
         print_json(result_json(result, report_path))
