@@ -86,7 +86,7 @@ def parent(seed: int) -> tuple[GPT, Tokens]:
         torch.manual_seed(seed)
         model = GPT(GPTConfig(vocab_size=len(tokens), context=CONTEXT, **SHAPE))  # type: ignore[arg-type]
         for context, memory, recipe in STAGES:
-            fit(model, recipe, Stream(tokens, text(seed, memory), context), seed)
+            fit(model, recipe, Stream.of_text(tokens, text(seed, memory), context), seed)
         save_model(folder, model.eval(), tokens)
         print(f"memory: trained parent {seed} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return load_model(folder)
@@ -95,9 +95,10 @@ def parent(seed: int) -> tuple[GPT, Tokens]:
 def measured(seed: int) -> dict[str, Any]:
     """All figures of one parent: for each share and each way to choose, nats above the parent and needles found."""
     model, tokens = parent(seed)
-    stream = Stream(tokens, text(seed, STAGES[-1][1]), CONTEXT)
-    look = stream.train[: LOOK * CONTEXT].view(LOOK, CONTEXT)
-    documents = stream.held_out[: HELD_OUT * CONTEXT].view(HELD_OUT, CONTEXT)
+    ids = torch.tensor(tokens.encode(text(seed, STAGES[-1][1])))
+    held_out = ids[int(0.9 * len(ids)) :]
+    look = ids[: LOOK * CONTEXT].view(LOOK, CONTEXT)
+    documents = held_out[: HELD_OUT * CONTEXT].view(HELD_OUT, CONTEXT)
     names = torch.tensor([i for word, i in tokens.vocabulary.items() if word.startswith("N")])
     reach = hw.windows(model, look.tolist())
     loss, found = _answers(model, documents, names, {})

@@ -33,6 +33,7 @@ from headwise.reshape.prune import prune_heads, weakest
 from headwise.reshape.report import HealRecipe
 from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration
+from headwise.sources import Sources
 
 TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
 PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
@@ -89,7 +90,7 @@ def measured(seed: int) -> dict[str, Any]:
 
 def _parent(seed: int) -> tuple[Corpus, GPT]:
     """The trained parent of a seed: from build/, or trained now."""
-    corpus = text_corpus(TEXT, False, SHAPE["context"], seed)
+    corpus = text_corpus(Sources([TEXT]), False, SHAPE["context"], seed)
     folder = PARENTS / f"seed{seed}"
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ HALF = STEPS // 2 + 1
 
 
 def data() -> Stream:
-    return Stream(Tokens.characters(TEXT, boundary=False), TEXT, SHAPE["context"])
+    return Stream.of_text(Tokens.characters(TEXT, boundary=False), TEXT, SHAPE["context"])
 
 
 def config() -> GPTConfig:

@@ -23,7 +23,6 @@ from headwise.gpt.data import Documents, Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.run import Settings, run_training
-from headwise.gpt.token_file import token_file
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, schedule, train
 from headwise.heads.film import Film
@@ -36,7 +35,7 @@ ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 def data(prose: Any) -> Stream:
     text = prose(150)
     tokens = Tokens.characters(text, boundary=False)
-    return Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), 11)
+    return Stream.of_text(tokens, text, 11)
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, 
         data: Any = Documents.of_lines(tokens, lines[:130], lines[130:], 11)
     else:
         tokens = Tokens.characters(text, boundary=False)
-        data = Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), 11)
+        data = Stream.of_text(tokens, text, 11)
     config = tiny_config(name, len(tokens), n_layers=1)
     recipe = replace(PRESETS[name].recipe, steps=100, batch=16, warmup=5, lr=1e-2)
     torch.manual_seed(0)
