@@ -116,11 +116,10 @@ def run_training(
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `say` of what else goes on; what `film` makes, such as a
-    `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that learns, and `finish`
-    of it the one that is kept, where the two differ. A folder with a run in it is refused unless `resume` says to
-    go on, with the same settings. Of many processes the first calls this, and the others `follow_training`. `reading`
-    hears how much of a large text has been read.
+    `report` hears of every ten steps, `reading` of how much of a large text is read, `say` of what else goes on; what
+    `film` makes, such as a `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that
+    learns, and `finish` of it the one that is kept. A folder with a run in it is refused unless `resume` says to go on,
+    with the same settings. Of many processes the first calls this, and the others `follow_training`.
     """
     corpus, config, recipe = settings.resolve(reading)
     sharing.check(corpus.data, recipe)
