@@ -116,10 +116,9 @@ def run_training(
 ) -> Result:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `reading` of how much of a large text is read, `say` of what else goes on; what
-    `film` makes, such as a `headwise.heads.film.Film`, is shown the model after every step. `build` makes the model that
-    learns, and `finish` of it the one that is kept. A folder with a run in it is refused unless `resume` says to go on,
-    with the same settings. Of many processes the first calls this, and the others `follow_training`.
+    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on; what `film`
+    makes is shown the model after every step. `build` makes the model that learns, and `finish` of it the one that is
+    kept. A folder with a run in it is refused unless `resume` says to go on, with the same settings.
     """
     corpus, config, recipe = settings.resolve(reading)
     sharing.check(corpus.data, recipe)
@@ -139,8 +138,8 @@ def run_training(
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
-        learns = config, recipe, corpus.data, settings.seed
-        model, curve = train(folder, *learns, report, film=looks_on, build=build, sharing=sharing)
+        learns = config, recipe, corpus.data, settings.seed, report
+        model, curve = train(folder, *learns, film=looks_on, build=build, sharing=sharing)
         model = finish(model)
         say("training is done; counting n-grams and writing the report")
         facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
