@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from headwise.layer.importing.certificate import Imported
     from headwise.layer.importing.importers import import_attention
     from headwise.layer.layer import MultiHeadAttention
-    from headwise.models.generate import generate
+    from headwise.models.generate import decode_form, generate, generate_batch
     from headwise.models.open import open_model as open
     from headwise.plan import Keep, Plan
     from headwise.reshape.narrow import narrow
@@ -61,7 +61,8 @@ __all__ = [
     "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache",
     "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
     "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window",
-    "Windows", "ablate", "attend", "attribute", "check", "circuits", "explain", "generate", "import_attention",
+    "Windows", "ablate", "attend", "attribute", "check", "circuits", "decode_form",
+    "explain", "generate", "generate_batch", "import_attention",
     "narrow", "open", "patch", "price", "prune", "share", "survey", "trace", "train", "watch", "windows",
 ]  # fmt: skip
 
@@ -77,7 +78,8 @@ _LAZY = {
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads", "layer.importing.certificate": "Imported",
         "layer.importing.importers": "import_attention", "layer.layer": "MultiHeadAttention",
-        "models.generate": "generate", "models.open": "open", "plan": "Keep Plan", "reshape.narrow": "narrow",
+        "models.generate": "decode_form generate generate_batch",
+        "models.open": "open", "plan": "Keep Plan", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
         "reshape.report": "Damage Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
         "teach.check": "check", "teach.verdict": "Verdict",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from headwise.cli.app import Debug, Json, Progress, command, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 
@@ -20,6 +21,9 @@ def generate(
     temperature: float = 0.8,
     top_k: int | None = None,
     seed: int = 0,
+    samples: int = 1,
+    int8: bool = False,
+    lookup: int = 0,
     cache: bool = True,
     plan: Path | None = None,
     as_json: Json = False,
@@ -29,25 +33,37 @@ def generate(
     if prompt is not None and ids is not None:
         raise HeadwiseError("--prompt and --ids: pass one of them")
     with needs_torch():
-        from headwise.models.generate import generate as continue_text
-        from headwise.models.generate import prompt_ids
+        from headwise.models.generate import decode_form, decode_loss, prompt_ids, steps
         from headwise.models.open import open_folder
+    if samples > 1 and (temperature == 0 or lookup):
+        raise HeadwiseError(f"--samples {samples} needs a temperature above 0 and no --lookup; pass one of them")
     folder = open_folder(model)
     start = prompt_ids(folder.model, prompt or "") if ids is None else _read_ids(ids)
     kept = None if plan is None else Plan.read(plan)
-    stream = continue_text(folder.model, start, tokens, temperature, top_k, seed, cache=cache, plan=kept)
+    form = decode_form(folder.model, int8, samples + lookup) if int8 else folder.model
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": cache}
+    stream = steps(form, [start] * samples, tokens, plan=kept, lookup=lookup, **options)
     decode = _numbers if folder.tokens is None else folder.tokens.decode
-    if not as_json:
-        _print_text(start, stream, decode)
+    texts, began = [list(start) for _ in range(samples)], time.monotonic()
+    if samples == 1 and not as_json:
+        _print_text(texts[0], (token for (token,) in stream if token is not None), decode)
+    else:
+        with Progress() as progress:
+            for n, step in enumerate(stream):
+                for text, token in zip(texts, step, strict=True):
+                    text += [] if token is None else [token]
+                progress("token", n + 1, tokens)
+    seconds, n_new = max(time.monotonic() - began, 1e-9), sum(map(len, texts)) - samples * len(start)
+    loss = decode_loss(form, texts[0]) if int8 else None  # type: ignore[arg-type]
+    if as_json:
+        document = {"prompt": prompt or "", "text": decode(texts[0]), "ids": texts[0], "n_tokens": n_new}
+        more = {"samples": [decode(text) for text in texts], "int8_loss": loss}
+        print_json({**document, "tokens_per_second": round(n_new / seconds, 1), **more})
         return
-    began, new = time.monotonic(), list[int]()
-    with Progress() as progress:
-        for token in stream:
-            new.append(token)
-            progress("token", len(new), tokens)
-    seconds = max(time.monotonic() - began, 1e-9)
-    document = {"prompt": prompt or "", "text": decode(start + new), "ids": start + new, "n_tokens": len(new)}
-    print_json({**document, "tokens_per_second": round(len(new) / seconds, 1)})
+    for text in texts if samples > 1 else ():
+        out.print(decode(text))
+    if loss is not None:
+        err.print(f"int8: {loss:.4f} nats a token lost on this text (mean KL from the model in float32)")
 
 
 def _read_ids(path: Path) -> list[int]:

@@ -77,7 +77,7 @@ def filmed(live: Live, folder: Path, corpus: Corpus, config: GPTConfig, recipe: 
         film(model, step)
         if step in film.due and step - written >= recipe.steps / SAMPLES:
             with evaluating(model):
-                ids = list(generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, None, 0, tokens.boundary))
+                ids = list(generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, stop=tokens.boundary))
             live.tell("sample", {"step": step, "text": tokens.decode(ids).strip()})
             written = step
 

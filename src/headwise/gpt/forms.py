@@ -19,6 +19,10 @@ _FORMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("form
 _FORMS |= {name: _FORMS["llama"] | {"architecture": f"{name.capitalize()}ForCausalLM"} for name in ("qwen2", "qwen3")}
 BIASED = {"gpt2": r"\.bias$", "qwen2": r"\.[qkv]_proj\.bias$"}  # the biases that a form always has
 
+LLAMA_FIELDS = {"vocab_size": "vocab_size", "context": "max_position_embeddings", "n_layers": "num_hidden_layers"}
+LLAMA_FIELDS |= {"n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads", "d_model": "hidden_size"}
+LLAMA_FIELDS |= {"d_ff": "intermediate_size", "norm_eps": "rms_norm_eps", "tied": "tie_word_embeddings"}
+
 
 def hf_form(config: GPTConfig) -> str | None:
     """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
@@ -123,3 +127,22 @@ def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]
     return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
+    """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
+    window, kinds = fields.get("sliding_window"), fields.get("layer_types") or ["sliding_attention"]
+    n_layers = fields["num_hidden_layers"]
+    config = GPTConfig(
+        **{ours: fields[theirs] for ours, theirs in LLAMA_FIELDS.items()},
+        head_dim=fields.get("head_dim"),
+        activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
+        bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
+        qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
+        windows=tuple(window if (kinds * n_layers)[n] == "sliding_attention" else None for n in range(n_layers)),
+    )
+    zeros = {name.removesuffix("weight") + "bias": x.new_zeros(len(x)) for name, x in tensors.items()}
+    with shapes_alone():
+        model = GPT(config)
+    model.load_state_dict(from_hf(config, {name: (zeros | tensors)[name] for name in _stacks(config)}), assign=True)
+    return model.eval()

@@ -1,16 +1,24 @@
-"""Continue a text, one token at a time."""
+"""Continue texts, one token at a time."""
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.decode import Decoder, Texts, why_not
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import check_seed
+
+WORTH = 16  # tokens from which on the decode form, which takes about as long as that many steps, is made
+MOST = 2**31  # bytes of weights of which a second copy is made unasked
 
 
 @dataclass(frozen=True)
@@ -22,17 +30,18 @@ class Source:
     context: int | None  # most tokens of a text; None where the model sets no bound
     vocab_size: int | None
     device: torch.device
+    form: Callable[[int], Decoder | None]  # the decode form for so many tokens in a step, where there is one
+
+    def reading(self, decoder: Decoder | None, room: int) -> Callable[[Sequence[Sequence[int]], int], Tensor]:
+        """Begin: what follows in each text -> logits (B,n,V) of what comes after each of the last n tokens."""
+        if decoder is not None:
+            return Texts(decoder, room)
+        read = self.begin()
+        return lambda ids, last: read(torch.tensor(ids, device=self.device))[None, None]
 
 
 def generate(
-    model: GPT,
-    prompt: Sequence[int],
-    n_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    stop: int | None = None,
-    cache: bool = True,
+    model: GPT, prompt: Sequence[int], n_tokens: int, *, stop: int | None = None, **options: Any
 ) -> Iterator[int]:
     """Continue ids by a GPT of ours; see `models.generate.generate`, which serves other models and texts too."""
 
@@ -40,60 +49,114 @@ def generate(
         caches = model.new_caches()
         return lambda ids: model(ids, caches, last_only=True)[0, -1]
 
-    source = Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device)
-    return continued(source, prompt, n_tokens, temperature, top_k, seed, () if stop is None else (stop,), cache)
+    def form(rows: int) -> Decoder | None:
+        return Decoder(model, rows=rows) if n_tokens >= WORTH and why_not(model) is None else None
+
+    source = Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device, form)
+    stops = () if stop is None else (stop,)
+    return only(continued(source, [prompt], n_tokens, stops=stops, **options))
+
+
+def only(steps: Iterator[list[int | None]]) -> Iterator[int]:
+    """The ids of a single text."""
+    return (token for step in steps for token in step if token is not None)
 
 
 @torch.no_grad()
 def continued(
     source: Source,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     n_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    stops: Collection[int],
-    cache: bool,
-) -> Iterator[int]:
-    """Yield up to `n_tokens` ids that follow the prompt, as they come; one of `stops` ends the text and is not yielded.
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stops: Collection[int] = (),
+    cache: bool = True,
+    lookup: int = 0,
+) -> Iterator[list[int | None]]:
+    """Yield, step by step, the next id of each text, None once it has ended: by `n_tokens`, or by one of `stops`.
 
-    When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
+    Text n draws with the seed `seed + n`, as it would alone. A text that reaches the model's context forgets its older
+    half, and the rest is read again from the start.
     """
-    if not prompt:
+    _check(source, prompts, n_tokens=n_tokens, temperature=temperature, top_k=top_k, seed=seed, lookup=lookup)
+    decoder = source.form(len(prompts) + lookup) if cache else None
+    if lookup and (decoder is None or len(prompts) > 1):
+        raise HeadwiseError(f"lookup={lookup} is for one text, and needs the cache; leave it out")
+    if decoder is None and len(prompts) > 1:
+        singles = [
+            continued(source, [prompt], n_tokens, temperature, top_k, seed + n, stops, cache)
+            for n, prompt in enumerate(prompts)
+        ]
+        yield from ([step[0] if step else None for step in row] for row in zip_longest(*singles))
+        return
+    generators = [torch.Generator().manual_seed(seed + n) for n in range(len(prompts))]
+    limit = source.context or sys.maxsize
+    texts = [list(prompt)[-limit:] for prompt in prompts]
+    ended, written, reading, unread = [False] * len(texts), 0, None, texts
+    while written < n_tokens and not all(ended):
+        if decoder is not None and decoder.disturbed():
+            decoder = reading = None
+        if any(len(text) > limit for text in texts):
+            texts = [text[-max(1, limit // 2) :] if len(text) > limit else text for text in texts]
+            reading = None
+        if reading is None or not cache:
+            room = min(limit, max(map(len, texts)) + n_tokens - written)
+            reading, unread = source.reading(decoder, room), texts
+        text, most = texts[0], min(lookup, n_tokens - written - 1, limit - len(texts[0]))
+        guess = looked_up(text, most) if isinstance(reading, Texts) else []
+        logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
+        for place in range(1 + len(guess)):
+            step: list[int | None] = []
+            for n, generator in enumerate(generators):
+                token = _choose(logits[n, place], temperature, top_k, generator)
+                texts[n].append(token)
+                ended[n] = ended[n] or token in stops
+                step.append(None if ended[n] else token)
+            written += 1
+            if not all(ended):
+                yield step
+            if place < len(guess) and step != [guess[place]]:
+                break
+        if isinstance(reading, Texts):
+            reading.length -= len(guess) - place
+        unread = [text[-1:] for text in texts]
+
+
+def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **numbers: Any) -> None:
+    if not prompts or not all(prompts):
         raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
-    wrong = [i for i in prompt if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
+    wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
-    if n_tokens < 0:
-        raise HeadwiseError(f"tokens={n_tokens} is negative")
-    if not temperature >= 0:
-        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
+    if numbers["n_tokens"] < 0:
+        raise HeadwiseError(f"tokens={numbers['n_tokens']} is negative")
+    if not numbers["temperature"] >= 0:
+        raise HeadwiseError(f"temperature={numbers['temperature']} must be 0 or more; 0 takes the likeliest token")
     check_seed(seed)
-    if top_k is not None and top_k < 1:
-        raise HeadwiseError(f"top_k={top_k} must be at least 1")
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt) if source.context is None else list(prompt)[-source.context :]
-    read, n_read = source.begin(), 0
-    for _ in range(n_tokens):
-        if source.context is not None and len(ids) > source.context:
-            ids = ids[-max(1, source.context // 2) :]
-            read, n_read = source.begin(), 0
-        if not cache:
-            read, n_read = source.begin(), 0
-        logits = read(torch.tensor([ids[n_read:]], device=source.device))
-        n_read = len(ids)
-        token = _choose(logits, temperature, top_k, generator)
-        if token in stops:
-            return
-        yield token
-        ids.append(token)
+    for name, least in (("top_k", 1), ("lookup", 0)):
+        if numbers[name] is not None and numbers[name] < least:
+            raise HeadwiseError(f"{name}={numbers[name]} must be at least {least}")
+
+
+def looked_up(ids: Sequence[int], n: int) -> list[int]:
+    """The n ids that came after the latest place where the text has had its last two before (Saxena 2023)."""
+    for end in range(len(ids) - 1, 1, -1) if n > 0 else ():
+        if ids[end - 1] == ids[-1] and ids[end - 2] == ids[-2]:
+            return list(ids[end : end + n])
+    return []
 
 
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    if not logits.isfinite().all():
+    low, high = logits.aminmax()
+    if not math.isfinite(high - low):
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
-    likeliest = logits.double().cpu().topk(min(top_k or len(logits), len(logits)))
-    weights = torch.softmax((likeliest.values - likeliest.values[0]) / temperature, -1)  # 0 at best: nothing overflows
-    return int(likeliest.indices[torch.multinomial(weights, 1, generator=generator)])
+    ids, rows = None, logits.double().cpu()
+    if top_k is not None and top_k < len(rows):
+        rows, ids = rows.topk(top_k)
+    bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # 1 at best: nothing overflows
+    point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
+    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
+    return place if ids is None else int(ids[place])

@@ -282,7 +282,10 @@ def _result(
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
     name = f"best n-gram, order {order} (Kneser-Ney)"
-    texts = (generate(model, tokens.opening(), SAMPLE_TOKENS, 0.8, None, n, tokens.boundary) for n in range(n_samples))
+    texts = (
+        generate(model, tokens.opening(), SAMPLE_TOKENS, temperature=0.8, seed=n, stop=tokens.boundary)
+        for n in range(n_samples)
+    )
     samples = tuple(tokens.decode(list(ids)).strip() for ids in texts)
     summary = RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples)
     return Result(folder, summary, cells, corpus.example)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.generate import Source, continued
+from headwise.gpt.decode import Decoder, Texts, hooked
+from headwise.gpt.forms import as_gpt
+from headwise.gpt.generate import MOST, WORTH, Source, continued, only
+from headwise.gpt.gpt import GPT
 from headwise.gpt.tokens import Tokens
-from headwise.models.ask import context_of, predicts, reader, vocabulary_of
+from headwise.models.ask import context_of, logits, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
 from headwise.plan import Plan
 
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+SCORED = 512  # tokens of a text on which the loss of a decode form is measured
+ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies do not change with the length of the text
+
 
 def generate(
-    model: nn.Module | str | Path,
+    model: nn.Module | Decoder | str | Path,
     prompt: str | Sequence[int],
     n_tokens: int,
     temperature: float = 1.0,
@@ -27,10 +36,11 @@ def generate(
     stop: int | None = None,
     cache: bool = True,
     plan: Plan | None = None,
+    lookup: int = 0,
 ) -> Iterator[int]:
     """Yield up to `n_tokens` ids that continue `prompt`, as they come.
 
-    model        a GPT of ours, a model of transformers, or the folder of one
+    model        a GPT of ours, a model of transformers, the folder of one, or the `decode_form` of one
     prompt       token ids, or a text where the model was read from a folder with a tokenizer
     temperature  0 takes the likeliest token; 1 samples from the model as it is
     top_k        sample among the k likeliest only
@@ -38,22 +48,98 @@ def generate(
     stop         the id that ends the text and is not yielded; None takes those that the model's folder names
     cache        False computes every step anew: slower, the same text
     plan         what each key/value head keeps of the text, and sees of it; None: all
+    lookup       read so many tokens ahead, as they came after the last two where the text had these before; what is
+                 not what the model writes is dropped: the same text, sooner where it repeats itself
 
-    When the text reaches the model's context, its older half is forgotten and the rest is read again from the start.
+    A model with a decode form is run in it from some tokens on, unless somebody watches or ablates it. When the text
+    reaches the model's context, its older half is forgotten and the rest is read again from the start.
     Raises HeadwiseError for a model that does not predict the next token, and for ids that it does not know.
     """
-    module = open_model(model)
+    options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": cache}
+    return only(steps(model, [prompt], n_tokens, stop, plan, lookup, **options))
+
+
+def generate_batch(
+    model: nn.Module | Decoder | str | Path, prompts: Sequence[str | Sequence[int]], n_tokens: int, **options: Any
+) -> list[list[int]]:
+    """The ids that continue each of several prompts, written side by side: text n is `generate` with seed + n.
+
+    options  temperature, top_k, seed and stop of `generate`
+    """
+    texts: list[list[int]] = [[] for _ in prompts]
+    for step in steps(model, prompts, n_tokens, **options):
+        for text, token in zip(texts, step, strict=True):
+            text += [] if token is None else [token]
+    return texts
+
+
+def steps(
+    model: nn.Module | Decoder | str | Path,
+    prompts: Sequence[str | Sequence[int]],
+    n_tokens: int,
+    stop: int | None = None,
+    plan: Plan | None = None,
+    lookup: int = 0,
+    **options: Any,
+) -> Iterator[list[int | None]]:
+    """Yield the next id of each text, None for one that has ended; see `generate`."""
+    module = model.source if isinstance(model, Decoder) else open_model(model)
     if predicts(module) != "next":
         raise HeadwiseError(
             f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
             f"pass a model with a causal language-model head"
         )
-    ids = prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt)
+    ids = [prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     stops = end_ids(module) if stop is None else {stop}
+
+    def form(rows: int) -> Decoder | None:
+        if plan is not None and (lookup or isinstance(model, Decoder)):
+            raise HeadwiseError("plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them")
+        if isinstance(model, Decoder):
+            return model
+        if lookup:
+            return decode_form(module, rows=rows)
+        worth = plan is None and n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+        with suppress(HeadwiseError):
+            return decode_form(module, rows=rows) if worth else None
+        return None
+
     begin, device = partial(reader, module, plan), next(module.parameters()).device
     begin()  # a plan that does not fit is refused before the text begins
-    source = Source(begin, context_of(module), vocabulary_of(module), device)
-    return continued(source, ids, n_tokens, temperature, top_k, seed, stops, cache)
+    source = Source(begin, context_of(module), vocabulary_of(module), device, form)
+    return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
+
+
+def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1) -> Decoder:
+    """The form of a model in which `generate` decodes fastest, made once for many texts; see `gpt.decode.Decoder`.
+
+    It serves our GPT, and models of transformers that are Llama-like: llama, mistral, qwen2, qwen3. Of these a few
+    logits are held against the model's own. Raises HeadwiseError, with the reason, for all others.
+    """
+    module: Any = open_model(model)
+    if isinstance(module, GPT):
+        return Decoder(module, int8, rows)
+    config: Any = getattr(module, "config", None)
+    kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
+    if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):
+        raise HeadwiseError(f"this model has no decode form: {kind} is none of {', '.join(LLAMA_LIKE)}, or is watched")
+    decoder = Decoder(as_gpt(config.to_dict(), module.state_dict()), int8, rows)
+    decoder.source, rotary = module, module.model.rotary_emb
+    assert decoder.rotation is not None
+    decoder.rotation.frequencies, decoder.rotation.factor = rotary.inv_freq.tolist(), rotary.attention_scaling
+    difference = decode_loss(decoder, list(range(min(8, config.vocab_size, config.max_position_embeddings))))
+    if not difference < (1e-6, 0.1)[int8]:
+        raise HeadwiseError(f"this model has no decode form: ours differs from it by {difference:.2g} nats a token")
+    return decoder
+
+
+@torch.no_grad()
+def decode_loss(decoder: Decoder, ids: Sequence[int]) -> float:
+    """What a decode form loses against its model on the end of a text: mean KL(model || form), in nats a token."""
+    ids = ids[-min(SCORED, decoder.config.context) :]
+    ours = Texts(decoder, len(ids))([ids], len(ids))[0].double().log_softmax(-1)
+    theirs = logits(decoder.source, torch.tensor([ids]))[0].double().log_softmax(-1)
+    return float((theirs.exp() * (theirs - ours)).sum(-1).mean())
 
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:

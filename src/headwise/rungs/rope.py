@@ -18,7 +18,7 @@ class Rotation:
     def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
         self.rope, self.last = rope, last
         self.dim = rope.dim or head_dim
-        self._frequencies, self._factor = rope.frequencies(head_dim)
+        self.frequencies, self.factor = rope.frequencies(head_dim)
         self._cos = self._sin = torch.empty(0, self.dim // 2)
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
@@ -56,6 +56,6 @@ class Rotation:
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
         with torch.inference_mode(False):  # the table outlives the call, and must serve training later
-            frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=positions.device)
+            frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions.device)
             angles = positions.clone()[..., None].double() * frequencies
-            return (angles.cos() * self._factor).float(), (angles.sin() * self._factor).float()
+            return (angles.cos() * self.factor).float(), (angles.sin() * self.factor).float()

@@ -1,0 +1,71 @@
+"""Llama-like models of transformers in our decode form: the text stays that of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+import headwise as hw
+from headwise import HeadwiseError
+from headwise.gpt.decode import Texts
+from headwise.models.generate import decode_form, decode_loss
+
+PROMPT = [3, 1, 4, 1, 5]
+SMALL = {"vocab_size": 19, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3, "hidden_size": 24}
+SMALL |= {"intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+SMALL |= {"max_position_embeddings": 71}
+LONGER = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGER |= {"original_max_position_embeddings": 17}
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (tf.LlamaForCausalLM, tf.LlamaConfig, {"tie_word_embeddings": True}),
+    "llama 3": (tf.LlamaForCausalLM, tf.LlamaConfig, {"rope_parameters": LONGER, "attention_bias": True}),
+    "mistral": (tf.MistralForCausalLM, tf.MistralConfig, {"sliding_window": 7, "head_dim": 8}),
+    "qwen2": (tf.Qwen2ForCausalLM, tf.Qwen2Config, {}),
+    "qwen3": (tf.Qwen3ForCausalLM, tf.Qwen3Config, {"head_dim": 8}),
+}
+
+
+def foreign(name: str) -> Any:
+    torch.manual_seed(1)
+    kind, config, options = MODELS[name]
+    model = kind(config(**SMALL | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_text_is_that_of_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls, call = foreign(name), [], Texts.__call__
+    monkeypatch.setattr(Texts, "__call__", lambda self, ids, last=1: calls.append(last) or call(self, ids, last))
+    expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=61, do_sample=False, pad_token_id=0)[0].tolist()
+    assert PROMPT + list(hw.generate(model, PROMPT, 61, temperature=0)) == expected and len(calls) == 62
+    form = decode_form(model)
+    assert PROMPT + list(hw.generate(form, PROMPT, 61, temperature=0, lookup=3)) == expected
+    assert decode_loss(form, expected) < 1e-6
+    texts = hw.generate_batch(form, [PROMPT, expected[:29]], 31, temperature=0)
+    assert texts == [expected[5:36], expected[29:60]]
+    assert 1e-7 < decode_loss(decode_form(model, int8=True), expected) < 0.05
+
+
+def test_who_has_no_form(tmp_path: Path) -> None:
+    gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=19, n_embd=12, n_head=3, n_layer=2, n_positions=31)).eval()
+    with pytest.raises(HeadwiseError, match="gpt2 is none of llama, mistral, qwen2, qwen3"):
+        decode_form(gpt2)
+    with pytest.raises(HeadwiseError, match="no decode form"):
+        next(hw.generate(gpt2, PROMPT, 3, lookup=2))
+    half = foreign("llama").bfloat16()
+    with pytest.raises(HeadwiseError, match="float32"):
+        decode_form(half)
+    changed = foreign("llama")
+    changed.model.layers[1].mlp.act_fn = torch.nn.GELU()  # not what the config says
+    with pytest.raises(HeadwiseError, match=r"ours differs from it by .* nats a token"):
+        decode_form(changed)
+    assert list(hw.generate(changed, PROMPT, 23, temperature=0)) == list(
+        hw.generate(changed, PROMPT, 23, temperature=0, cache=False)
+    )
