@@ -12,6 +12,7 @@ from benchmarks import (
     attention,
     causes,
     corpus,
+    decode,
     heads,
     ladder,
     latent,
@@ -28,7 +29,7 @@ from benchmarks.machine import machine
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
-    "decode": attention.decode,
+    "decode": decode.run,
     "plan": attention.plan,
     "small": small.run,
     "ladder": ladder.run,

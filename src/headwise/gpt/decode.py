@@ -108,7 +108,7 @@ class Decoder:
     def __init__(self, model: GPT, int8: bool = False, rows: int = 1) -> None:
         if reason := why_not(model):
             raise HeadwiseError(f"this model has no decode form: {reason}")
-        self.source: nn.Module = model  # what is asked where somebody watches
+        self.follow(model)
         self.config, self.spec = model.config, model.config.attention
         self.rotation = None if self.spec.rope is None else Rotation(self.spec.rope, self.spec.head_dim)
         product = partial(Product, int8=int8, rows=rows)
@@ -118,9 +118,15 @@ class Decoder:
         self.final_norm, gain = _norm(model.final_norm)
         self.head = product(model.lm_head, gain=gain)
 
+    def follow(self, source: nn.Module) -> None:
+        """Take this for the model whose form it is."""
+        self.source, modules = source, list(source.modules())
+        self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self._layers = [module for module in modules if isinstance(module, MultiHeadAttention)]
+
     def disturbed(self) -> bool:
         """Does somebody watch the model, or change what it computes? Then it must be asked itself."""
-        return hooked(self.source)
+        return any(self._hooks) or any(layer.watchers for layer in self._layers)
 
 
 class Texts:

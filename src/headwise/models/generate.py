@@ -94,12 +94,18 @@ def steps(
 
     def form(rows: int) -> Decoder | None:
         if plan is not None and (lookup or isinstance(model, Decoder)):
-            raise HeadwiseError("plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them")
+            raise HeadwiseError(
+                "plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them"
+            )
         if isinstance(model, Decoder):
             return model
         if lookup:
             return decode_form(module, rows=rows)
-        worth = plan is None and n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+        worth = (
+            plan is None
+            and n_tokens >= WORTH
+            and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+        )
         with suppress(HeadwiseError):
             return decode_form(module, rows=rows) if worth else None
         return None
@@ -124,7 +130,8 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):
         raise HeadwiseError(f"this model has no decode form: {kind} is none of {', '.join(LLAMA_LIKE)}, or is watched")
     decoder = Decoder(as_gpt(config.to_dict(), module.state_dict()), int8, rows)
-    decoder.source, rotary = module, module.model.rotary_emb
+    decoder.follow(module)
+    rotary = module.model.rotary_emb
     assert decoder.rotation is not None
     decoder.rotation.frequencies, decoder.rotation.factor = rotary.inv_freq.tolist(), rotary.attention_scaling
     difference = decode_loss(decoder, list(range(min(8, config.vocab_size, config.max_position_embeddings))))
