@@ -210,6 +210,19 @@ def test_generate_prints_the_text_and_nothing_else(run: Path, invoke: Invoke) ->
     assert invoke("generate", run, "--prompt", "the ", "--tokens", 0).out == "the \n"
 
 
+def test_generate_in_the_decode_form(run: Path, invoke: Invoke) -> None:
+    """Several texts are those of each seed; int8 says what it loses; reading ahead changes nothing."""
+    asked = ("generate", run, "--prompt", "the ", "--tokens", 19)
+    samples = json.loads(invoke(*asked, "--samples", 3, "--seed", 4, "--json").out)["samples"]
+    assert samples == [invoke(*asked, "--seed", seed).out.removesuffix("\n") for seed in (4, 5, 6)]
+    assert invoke(*asked, "--samples", 3, "--seed", 4).out == "".join(f"{text}\n" for text in samples)
+    assert invoke(*asked, "--lookup", 3) == invoke(*asked, "--no-cache")
+    code, out, err = invoke(*asked, "--int8")
+    assert code == 0 and out.startswith("the ") and "nats a token lost on this text" in err
+    assert_refused(invoke(*asked, "--samples", 2, "--temperature", 0), "--samples 2", "temperature")
+    assert_refused(invoke(*asked, "--int8", "--no-cache"), "cache=False", "int8")
+
+
 def test_runs_without_a_name_never_write_over_one_another(
     text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -62,7 +63,6 @@ def only(steps: Iterator[list[int | None]]) -> Iterator[int]:
     return (token for step in steps for token in step if token is not None)
 
 
-@torch.no_grad()
 def continued(
     source: Source,
     prompts: Sequence[Sequence[int]],
@@ -83,13 +83,27 @@ def continued(
     decoder = source.form(len(prompts) + lookup) if cache else None
     if lookup and (decoder is None or len(prompts) > 1):
         raise HeadwiseError(f"lookup={lookup} is for one text, and needs the cache; leave it out")
-    if decoder is None and len(prompts) > 1:
-        singles = [
-            continued(source, [prompt], n_tokens, temperature, top_k, seed + n, stops, cache)
-            for n, prompt in enumerate(prompts)
-        ]
-        yield from ([step[0] if step else None for step in row] for row in zip_longest(*singles))
-        return
+    choose = partial(_choose, temperature=temperature, top_k=top_k)
+    write = partial(_written, source, decoder, choose, n_tokens=n_tokens, stops=stops, cache=cache, lookup=lookup)
+    if decoder is not None or len(prompts) == 1:
+        return write(prompts, seed)
+    singles = [write([prompt], seed + n) for n, prompt in enumerate(prompts)]
+    return ([step[0] if step else None for step in row] for row in zip_longest(*singles))
+
+
+@torch.no_grad()
+def _written(
+    source: Source,
+    decoder: Decoder | None,
+    choose: Callable[[Tensor, torch.Generator], int],
+    prompts: Sequence[Sequence[int]],
+    seed: int,
+    n_tokens: int,
+    stops: Collection[int],
+    cache: bool,
+    lookup: int,
+) -> Iterator[list[int | None]]:
+    """The steps of texts that are read together."""
     generators = [torch.Generator().manual_seed(seed + n) for n in range(len(prompts))]
     limit = source.context or sys.maxsize
     texts = [list(prompt)[-limit:] for prompt in prompts]
@@ -109,7 +123,7 @@ def continued(
         for place in range(1 + len(guess)):
             step: list[int | None] = []
             for n, generator in enumerate(generators):
-                token = _choose(logits[n, place], temperature, top_k, generator)
+                token = choose(logits[n, place], generator)
                 texts[n].append(token)
                 ended[n] = ended[n] or token in stops
                 step.append(None if ended[n] else token)
@@ -147,7 +161,7 @@ def looked_up(ids: Sequence[int], n: int) -> list[int]:
     return []
 
 
-def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> int:
     if not math.isfinite(logits.sum()):
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:

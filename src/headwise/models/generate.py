@@ -89,6 +89,8 @@ def steps(
             f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
             f"pass a model with a causal language-model head"
         )
+    if isinstance(model, Decoder) and not options.get("cache", True):
+        raise HeadwiseError("cache=False and a decode form, or int8: the form is what has the cache; pass one of them")
     ids = [prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     stops = end_ids(module) if stop is None else {stop}
 
