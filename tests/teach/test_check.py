@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +14,12 @@ from cases import every
 from invoking import Invoke
 
 import headwise as hw
-from headwise.teach.catalogue import LANGUAGES, catalogue
+from headwise.teach import check
+from headwise.teach.catalogue import LANGUAGES, catalogue, words
 from headwise.teach.form import Masks, Weights, compute
 from headwise.teach.reading import Reading
 from headwise.teach.search import Case, Search, close
+from headwise.teach.source import Source
 from headwise.teach.switches import SWITCHES, changes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,10 +180,26 @@ def test_an_object_is_checked_in_place() -> None:
     state = np.random.get_state()[1].copy()  # type: ignore[union-attr]
     verdict = hw.check(attention, lang="es")
     assert (verdict.right, set(verdict.bugs)) == (False, {"scale-missing", "mask-missing"})
-    assert "Los puntajes no se escalan" in str(verdict)
+    assert "Las puntuaciones no se escalan" in str(verdict)
     assert "<script" not in verdict._repr_html_()
     assert np.array_equal(state, np.random.get_state()[1])  # type: ignore[arg-type]
 
 
 def test_the_cases_are_learners_files() -> None:
     assert all(path.with_suffix(".py").exists() for path in FOLDER.glob("*.bugs"))
+
+
+def test_an_error_that_arises_in_headwise_is_said_to_be_ours() -> None:
+    def reason(fail: Callable[[], object], lang: str = "en") -> str:
+        with pytest.raises(Exception) as caught:
+            fail()
+        return check.explained(caught.value, Source("", "learner.py"), words(lang))
+
+    def lacks() -> object:
+        return next(iter(catalogue().values())).text("no-such-text", "en")
+
+    said = {lang: reason(lacks, lang) for lang in LANGUAGES}
+    assert said["en"].startswith("a bug of headwise, not of your code; please report it (")
+    assert said["es"].startswith("un error de headwise, no de tu código; por favor, repórtalo (")
+    assert reason(lambda: {}["key"]) == "KeyError: 'key'"  # arises in no file of ours
+    assert reason(lambda: words("fr")).startswith("HeadwiseError: lang='fr'")  # says itself whose it is

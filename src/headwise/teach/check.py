@@ -107,14 +107,16 @@ def engine(kind: str) -> Engine:
 
 def explained(error: BaseException, source: Source, say: Mapping[str, str]) -> str:
     """An error of the learner's code in one line, with the line of the file in which it arose."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source.path]
+    calls = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in calls if f.filename == source.path]
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, SystemExit):
         text = say["exits"]
     if "CUDA" in text or "cuda" in text or "NVIDIA" in text:
         text = f"{say['gpu']} ({text})"
     if not frames:
-        return text
+        ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
+        return f"{say['ours']} ({text})" if ours and not isinstance(error, TypeError | HeadwiseError) else text
     return f"{text} ({say['line']} {frames[-1].lineno}: {(frames[-1].line or '').strip()})"
 
 
