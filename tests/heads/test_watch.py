@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import pickle
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.heads.documents import Document, some_rows
 from headwise.heads.seen import Seen, SeenHead
 from headwise.heads.statistics import Statistic, Statistics
 from headwise.heads.survey import survey
@@ -576,9 +578,10 @@ def test_watchers_are_gone_afterwards() -> None:
 
 def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line in the table, and it is measured, an attribute of heads and rows, in the listings and in a survey."""
-    doubled = Statistic("nats, twice the entropy", lambda b: 2 * (b.mass * b.log_sum - b.total(b.shifted)))
+    bits = 2 * math.log(2)
+    doubled = Statistic("nats, twice the entropy", lambda b: bits * (b.mass * b.log_sum - b.total("shifted")))
     doubled.__set_name__(Statistics, "doubled")
-    monkeypatch.setattr(Statistics, "doubled", doubled, raising=False)  # after the others have overwritten the room
+    monkeypatch.setattr(Statistics, "doubled", doubled, raising=False)
     model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
     with torch.no_grad(), hw.watch(model) as seen:
         model(ids)
@@ -595,6 +598,39 @@ def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -
 def test_a_mark_may_not_have_the_name_of_a_statistic() -> None:
     with pytest.raises(hw.HeadwiseError, match=r"^marks='entropy': there is a statistic of that name; choose another"):
         hw.watch(gpt_of(), marks={"entropy": [1]}).__enter__()
+
+
+# A share of the rows
+
+
+def test_a_share_of_the_rows() -> None:
+    """One row of each stretch, the same for all heads, each as exact as with all rows; and it is said."""
+    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(ids)
+    with torch.no_grad(), hw.watch(model, rows=0.3, seed=3) as some:
+        model(ids)
+    drawn = some_rows(Document(), T, 0.3, 3).real_rows
+    assert drawn is not None and drawn.sum() == math.ceil(0.3 * T)
+    for name in ("L0.H0", "L1.H5"):
+        for statistic in seen[name].rows:
+            expected = seen[name].rows[statistic].reshape(B, T)[:, drawn.numpy()].flatten()
+            np.testing.assert_allclose(some[name].rows[statistic], expected, rtol=0, atol=1e-5, err_msg=statistic)
+    interval = some["L1.H5"].interval("entropy")
+    assert interval.n == B * drawn.sum() and interval.low < some["L1.H5"].entropy == pytest.approx(interval.mean)
+    assert any(note.startswith("Statistics are of 0.3 of the rows") and "seed 3" in note for note in some.notes)
+    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), controls=False, ablate="none", rows=0.3)
+    assert any(note.startswith("Statistics are of 0.3 of the rows") for note in found.notes)
+    with pytest.raises(hw.HeadwiseError, match=r"^rows=1.5 must be a share of the rows, above 0 and at most 1"):
+        hw.watch(model, rows=1.5).__enter__()
+
+
+def test_rows_are_drawn_from_what_is_real() -> None:
+    """Padding is never drawn, every stretch has its row, and another seed draws others."""
+    real = torch.arange(41) >= 7
+    first, second = (some_rows(Document(real_rows=real), 41, 0.25, seed).real_rows for seed in (0, 1))
+    assert first is not None and second is not None and not first[:7].any() and (first != second).any()
+    assert [int(part.sum()) for part in first[7:].split([3, 4, 4, 4, 4, 3, 4, 4, 4])] == [1] * 9
 
 
 # Notebooks

@@ -26,6 +26,7 @@ def heads(
     ids: Path | None = None,
     tokens: int | None = None,
     documents: int | None = None,
+    rows: float | None = None,
     unknown: str = "refuse",
     field: str | None = None,
     ablate: str = "auto",
@@ -59,7 +60,7 @@ def heads(
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()
-    options |= {"unknown": unknown, "field": field, "ranks": ranks}
+    options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)

@@ -1,20 +1,19 @@
-"""The weights of a call, a block of queries at a time, and what a formula of `heads.statistics` reads of a block.
+"""The weights of a call, a block of queries at a time, and what `heads.statistics` reads of their sums.
 
 A block is small enough to stay in the processor's cache, and every number is taken from it before the next one is
-made: there the passes over a block cost little beside the dot products. Measured on two cores, 12 heads of 64, T=4096:
-all statistics take about one and a half times the fused attention call.
+made: there the passes over a block cost little beside the dot products.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from headwise.heads.documents import Document
 from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
@@ -23,9 +22,13 @@ from headwise.records import Call
 from headwise.rungs.tensor import as_tensor
 from headwise.spec import Options, resolve_kv_index
 
-BLOCK = 2**19  # weights of a block; of 2^17 to 2^20 the fastest for T=1024 and T=4096
-ROWS = 32  # queries of a block at least: below, the matrix product does not pay
+BLOCK = 2**18  # weights of a block: two arrays of them fill the cache of a core
+ROWS = 128  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
+RUN = 64  # keys
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
+FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
+LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
+LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
 FORBIDDEN = -1e30  # the score of a key that may not be attended; finite, so that 0 * score is 0
 
 
@@ -49,19 +52,59 @@ class Layout(NamedTuple):
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Means over blocks of queries x keys, and the share of the first key in the first column."""
-        inside = torch.nonzero(self.key_block >= 0)[:, 0]
-        result = sums.new_zeros(sums.shape[0], self.n_rows, self.n_keys)
-        result.index_add_(2, self.key_block[inside], sums[..., inside])
+        inside = self.key_block[:, None] == torch.arange(self.n_keys, device=sums.device)
         rows = torch.bincount(self.row_block[self.row_block >= 0], minlength=self.n_rows)
-        keys = torch.bincount(self.key_block[inside], minlength=self.n_keys)
-        area = rows[:, None] * keys
+        result, area = sums @ inside.to(sums.dtype), rows[:, None] * inside.sum(0)
         if not self.n_keys or self.first is None:
             return result / area.clamp(min=1), sums.new_zeros(sums.shape[:2])
         return result / area, sums[..., self.first] / area[:, 0]
 
 
+class Strip(NamedTuple):
+    """A block of queries: what its heads share. Keys are counted from the first that one of them may see."""
+
+    rows: slice  # which of the rows that are measured
+    queries: slice | Tensor  # their numbers among the T queries
+    keys: slice  # those that they may see, among S
+    open: int  # so many keys every one of them may see; masks begin there
+    forbidden: Tensor | None  # (H|1,t,s - open) bool
+    bias: Tensor | None  # (H|1,t,s)
+    j: Tensor  # (s,) keys as numbers; small ones keep their digits
+    at: Tensor  # (t,) the keys at which the queries stand
+    near: Tensor  # (t,k) the first key and those before the query that are asked for, any where there is none ...
+    there: Tensor  # (t,k) ... and 1 where there is one
+    pairs: Tensor  # (n,) query * s + key of earlier keys with the query's token, and of those right after them
+    pair_rows: Tensor  # (n,) the query, plus t for those right after; in the order of the queries
+    dense: tuple[Tensor, ...]  # (t,s) each: the same as 1 and 0, where the pairs are many
+    marks: dict[str, Tensor]  # (s,)
+    q: Tensor  # (H,t,D) scaled, so that scores are in bits
+    blocks: slice  # of the thumbnail
+    member: Tensor  # (b,t) 1 where a query is in such a block
+
+    def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
+        """The block as blocks of n queries: which of its queries, which of its pairs, and what they share."""
+        t, s = len(self.at), len(self.j)
+        parts = []
+        for start in range(0, t, n):
+            rows = slice(start, min(start + n, t))
+            begin = self.queries.start if isinstance(self.queries, slice) else None
+            queries = self.queries[rows] if begin is None else slice(begin + rows.start, begin + rows.stop)
+            first, last = torch.searchsorted(self.pair_rows % t, self.at.new_tensor([rows.start, rows.stop])).tolist()
+            part = self._replace(
+                queries=queries,
+                rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
+                near=self.near[rows],
+                pairs=self.pairs[first:last] - start * s,
+                dense=tuple(places[rows] for places in self.dense),
+                member=self.member[:, rows],
+                at=self.at[rows],
+            )
+            parts.append((rows, slice(first, last), part))
+        return parts
+
+
 class Pass:
-    """One pass over the weights of a document, block by block, for some of its heads."""
+    """One pass over the weights of a document, block by block; n rows are measured."""
 
     def __init__(
         self,
@@ -81,8 +124,9 @@ class Pass:
         options: Options = call.options
         self.scale = 1 / math.sqrt(call.q.shape[3]) if options.scale is None else float(options.scale)
         self.sink = None
-        if options.sink is not None:  # one of +inf counts as the largest number
-            self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=torch.finfo(self.dtype).max)
+        if options.sink is not None:  # one of +inf counts as a very large number
+            most = torch.finfo(self.dtype).max / 2
+            self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
         self.index = resolve_kv_index(self.H, self.G, options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
@@ -91,260 +135,269 @@ class Pass:
         has_ids = document.q_ids is not None and document.k_ids is not None
         known = {POSITIONS: document.start is not None, IDS: has_ids, W_O: w_o is not None, TOP: top}
         self.formulas = formulas([name for name, there in known.items() if there], offsets, self.marks)
-        self.j = torch.arange(self.S, device=self.device, dtype=self.dtype)
-        self.real = torch.zeros(self.T, dtype=torch.bool, device=self.device)
+        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
+        # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
+        self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
+        n = self.T if self.picked is None else len(self.picked)
+        self.names = ["share", "total", "shifted", *self.marks]
+        self.names += ["j", "squares"] if document.start is not None else []
+        keys = call.k[b].to(self.dtype)  # (G,S,D), side by side as no projection leaves them: every block reads them
+        self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
+        if "same_token" in self.formulas and document.k_ids is not None:
+            # The tokens before and at the keys, as numbers that grow with token, then place.
+            ids = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
+            self.sorted = (ids + torch.arange(self.S + 1, device=self.device)).sort()
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
-        self.rows = {name: zeros(self.H, self.T) for name in self.formulas}
-        self.argmax = torch.zeros(self.H, self.T, dtype=torch.long, device=self.device)
-        self.sums = zeros(self.H, layout.n_rows, self.S)
+        self.at = zeros(n)
+        self.sums = zeros(len(self.names), self.H, n)
+        self.near = zeros(self.H, n, 1 + len(self.offsets))
+        self.copies = zeros(2, self.H, n)
+        self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
     @cached_property
     def added(self) -> Tensor:
-        """(H,T) |W_O,h out|; for all rows at once, since the heads' output is far from the cache."""
+        """(H,n) |W_O,h out|, what each head adds to the residual stream."""
         assert self.w_o is not None
-        out = self.call.out[self.b].to(self.dtype)
+        out = self.call.out[self.b, :, self._queries(slice(None))].to(self.dtype)
         norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
         return norms
 
-    def run(self, inference: bool) -> None:
-        """All blocks. A thread begins with torch's default modes, so those that matter are set here."""
-        heads = _whole_groups(max(1, min(self.H, BLOCK // max(1, self.S * ROWS))), self.index)
-        rows = max(ROWS, BLOCK // max(1, self.S * heads))
+    def run(self, first: int, step: int, inference: bool) -> Tensor:
+        """Every `step`-th block from `first` on, in a thread; its `totals`.
+
+        A thread begins with torch's default modes, so those that matter are set here.
+        """
+        n = len(self.at)
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            for start in range(0, self.T, rows):
-                self._block(slice(start, min(start + rows, self.T)), heads)
+            empty = partial(torch.empty, dtype=self.dtype, device=self.device)
+            # What lies in the cache stays there, and no page is asked for anew: the same room for every block.
+            rooms = empty(max(BLOCK, min(n, ROWS) * self.S)), empty(max(BLOCK, self.S))
+            totals = self.totals()
+            for start in range(first * ROWS, n, step * ROWS):
+                self._block(self._strip(slice(start, min(start + ROWS, n))), rooms, totals)
+        return totals
+
+    def totals(self) -> Tensor:
+        """What a thread adds up over its blocks: here what each key receives, (H,b,S)."""
+        return torch.zeros(self.H, self.layout.n_rows, self.S, dtype=self.dtype, device=self.device)
+
+    def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
+        """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
+        totals[heads, strip.blocks, strip.keys] += torch.bmm(strip.member * share[:, None], e)
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
-        keys, allowed, bias = self._mask(rows)
-        scores = self._scores(slice(0, self.H), rows, keys, bias, allowed)
+        strip = self._strip(rows)
+        shape = self.H, rows.stop - rows.start, strip.keys.stop - strip.keys.start
+        scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        return keys, logits.softmax(-1)[..., : scores.shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
+        return strip.keys, (logits / LOG2E).softmax(-1)[..., : shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
 
-    def _mask(self, rows: slice) -> tuple[slice, Tensor | None, Tensor | None]:
-        """The keys that a block of queries may see, and over them what is allowed and what is added, (H|1, t, s)."""
-        keys = self._keys(rows)
+    def _queries(self, rows: slice) -> slice | Tensor:
+        """The numbers of some measured rows among the T queries."""
+        return rows if self.picked is None else self.picked[rows]
+
+    def _block(self, strip: Strip, rooms: tuple[Tensor, Tensor], totals: Tensor) -> None:
+        """All heads of a block of queries, as many at a time as fit.
+
+        Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
+        waits for all blocks: see `Sums`.
+        """
+        t, s = len(strip.at), len(strip.j)
+        n_heads = _whole_groups(max(1, min(self.H, BLOCK // (t * s))), self.index)
+        parts = strip.parts(max(1, BLOCK // s)) if n_heads == 1 else [(slice(0, t), slice(None), strip)]
+        empty = partial(torch.empty, dtype=self.dtype, device=self.device)
+        sums, near = empty(len(self.names), self.H * t), empty(self.H, *strip.near.shape)
+        copied = empty(self.H, len(strip.pairs))
+        for start in range(0, self.H, n_heads):
+            heads = slice(start, min(start + n_heads, self.H))
+            h, first = heads.stop - start, start * t
+            room = self._scores(heads, strip, rooms[0][: h * t * s].view(h, t, s))
+            for rows, pairs, part in parts:
+                scores, n = room[:, rows], h * (rows.stop - rows.start)
+                e = rooms[1][: n * s].view(scores.shape)
+                into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
+                first += n
+                self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
+                torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
+                torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
+                for i, places in enumerate(part.dense):
+                    self.copies[i, heads, part.rows] = torch.mul(e, places, out=scores).sum(-1)
+                if self.top:
+                    self.argmax[heads, part.rows] = _argmax(e) + strip.keys.start
+                self._add(totals, e, into["share"].view(h, -1), heads, part)
+        self.at[strip.rows] = strip.at
+        self.sums[..., strip.rows] = sums.view(-1, self.H, t)
+        self.near[:, strip.rows] = near.mul_(strip.there)
+        if not strip.dense:
+            both = torch.zeros(self.H, 2 * t, dtype=self.dtype, device=self.device)
+            both.index_add_(1, strip.pair_rows, copied)
+            self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
+
+    def _sum(self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]) -> None:
+        """Make e = 2^(score - the largest), (n,s), of the scores in `room`, and sum it up, (n,) each."""
+        top = room.amax(-1)
+        torch.exp2(room.sub_(top[:, None]), out=e)
+        total = torch.sum(e, -1, out=into["total"])
+        if self.sink is None:
+            torch.reciprocal(total, out=into["share"])
+        else:  # one more term of the denominator, which may tower over all keys
+            sink = self.sink[heads].repeat_interleave(len(strip.at))
+            highest = torch.maximum(top, sink)
+            lowered = (top - highest).exp2()
+            torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
+        if strip.forbidden is not None and not strip.open:
+            nothing = ~(top > FORBIDDEN / 2)
+            into["share"].masked_fill_(nothing, 0)
+            total.masked_fill_(nothing, 0)
+        torch.sum(room.mul_(e), -1, out=into["shifted"])
+        if "j" in into:  # around the mean, not as a difference of squares: a narrow head far away would lose digits
+            centre = torch.mv(e, strip.j, out=into["j"]) / total
+            torch.sub(strip.j, centre[:, None], out=room).square_()
+            torch.sum(room.mul_(e), -1, out=into["squares"])
+        for name, mark in strip.marks.items():
+            torch.mv(e, mark, out=into[name])
+
+    def _strip(self, rows: slice) -> Strip:
+        """What the heads share in a block of queries."""
+        queries = self._queries(rows)
+        numbers = torch.arange(self.T, device=self.device)[queries]
+        keys, sure = self._keys(int(numbers[0]), int(numbers[-1]))
         grid = BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
             array=lambda values: as_tensor(values, self.device),
             arange=lambda n: torch.arange(n, device=self.device),
-            keys=keys,
-            queries=rows,
+            keys=slice(sure, keys.stop),
+            queries=queries,  # type: ignore[arg-type]
             documents=slice(self.b, self.b + 1),
         )
         allowed, bias = (
             x if x is None else x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))[0]
             for x in resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
         )
-        return keys, allowed, None if bias is None else bias.to(self.dtype)
+        at = numbers + (self.document.start or 0) - keys.start
+        n_keys = keys.stop - keys.start
+        first_key = at.new_full((len(at), 1), -1 if self.layout.first is None else self.layout.first - keys.start)
+        near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
+        blocks = self.layout.row_block[queries]
+        first, last = int(blocks[0]), int(blocks[-1]) + 1
+        return Strip(
+            rows,
+            queries,
+            keys,
+            sure - keys.start,
+            None if allowed is None else ~allowed,
+            None if bias is None else bias.to(self.dtype) * LOG2E,
+            torch.arange(n_keys, device=self.device, dtype=self.dtype),
+            at.to(self.dtype),
+            near.clamp(0, n_keys - 1),
+            ((near >= 0) & (near < n_keys)).to(self.dtype),
+            *self._copies(queries, at, keys),
+            {name: mark[keys] for name, mark in self.marks.items()},
+            (self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
+            slice(first, last),
+            (blocks == torch.arange(first, last, device=self.device)[:, None]).to(self.dtype),
+        )
 
-    def _block(self, rows: slice, n_heads: int) -> None:
-        """All heads of a block of queries, n at a time."""
-        wanted = self.document.real_rows
-        real = None if wanted is None else wanted[rows].to(self.device)
-        if real is not None and not real.any():
-            return
-        keys, allowed, bias = self._mask(rows)
-        copies = self._copies(rows, keys)
-        for start in range(0, self.H, n_heads):
-            heads = slice(start, min(start + n_heads, self.H))
-            scores = self._scores(heads, rows, keys, _of(bias, heads), _of(allowed, heads))
-            block = Block(self, scores, heads, rows, keys, real, copies)
-            self.real[rows] |= block.seen.any(0)
-            if self.top:
-                self.argmax[heads, rows] = block.argmax + keys.start
-            for name, formula in self.formulas.items():
-                self.rows[name][heads, rows] = formula(block)
-            self._columns(block.e, block.share, heads, rows, keys)
-
-    def _keys(self, rows: slice) -> slice:
-        """The keys that windows and causal bounds leave to a block of queries."""
-        low, high = 0, self.S
+    def _keys(self, first: int, last: int) -> tuple[slice, int]:
+        """The keys that windows and causal bounds leave to neighbouring queries, and where what is masked begins."""
+        low, high, sure = 0, self.S, self.S
         for mask in self.masks:
-            first, last = mask.band(self.T, self.S) or (None, None)
-            low = low if first is None else max(low, rows.start + first)
-            high = high if last is None else min(high, rows.stop + last)
-        return slice(low, high) if low < high else slice(0, 1)
+            band = mask.band(self.T, self.S)
+            left, right = band or (None, None)
+            low = low if left is None else max(low, first + left)
+            high = high if right is None else min(high, last + 1 + right)
+            only_right = band is not None and left is None and right is not None
+            sure = min(sure, first + 1 + right) if only_right and right is not None else 0
+        keys = slice(low, high) if low < high else slice(0, 1)
+        return keys, min(max(keys.start, sure), keys.stop)
 
-    def _scores(self, heads: slice, rows: slice, keys: slice, bias: Tensor | None, allowed: Tensor | None) -> Tensor:
-        """What the softmax reads, (h,t,s) for a block; FORBIDDEN where a query may not look."""
-        q = self.call.q[self.b, heads, rows].to(self.dtype) * self.scale
-        if self.document.real_rows is not None:  # what stands in padding, NaN too, must not reach a sum
-            q = torch.where(self.document.real_rows[rows, None].to(self.device), q, 0)
-        h, t, D = q.shape
+    def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
+        """What the softmax reads, in bits, (h,t,s) for a block; FORBIDDEN where a query may not look."""
+        q = strip.q[heads]
+        h, _, D = q.shape
         read = self.index[heads]
         groups = sorted(set(read))
         if list(read) != [g for g in groups for _ in range(h // len(groups))]:
             groups = list(read)  # no equal, adjacent groups: each head brings its own keys
         whole = slice(groups[0], groups[-1] + 1)
         picked: slice | list[int] = whole if groups == list(range(whole.start, whole.stop)) else groups
-        k = self.call.k[self.b][picked, keys].to(self.dtype)
-        scores = torch.bmm(q.reshape(len(groups), -1, D), k.mT).reshape(h, t, -1)  # a group reads its keys once
+        k = self.keys[picked, strip.keys]
+        scores = room  # a group reads its keys once
+        torch.bmm(q.view(len(groups), -1, D), k.mT, out=room.view(len(groups), -1, k.shape[1]))
         if self.call.options.softcap is not None:
-            cap = self.call.options.softcap
+            cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
-        if bias is not None:
-            scores = scores.add_(bias)
-        return scores if allowed is None else scores.masked_fill_(~allowed, FORBIDDEN)
+        if strip.bias is not None:
+            scores = scores.add_(_of(strip.bias, heads))
+        if strip.forbidden is not None:
+            scores[..., strip.open :].masked_fill_(_of(strip.forbidden, heads), FORBIDDEN)
+        return scores
 
-    def _copies(self, rows: slice, keys: slice) -> tuple[Tensor, ...]:
-        """For a block, 1 at earlier keys with the query's token, and 1 at the keys right after those; where known."""
-        document = self.document
-        if document.k_ids is None or document.q_ids is None or document.start is None:
-            return ()
-        k_ids, q_ids = document.k_ids.to(self.device), document.q_ids.to(self.device)
-        at = torch.arange(rows.start, rows.stop, device=self.device)[:, None] + document.start
-        j = torch.arange(keys.start, keys.stop, device=self.device)
-        tokens = q_ids[rows, None]
-        same = (tokens == k_ids[keys]) & (j < at)
-        before = k_ids.roll(1)
-        before[0] = document.before
-        after = (tokens == before[keys]) & (j <= at)
-        return same.to(self.dtype), after.to(self.dtype)
-
-    def _columns(self, e: Tensor, share: Tensor, heads: slice, rows: slice, keys: slice) -> None:
-        """What each key receives from each block of the thumbnail's queries."""
-        blocks = self.layout.row_block[rows]
-        inside = blocks[blocks >= 0]
-        if len(inside):
-            first, last = int(inside.min()), int(inside.max()) + 1
-            member = blocks == torch.arange(first, last, device=self.device)[:, None]
-            self.sums[heads, first:last, keys] += torch.bmm(member * share[:, None], e)
+    def _copies(self, queries: slice | Tensor, at: Tensor, keys: slice) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """`Strip.pairs`, `pair_rows` and `dense`: where there are copies of the queries' tokens."""
+        nothing = at.new_empty(0)
+        if "same_token" not in self.formulas or self.document.q_ids is None:
+            return nothing, nothing, ()
+        values, order = self.sorted
+        tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 2)
+        first = torch.searchsorted(values, tokens)
+        count = (torch.searchsorted(values, tokens + at + keys.start, right=True) - first).clamp(min=0)
+        row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
+        after = order[torch.arange(len(row), device=self.device) + (first - count.cumsum(0) + count)[row]] - keys.start
+        t, s = len(tokens), keys.stop - keys.start
+        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
+        inside = (key >= 0) & (key < s)
+        places = row * s + key
+        if len(row) * FEW < t * s:
+            return places[inside], (row + t * torch.arange(2, device=self.device))[inside], ()
+        zeros = torch.zeros(t * s, dtype=self.dtype, device=self.device)
+        dense = (zeros.index_fill(0, places[:, i][inside[:, i]], 1).view(t, s) for i in range(2))
+        return nothing, nothing, tuple(dense)
 
 
-class Block:
-    """The weights of h heads for t queries over s neighbouring keys: p = e * share, log p = shifted - log_sum."""
+class Sums:
+    """What the blocks have summed up, for all rows at once; a formula of `heads.statistics` reads it. All are (H,n)."""
 
-    def __init__(
-        self,
-        work: Pass,
-        scores: Tensor,
-        heads: slice,
-        rows: slice,
-        keys: slice,
-        real: Tensor | None,
-        copies: tuple[Tensor, ...],
-    ) -> None:
-        """`scores` (h,t,s) are overwritten; `real` (t,) is False for padding."""
-        self._work, self._heads, self._rows, self._keys = work, heads, rows, keys
-        self.copies: tuple[Tensor, ...] = copies  # as `_copies` gives them
-        top = scores.amax(-1)
-        self.seen: Tensor = top > FORBIDDEN / 2  # (h,t) may the query attend anything?
-        if real is not None:
-            self.seen = self.seen & real
-        self._room, self._overwritten = scores.sub_(top[..., None]), False
-        self.e = scores.exp()
-        total = self.e.sum(-1)
-        self.log_sum: Tensor
-        if work.sink is None:
-            share, self.log_sum = 1 / total, total.log()
-        else:  # one more term of the denominator, which may tower over all keys
-            sink = work.sink[heads, None]
-            highest = torch.maximum(top, sink)
-            lowered = (top - highest).exp()
-            with_sink = total * lowered + (sink - highest).exp()
-            share, self.log_sum = lowered / with_sink, with_sink.log() + highest - top
-        self.share = torch.where(self.seen, share, 0)
-        self.largest: Tensor = self.share  # (h,t) the largest weight of each row: there e is 1
-        self.mass: Tensor = total * self.share  # (h,t) of all keys together
-        self.j = work.j[keys] - keys.start  # (s,) keys as numbers; small ones keep their digits
+    def __init__(self, work: Pass) -> None:
+        self._work = work
+        self._sums = dict(zip(work.names, work.sums, strict=True))
+        self._sums |= {"same": work.copies[0], "after": work.copies[1], "first": work.near[..., 0]}
+        self.share = self._sums["share"]
+        self.mass: Tensor = self._sums["total"] * self.share  # of all keys together
+        self.seen: Tensor = self._sums["total"] > 0  # may the query attend anything?
+        self.largest: Tensor = self.share  # the largest weight of each row: there e is 1
+        # log p = shifted - log_sum, in bits
+        self.log_sum = torch.where(self.share > 0, -self.share.log2(), 0)
 
-    @cached_property
-    def argmax(self) -> Tensor:
-        """(h,t) the key with the largest weight, counted from the first of the block. It takes as long as a product."""
-        return self.e.max(-1).indices
+    def total(self, name: str) -> Tensor:
+        """Sum of p x over the keys; x is "shifted", "same", "after", "first", or a marked set."""
+        return self._sums[name] * self.share
 
     @property
-    def shifted(self) -> Tensor:
-        """(h,t,s) each score less the largest of its row. A third array of this size would not stay in the cache."""
-        if self._overwritten:
-            torch.log(self.e, out=self._room).clamp_(min=FORBIDDEN)
-        return self._room
-
-    def total(self, x: Tensor) -> Tensor:
-        """Sum of p x over the keys, (h,t); x is (s,), (t,s) or (h,t,s)."""
-        return self._sum(x) * self.share
-
-    def mean(self, x: Tensor) -> Tensor:
-        """Mean of x, weighted with p."""
-        return self._sum(x) * torch.where(self.mass > 0, self.share / self.mass, 0)
-
-    def _sum(self, x: Tensor) -> Tensor:
-        if x.ndim == 1:
-            return self.e @ x
-        self._overwritten = True
-        return torch.mul(self.e, x, out=self._room).sum(-1)
+    def distance(self) -> Tensor:
+        """How far back the mean key lies."""
+        centre = self._sums["j"] / self._sums["total"]
+        return torch.where(self.mass > 0, self._work.at - centre, 0)
 
     @property
-    def at(self) -> Tensor:
-        """(t,) the keys at which the queries stand."""
-        start, first = self._work.document.start or 0, self._keys.start
-        shift = start - first
-        return torch.arange(self._rows.start + shift, self._rows.stop + shift, device=self.e.device)
-
-    @cached_property
-    def centre(self) -> Tensor:
-        """(h,t) the mean key."""
-        return self.mean(self.j)
-
-    @property
-    def from_centre(self) -> Tensor:
-        """(h,t,s) how far each key lies behind the mean key; room that is used again, for the formula to overwrite."""
-        self._overwritten = True
-        return torch.sub(self.j, self.centre[..., None], out=self._room)
+    def spread(self) -> Tensor:
+        """The standard deviation around the mean key."""
+        return torch.where(self.mass > 0, self._sums["squares"] / self._sums["total"], 0).sqrt()
 
     def back(self, k: int) -> Tensor:
-        """(h,t) the weight of the key k before the query."""
-        h, t, s = self.e.shape
-        offset = self._rows.start + (self._work.document.start or 0) - k - self._keys.start
-        result = self.e.new_zeros(h, t)
-        if -t < offset < s:
-            diagonal = self.e.diagonal(offset, 1, 2)
-            first = max(0, -offset)
-            result[:, first : first + diagonal.shape[1]] = diagonal
-        return result * self.share
+        """The weight of the key k before the query."""
+        return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
 
-    @property
-    def first(self) -> Tensor:
-        """(h,t) the weight of the first token."""
-        key = self._work.layout.first
-        if key is None or not self._keys.start <= key < self._keys.stop:
-            return torch.zeros_like(self.share)
-        return self.e[..., key - self._keys.start] * self.share
-
-    def marked(self, name: str) -> Tensor:
-        """(s,) 1 at the keys of a marked set."""
-        return self._work.marks[name][self._keys]
-
-    def on(self, name: str) -> Tensor:
-        """(h,t) the weight of a marked set."""
-        return self.total(self.marked(name))
+    def top_in(self, name: str) -> Tensor:
+        """1 where the key with the largest weight is in a marked set."""
+        return torch.where(self.mass > 0, self._work.marks[name][self._work.argmax], 0)
 
     @property
     def added(self) -> Tensor:
-        """(h,t) length of what the head adds to the residual stream."""
-        return self._work.added[self._heads, self._rows]
-
-
-def split_heads(call: Call, count: int) -> list[tuple[slice, Call]]:
-    """The call as up to `count` calls of some of its heads each, in order, and which heads those are."""
-    H, G = call.q.shape[1], call.k.shape[1]
-    index = resolve_kv_index(H, G, call.options.kv_index)
-    edges = sorted({_whole_groups(round(H * n / count), index) for n in range(count)} | {H})
-    parts = []
-    for first, last in itertools.pairwise(edges):
-        groups = sorted(set(index[first:last]))
-        low, high = groups[0], groups[-1] + 1
-        options = call.options._replace(
-            mask=None if call.options.mask is None else call.options.mask.for_heads(range(first, last), H),
-            sink=None if call.options.sink is None else as_tensor(call.options.sink, call.q.device)[first:last],
-            kv_index=tuple(g - low for g in index[first:last]),
-        )
-        heads, read = slice(first, last), slice(low, high)
-        q, k, v, out = call.q[:, heads], call.k[:, read], call.v[:, read], call.out[:, heads]
-        parts.append((heads, call._replace(q=q, k=k, v=v, options=options, out=out)))
-    return parts
+        """Length of what the head adds to the residual stream."""
+        return self._work.added
 
 
 def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Tensor, int]:
@@ -358,12 +411,27 @@ def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Ten
     return result, count
 
 
+def _argmax(e: Tensor) -> Tensor:
+    """The place of the largest number of each row, by way of runs: an argmax takes as long as two products."""
+    runs = e.shape[-1] // RUN
+    if runs < 2:
+        return e.argmax(-1)
+    body, tail = e[..., : runs * RUN].unflatten(-1, (runs, RUN)), e[..., runs * RUN :]
+    top, run = body.amax(-1).max(-1)
+    inside = torch.take_along_dim(body, run[..., None, None], -2).argmax(-1)[..., 0]
+    place = run * RUN + inside
+    if tail.shape[-1]:
+        last, at = tail.max(-1)
+        place = torch.where(last > top, at + runs * RUN, place)
+    return place
+
+
 def _whole_groups(heads: int, index: Sequence[int]) -> int:
     """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
     size = next((n for n, g in enumerate(index) if g != index[0]), len(index))
     return heads // size * size if heads >= size else heads
 
 
-def _of(x: Tensor | None, heads: slice) -> Tensor | None:
+def _of(x: Tensor, heads: slice) -> Tensor:
     """Some heads of (H|1, t, s)."""
-    return x if x is None or x.shape[0] == 1 else x[heads]
+    return x if x.shape[0] == 1 else x[heads]

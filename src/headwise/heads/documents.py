@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import is_
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import evaluating, hooked, run_body
 from headwise.models.sites import Site, attach, inside, sites_of
@@ -54,6 +56,33 @@ class Document:
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
     before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
     first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
+
+
+def check_share(rows: float | None) -> None:
+    """Refuse a share of the rows that is none."""
+    if rows is not None and not 0 < rows <= 1:
+        raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
+
+
+def share_note(rows: float, seed: int) -> str:
+    """What a result says of a share of the rows."""
+    return f"Statistics are of {rows:g} of the rows, one drawn from each {1 / rows:.3g} by seed {seed}; each is exact."
+
+
+def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
+    """The document with a share of its T rows: cut into stretches of equal length, of each one row is drawn.
+
+    Rows that are spread evenly would fall in step with a text whose pattern has that length.
+    """
+    if share is None:
+        return document
+    real = torch.arange(T) if document.real_rows is None else document.real_rows.cpu().nonzero()[:, 0]
+    count = math.ceil(len(real) * share)
+    edges = torch.arange(count + 1) * len(real) // max(1, count)
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
+    rows = torch.zeros(T, dtype=torch.bool)
+    rows[real[edges[:-1] + drawn.long()]] = True
+    return replace(document, real_rows=rows)
 
 
 @contextmanager

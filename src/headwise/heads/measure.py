@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.heads import blocks
-from headwise.heads.blocks import Layout, Pass, split_heads
+from headwise.heads.blocks import Layout, Pass, Sums
 from headwise.heads.documents import Document
 from headwise.records import Call
 from headwise.spec import Options
@@ -52,22 +51,19 @@ def measure(
     H, T = call.q.shape[1:3]
     S = call.k.shape[2]
     device = call.q.device
-    layout = Layout.of(document, T, S, device)
-    passes = [
-        Pass(part, b, document, layout, offsets, None if w_o is None else w_o[heads], top)
-        for heads, part in split_heads(call, threads_for(call))
-    ]
-    run_all(passes)
-    places = torch.nonzero(torch.stack([part.real for part in passes]).any(0))[:, 0]
-    sums = torch.cat([part.sums for part in passes])
-    with torch.no_grad():
-        out_hte = call.out[b].to(passes[0].dtype)[:, places]
-        thumbnail, first_key = layout.thumbnail(sums)
+    work = Pass(call, b, document, Layout.of(document, T, S, device), offsets, w_o, top)
+    by_block = run(work)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        sums = Sums(work)
+        seen = sums.seen.any(0)
+        places = torch.nonzero(seen)[:, 0] if work.picked is None else work.picked[seen]
+        out_hte = call.out[b, :, slice(None) if len(places) == T else places].to(work.dtype)
+        thumbnail, first_key = work.layout.thumbnail(by_block)
         return Measured(
-            rows={name: torch.cat([part.rows[name][:, places] for part in passes]) for name in passes[0].rows},
+            rows={name: formula(sums)[:, seen] for name, formula in work.formulas.items()},
             places=places,
-            argmax=torch.cat([part.argmax[:, places] for part in passes]),
-            received=sums.sum(1),
+            argmax=work.argmax[:, seen],
+            received=by_block.sum(1),
             thumbnail=thumbnail,
             first_key=first_key,
             mean_out=out_hte.mean(1) if len(places) else out_hte.new_zeros(H, out_hte.shape[2]),
@@ -124,22 +120,15 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     return factors
 
 
-def threads_for(call: Call) -> int:
-    """Into how many passes the heads of a call are split."""
-    H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    return torch.get_num_threads() if call.q.device.type == "cpu" and H * T * S >= blocks.BLOCK else 1
-
-
-def run_all(passes: Sequence[Pass]) -> None:
-    """Each pass in a thread of its own, on one core: they meet once at the end, not after every small operation."""
-    inference = torch.is_inference_mode_enabled()
-    if len(passes) == 1:
-        passes[0].run(inference)
-        return
-    threads = torch.get_num_threads()
+def run(work: Pass) -> Tensor:
+    """All blocks, in threads on one core each: they meet once at the end, not after every small operation."""
+    inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= blocks.BLOCK
+    threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
+    if threads == 1:
+        return work.run(0, 1, inference)
     try:
-        with ThreadPoolExecutor(len(passes), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            list(pool.map(partial(Pass.run, inference=inference), passes))
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.stack(list(pool.map(lambda first: work.run(first, threads, inference), range(threads)))).sum(0)
     finally:
         torch.set_num_threads(threads)
 

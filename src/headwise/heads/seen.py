@@ -16,6 +16,7 @@ from headwise.heads.frame import frame, seen_rows
 from headwise.heads.measure import Measured
 from headwise.heads.notebook import head_card, heads_table, token_map
 from headwise.heads.statistics import Statistics, unknown_head, unknown_statistic
+from headwise.intervals import Interval, interval_of
 from headwise.models.sites import Site
 
 if TYPE_CHECKING:
@@ -122,6 +123,10 @@ class SeenHead(Statistics[float]):
     @property
     def means(self) -> dict[str, float]:
         return {name: self[name] for name in self.rows}
+
+    def interval(self, name: str) -> Interval:
+        """The mean of a statistic, and between which bounds that of all rows lies where some were drawn."""
+        return interval_of(self.rows[name].tolist())
 
     @property
     def n_rows(self) -> int:

@@ -19,7 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.files import take_lock
@@ -66,7 +66,7 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
 class Kept:
     """The folder of a survey that can be killed; None keeps nothing."""
 
-    def __init__(self, folder: Path | None, model: nn.Module, documents: Documents, ranks: Ranks) -> None:
+    def __init__(self, folder: Path | None, tally: Tally, documents: Documents, ranks: Ranks) -> None:
         self.folder, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
         self.key, self.path, self.earlier, self.lock = "", None, list[Path](), -1
         if folder is None:
@@ -74,8 +74,8 @@ class Kept:
         if ranks.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = take_lock(folder / "lock", f"another survey is at work in {folder}; pass another --keep")
-        weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in model.named_parameters()]
-        digest = hashlib.sha256(str(weights).encode())
+        weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
+        digest = hashlib.sha256(str((weights, tally.rows and (tally.rows, tally.seed))).encode())
         for document in documents:
             digest.update(array("q", document).tobytes() + b"|")
         self.key = digest.hexdigest()
@@ -93,7 +93,9 @@ class Kept:
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:
             state, known = read_tensors(path), read_metadata(path)
             if known["key"] != self.key:
-                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another --keep")
+                raise HeadwiseError(
+                    f"{path} is of another model, text or share of the rows; go on with those, or pass another --keep"
+                )
             tally.join(state)
             tally.notes |= json.loads(known["notes"])
             numbers += [range(*ends) for ends in json.loads(known["documents"])]
@@ -121,7 +123,7 @@ def read_corpus(
     if ranks.world == 1 and folder is None:
         run(documents, tally.take, progress)
         return tally
-    with closing(Kept(folder, tally.model, documents, ranks)) as kept:
+    with closing(Kept(folder, tally, documents, ranks)) as kept:
         done, tallied = kept.read(before), list[range]()
         count, total = ranks.counter(), sum(map(len, documents))
         count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers))

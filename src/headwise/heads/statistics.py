@@ -3,13 +3,14 @@
 To add one, write it into `Statistics`. It is then measured, is an attribute of what `watch` saw and of a survey's
 heads, and stands in tables, files and reports. `tests/heads/dense.py` has its plain form.
 
-A formula reads a block of weights, `headwise.heads.blocks.Block`, and gives a number for each head and query, (h,t).
-With p_ij the weight that query i gives key j, `b.total(x)` is the sum of p x over the keys, and `b.mass` that of p:
-less than 1 where a sink, which is no key, takes its share. No torch is needed here.
+A formula reads what was summed up over the keys, `headwise.heads.blocks.Sums`, and gives a number for each head and
+row, (H,n). With p_ij the weight that query i gives key j, `b.total(x)` is the sum of p x over the keys, and `b.mass`
+that of p: less than 1 where a sink, which is no key, takes its share. No torch is needed here.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ from headwise.errors import MissingError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from headwise.heads.blocks import Block
+    from headwise.heads.blocks import Sums
 
 V = TypeVar("V")
-Formula = Callable[["Block"], "Tensor"]
+Formula = Callable[["Sums"], "Tensor"]
 
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
 IDS = "ids"  # the tokens are known
@@ -66,17 +67,15 @@ class Statistics(ABC, Generic[V]):
 
     # Clark et al. 2019 (arXiv 1906.04341), section 3: -sum p log p
     entropy = Statistic(
-        "nats; 0 looks at one key, log n at n keys alike", lambda b: b.mass * b.log_sum - b.total(b.shifted)
+        "nats; 0 looks at one key, log n at n keys alike",
+        lambda b: math.log(2) * (b.mass * b.log_sum - b.total("shifted")),
     )
     # Voita et al. 2019 (arXiv 1905.09418), section 4
     confidence = Statistic("mean of the largest weight of a row", lambda b: b.largest)
-    distance = Statistic(
-        "tokens back, the mean over the attention", lambda b: (b.at - b.centre).where(b.mass > 0, 0), (POSITIONS,)
-    )
-    # Around the mean, not as a difference of squares, which would lose the digits of a narrow head far away.
+    distance = Statistic("tokens back, the mean over the attention", lambda b: b.distance, (POSITIONS,))
     spread = Statistic(
         "tokens, the standard deviation around that distance",
-        lambda b: b.mean(b.from_centre.square_()).sqrt(),
+        lambda b: b.spread,
         (POSITIONS,),
     )
     self = Statistic("mass on the token itself", lambda b: b.back(0), (POSITIONS,))
@@ -84,18 +83,16 @@ class Statistics(ABC, Generic[V]):
         "mass on the token right before; the first row, which has none, counts as 0", lambda b: b.back(1), (POSITIONS,)
     )
     next = Statistic("mass on the token right after", lambda b: b.back(-1), (POSITIONS,))
-    first = Statistic("mass on the first token", lambda b: b.first)
-    same_token = Statistic("mass on earlier copies of the token", lambda b: b.total(b.copies[0]), (POSITIONS, IDS))
-    induction = Statistic(
-        "mass on what came right after those copies", lambda b: b.total(b.copies[1]), (POSITIONS, IDS)
-    )
+    first = Statistic("mass on the first token", lambda b: b.total("first"))
+    same_token = Statistic("mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS))
+    induction = Statistic("mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS))
     delimiter = Statistic(
-        "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
+        "mass on separators and punctuation, the first token left out", lambda b: b.total("delimiter"), ("delimiter",)
     )
-    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
+    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.total("rare"), ("rare",))
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
-        lambda b: b.marked("rare")[b.argmax].where(b.mass > 0, 0),
+        lambda b: b.top_in("rare"),
         ("rare", TOP),
         even="rare",
     )
@@ -120,7 +117,7 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
     if POSITIONS in known:
         measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
-    return measured | {name: methodcaller("on", name) for name in marks if name not in table}
+    return measured | {name: methodcaller("total", name) for name in marks if name not in table}
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.heads.documents import Document
+from headwise.heads.documents import Document, some_rows
 from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.profiles import DISTANCES, Example
 from headwise.heads.statistics import all_statistics
@@ -156,6 +156,8 @@ class Tally:
     first_row: int = 0  # rows before this one do not count
     probe: Tally | None = None  # that of random tokens that are repeated
     tokens: Sequence[int] | None = None  # whose share of the attention is noted, with examples and the first document
+    rows: float | None = None  # the share of them that is measured, drawn by `seed`
+    seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
 
     def __post_init__(self) -> None:
@@ -177,6 +179,7 @@ class Tally:
         T = call.q.shape[2]
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
+        document = some_rows(document, T, self.rows, self.seed)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         _add(self.scores[site.name], measured)
         if document.start is not None:

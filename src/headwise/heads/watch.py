@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, check_share, listening, share_note, some_rows
 from headwise.heads.measure import measure, output_factors, row_weights, top_keys
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import all_statistics
@@ -30,6 +30,8 @@ def watch(
     top_rows: Sequence[int] = (),
     top_k: int = 5,
     maps: bool = False,
+    rows: float | None = None,
+    seed: int = 0,
 ) -> Iterator[Seen]:
     """Note what every head does while `model` runs inside this block.
 
@@ -49,35 +51,41 @@ def watch(
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
     maps      also keep the whole map (T,S) of each head, seen["L3.H5"].map, of the last call's last document; refused
               above 2^20 weights a head, which is 1,024 tokens
+    rows      a share of the rows, such as 0.125, one drawn by `seed` from each stretch of 8; each is exact, and
+              seen["L3.H5"].interval("entropy") says how far the mean of all may lie from theirs
 
     Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
     known from `attention_mask` or from `Lengths`, is left out.
     """
     _check(offsets, marks or {})
+    check_share(rows)
     folder = described(model)
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     seen = Seen([head for site in sites_of(model) for head in site.heads], shown, missing(model))
+    if rows is not None:
+        seen.note(share_note(rows, seed))
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.q.shape[2]
         seen.note(call.note)
-        rows = [row for row in top_rows if -T <= row < T]
-        for b, document in enumerate(documents):
+        tops = [row for row in top_rows if -T <= row < T]
+        for b, whole in enumerate(documents):
+            document = some_rows(whole, T, rows, seed)
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
             if maps:
                 seen.add_maps(site, _maps(call, b))
-            if rows:
-                seen.add_top(site, rows, *top_keys(call, b, [row % T for row in rows], top_k))
+            if tops:
+                seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
-    with listening(model, note, partial(_marked, marks) if marks else None):
+    sets = {name: torch.tensor(list(tokens)) for name, tokens in (marks or {}).items()}
+    with listening(model, note, partial(_marked, sets) if sets else None):
         yield seen
 
 
-def _marked(marks: Mapping[str, Sequence[int]], ids: Tensor) -> Mapping[str, Tensor]:
+def _marked(sets: Mapping[str, Tensor], ids: Tensor) -> Mapping[str, Tensor]:
     """Where the marked tokens stand among the keys (S,)."""
-    sets = {name: torch.tensor(list(tokens), device=ids.device) for name, tokens in marks.items()}
-    return {name: torch.isin(ids, tokens) for name, tokens in sets.items()}
+    return {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
 
 
 def _maps(call: Call, b: int) -> Tensor:

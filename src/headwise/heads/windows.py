@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.heads.blocks import Layout, Pass, split_heads
+from headwise.heads.blocks import Layout, Pass, Strip, Sums
 from headwise.heads.documents import Document, listening, run_documents
-from headwise.heads.measure import row_weights, run_all, threads_for
+from headwise.heads.measure import row_weights, run
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.heads.survey import Progress, folder_of
 from headwise.heads.tally import Running
@@ -85,26 +85,30 @@ class _Distances(Pass):
 
     def __init__(self, call: Call, b: int, document: Document) -> None:
         super().__init__(call, b, document, Layout.of(document, call.q.shape[2], call.k.shape[2], call.q.device))
-        self.formulas, self.rows = {}, {}
+        self.formulas, self.offsets, self.marks = {}, [], {}
+        self.names, self.sums = self.names[:3], self.sums[:3]
+        self.near = self.near[..., :1]
         self.start = document.start or 0
-        self.behind = torch.zeros(self.H, self.T + self.start, dtype=torch.float64, device=self.device)
         self.early = torch.zeros(self.H, self.T, max(SINKS), dtype=self.dtype, device=self.device)
-        self.skewed = torch.empty(0, dtype=self.dtype, device=self.device)
 
-    def _columns(self, e: Tensor, share: Tensor, heads: slice, rows: slice, keys: slice) -> None:
+    def totals(self) -> Tensor:
+        """(H,n) the weights by distance."""
+        return torch.zeros(self.H, self.T + self.start, dtype=torch.float64, device=self.device)
+
+    def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
+        """The queries are neighbours: documents that run by themselves have no padding."""
         h, t, s = e.shape
-        if self.skewed.shape != (h, t * (s + t + 1)):
-            self.skewed = e.new_zeros(h, t * (s + t + 1))
+        keys, skewed = strip.keys, e.new_zeros(h, t * (s + t + 1))
         # Rows of s + t numbers, read as rows of one more: each is shifted by one against the next, so that a column
         # is a diagonal of the block, which is a distance.
-        p = self.skewed[:, : t * (s + t)].view(h, t, s + t)[..., t:]
+        p = skewed[:, : t * (s + t)].view(h, t, s + t)[..., t:]
         torch.mul(e, share[..., None], out=p)
-        sums = self.skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).double()
-        first = rows.start + self.start - keys.start - s  # the distance of the first of them
-        self.behind[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
+        sums = skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).double()
+        first = int(strip.at[0]) - s  # the distance of the first of them
+        totals[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
         if keys.start < max(SINKS):
             last = min(keys.stop, max(SINKS))
-            self.early[heads, rows, keys.start : last] = p[..., : last - keys.start]
+            self.early[heads, strip.queries, keys.start : last] = p[..., : last - keys.start]
 
 
 @torch.no_grad()
@@ -113,11 +117,10 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
 
     The window of a query counts its own token: w = 1 is that token alone.
     """
-    passes = [_Distances(part, b, document) for _, part in split_heads(call, threads_for(call))]
-    run_all(passes)
-    behind, early = torch.cat([x.behind for x in passes]).cpu(), torch.cat([x.early for x in passes]).double().cpu()
+    work = _Distances(call, b, document)
+    behind, early, start = run(work).cpu(), work.early.double().cpu(), work.start
     H, length = behind.shape
-    n_rows, start = int(passes[0].real.sum()), passes[0].start
+    n_rows = int(Sums(work).seen.any(0).sum())
     within = behind.cumsum(1)
     total = within[:, -1:]
     far = torch.stack([total[:, 0] - within[:, min(w, length) - 1] for w in sizes], 1).clamp(min=0)
