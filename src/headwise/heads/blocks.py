@@ -414,14 +414,13 @@ def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Ten
 def _argmax(e: Tensor) -> Tensor:
     """The place of the largest number of each row, by way of runs: an argmax takes as long as two products."""
     runs = e.shape[-1] // RUN
-    if runs < 2:
+    if runs < 4:
         return e.argmax(-1)
-    body, tail = e[..., : runs * RUN].unflatten(-1, (runs, RUN)), e[..., runs * RUN :]
-    top, run = body.amax(-1).max(-1)
-    inside = torch.take_along_dim(body, run[..., None, None], -2).argmax(-1)[..., 0]
+    top, run = e[..., : runs * RUN].unflatten(-1, (runs, RUN)).amax(-1).max(-1)
+    inside = e.gather(-1, run[..., None] * RUN + torch.arange(RUN, device=e.device)).argmax(-1)
     place = run * RUN + inside
-    if tail.shape[-1]:
-        last, at = tail.max(-1)
+    if runs * RUN < e.shape[-1]:
+        last, at = e[..., runs * RUN :].max(-1)
         place = torch.where(last > top, at + runs * RUN, place)
     return place
 
