@@ -93,9 +93,7 @@ class Kept:
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:
             state, known = read_tensors(path), read_metadata(path)
             if known["key"] != self.key:
-                raise HeadwiseError(
-                    f"{path} is of another model, text or share of the rows; go on with those, or pass another --keep"
-                )
+                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another --keep")
             tally.join(state)
             tally.notes |= json.loads(known["notes"])
             numbers += [range(*ends) for ends in json.loads(known["documents"])]
