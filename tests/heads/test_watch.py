@@ -600,6 +600,14 @@ def test_a_mark_may_not_have_the_name_of_a_statistic() -> None:
         hw.watch(gpt_of(), marks={"entropy": [1]}).__enter__()
 
 
+def test_a_mark_may_have_any_other_name() -> None:
+    model, ids = gpt_of(), torch.arange(T)[None] % V
+    with torch.no_grad(), hw.watch(model, marks={"total": [1], "same": [1], "share": [1], "j": [1]}) as seen:
+        model(ids)
+    masses = [seen["L1.H5"][name] for name in ("total", "same", "share", "j")]
+    assert 0 < masses[0] < 1 and len(set(masses)) == 1
+
+
 # A share of the rows
 
 

@@ -87,8 +87,11 @@ class Strip(NamedTuple):
         parts = []
         for start in range(0, t, n):
             rows = slice(start, min(start + n, t))
-            begin = self.queries.start if isinstance(self.queries, slice) else None
-            queries = self.queries[rows] if begin is None else slice(begin + rows.start, begin + rows.stop)
+            queries: slice | Tensor
+            if isinstance(self.queries, slice):
+                queries = slice(self.queries.start + rows.start, self.queries.start + rows.stop)
+            else:
+                queries = self.queries[rows]
             first, last = torch.searchsorted(self.pair_rows % t, self.at.new_tensor([rows.start, rows.stop])).tolist()
             part = self._replace(
                 queries=queries,
@@ -139,7 +142,7 @@ class Pass:
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
         self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
         n = self.T if self.picked is None else len(self.picked)
-        self.names = ["share", "total", "shifted", *self.marks]
+        self.names = ["share", "total", "shifted", *(f"on {name}" for name in self.marks)]
         self.names += ["j", "squares"] if document.start is not None else []
         keys = call.k[b].to(self.dtype)  # (G,S,D), side by side as no projection leaves them: every block reads them
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
@@ -257,7 +260,7 @@ class Pass:
             torch.sub(strip.j, centre[:, None], out=room).square_()
             torch.sum(room.mul_(e), -1, out=into["squares"])
         for name, mark in strip.marks.items():
-            torch.mv(e, mark, out=into[name])
+            torch.mv(e, mark, out=into[f"on {name}"])
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
@@ -362,18 +365,22 @@ class Sums:
 
     def __init__(self, work: Pass) -> None:
         self._work = work
-        self._sums = dict(zip(work.names, work.sums, strict=True))
+        self._sums: dict[str, Tensor] = dict(zip(work.names, work.sums, strict=True))
         self._sums |= {"same": work.copies[0], "after": work.copies[1], "first": work.near[..., 0]}
-        self.share = self._sums["share"]
+        self.share: Tensor = self._sums["share"]
         self.mass: Tensor = self._sums["total"] * self.share  # of all keys together
         self.seen: Tensor = self._sums["total"] > 0  # may the query attend anything?
         self.largest: Tensor = self.share  # the largest weight of each row: there e is 1
         # log p = shifted - log_sum, in bits
-        self.log_sum = torch.where(self.share > 0, -self.share.log2(), 0)
+        self.log_sum: Tensor = torch.where(self.share > 0, -self.share.log2(), 0)
 
     def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys; x is "shifted", "same", "after", "first", or a marked set."""
+        """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
         return self._sums[name] * self.share
+
+    def on(self, name: str) -> Tensor:
+        """The weight of a marked set."""
+        return self.total(f"on {name}")
 
     @property
     def distance(self) -> Tensor:
@@ -388,7 +395,8 @@ class Sums:
 
     def back(self, k: int) -> Tensor:
         """The weight of the key k before the query."""
-        return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
+        near: Tensor = self._work.near[..., 1 + self._work.offsets.index(k)]
+        return near * self.share
 
     def top_in(self, name: str) -> Tensor:
         """1 where the key with the largest weight is in a marked set."""
@@ -416,9 +424,9 @@ def _argmax(e: Tensor) -> Tensor:
     runs = e.shape[-1] // RUN
     if runs < 4:
         return e.argmax(-1)
-    top, run = e[..., : runs * RUN].unflatten(-1, (runs, RUN)).amax(-1).max(-1)
+    top, run = e[..., : runs * RUN].view(*e.shape[:-1], runs, RUN).amax(-1).max(-1)
     inside = e.gather(-1, run[..., None] * RUN + torch.arange(RUN, device=e.device)).argmax(-1)
-    place = run * RUN + inside
+    place: Tensor = run * RUN + inside
     if runs * RUN < e.shape[-1]:
         last, at = e[..., runs * RUN :].max(-1)
         place = torch.where(last > top, at + runs * RUN, place)

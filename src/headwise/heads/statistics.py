@@ -87,9 +87,9 @@ class Statistics(ABC, Generic[V]):
     same_token = Statistic("mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS))
     induction = Statistic("mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS))
     delimiter = Statistic(
-        "mass on separators and punctuation, the first token left out", lambda b: b.total("delimiter"), ("delimiter",)
+        "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
     )
-    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.total("rare"), ("rare",))
+    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
         lambda b: b.top_in("rare"),
@@ -117,7 +117,7 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
     if POSITIONS in known:
         measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
-    return measured | {name: methodcaller("total", name) for name in marks if name not in table}
+    return measured | {name: methodcaller("on", name) for name in marks if name not in table}
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
