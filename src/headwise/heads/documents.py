@@ -58,14 +58,12 @@ class Document:
     first: int | None = -1  # the key of the first token; None where it has left the cache, -1 for the first real one
 
 
-def check_share(rows: float | None) -> None:
-    """Refuse a share of the rows that is none."""
-    if rows is not None and not 0 < rows <= 1:
+def share_note(rows: float | None, seed: int) -> str:
+    """What a result says of a share of the rows; nothing for all of them. Raises HeadwiseError where it is no share."""
+    if rows is None:
+        return ""
+    if not 0 < rows <= 1:
         raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
-
-
-def share_note(rows: float, seed: int) -> str:
-    """What a result says of a share of the rows."""
     return f"Statistics are of {rows:g} of the rows, one drawn from each {1 / rows:.3g} by seed {seed}; each is exact."
 
 

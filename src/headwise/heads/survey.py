@@ -23,7 +23,7 @@ from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.heads.documents import batches, check_share, run_documents, share_note
+from headwise.heads.documents import batches, run_documents, share_note
 from headwise.heads.effect import ablation, importance
 from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
@@ -74,15 +74,13 @@ def survey(
     controls   also measure the same model with untrained weights
     ablate     "zero" or "mean" silences one head at a time and notes the change in loss; "none" leaves that out;
                "auto" is "zero" for models of up to 10 million parameters
-    tokens     cut every text into documents of this many tokens
-    documents  stop after this many documents
+    tokens     cut every text into documents of this many tokens, and stop after so many `documents`
     seed       of the untrained control, the repeated tokens and the rows that are drawn
     progress   is called with what is being done, how much of it is done, and how much there is
     relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" for sentences
-               that come with headwise, or `Relations`; default: those of the verb corpus, where the text is that.
-               Without a text, their documents are the text
+               that come with headwise, or `Relations`, which also are a text; default: those of the verb corpus
     rows       a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says so
-    by_document  keep the mean of each document as well, for `to_frame(by="document")`; this takes memory
+    by_document  keep the mean of each document as well, for `to_frame(by="document")`
     ranks      processes that read a part of the documents each; all must call, and all get the same survey
     keep       a folder in which what was read is kept, so that a survey that is killed goes on there
 
@@ -90,7 +88,6 @@ def survey(
     """
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    check_share(rows)
     folder = folder_of(open_model(model), tokenizer)
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
@@ -152,12 +149,12 @@ class _Study:
     def survey(self, controls: bool, how: str, ranks: Ranks, keep: Path | None, **more: Any) -> Survey:
         if more["by_document"] and (ranks.world > 1 or keep is not None):
             raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
+        self.notes += filter(None, [share_note(more["rows"], self.seed)])
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         stages, more = ("reading", "repeated tokens"), more | {"tokens": frequent, "seed": self.seed}
         tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, **more)
-        self.notes += [] if more["rows"] is None else [share_note(more["rows"], self.seed)]
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, check_share, listening, share_note, some_rows
+from headwise.heads.documents import Document, Marker, listening, share_note, some_rows
 from headwise.heads.measure import measure, output_factors, row_weights, top_keys
 from headwise.heads.seen import Seen
 from headwise.heads.statistics import all_statistics
@@ -41,51 +40,43 @@ def watch(
         seen["L3.H5"].rows.entropy     # (n,) one number a row
 
     `model` is a GPT of ours, any module with `headwise.MultiHeadAttention` inside, or a model of transformers that goes
-    through its attention interface; others are refused by name. The model computes what it computed before, by its own
-    functions; where our reading of them does not give the same, HeadwiseError says so. `seen.notes` lists what has no
-    map. Heads are named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `decoder.L3.H5`, `cross.L3.H5`. Calls in
-    other threads are not counted.
+    through its attention interface; others are refused by name. Its own functions make its output; where our reading of
+    them does not give the same, HeadwiseError says so. `seen.notes` lists what has no map. Heads are
+    named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted.
 
-    offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, which is always there
+    offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
-    maps      also keep the whole map (T,S) of each head, seen["L3.H5"].map, of the last call's last document; refused
-              above 2^20 weights a head, which is 1,024 tokens
-    rows      a share of the rows, such as 0.125, one drawn by `seed` from each stretch of 8; each is exact, and
-              seen["L3.H5"].interval("entropy") says how far the mean of all may lie from theirs
+    maps      also keep each head's map (T,S), `.map`, of the last call's last document; refused above 2^20 weights
+    rows      a share of the rows, such as 0.125, one drawn by `seed` of each 8: seen["L3.H5"].interval("entropy")
 
-    Statistics and their sources: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding,
-    known from `attention_mask` or from `Lengths`, is left out.
+    Statistics: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding is left out.
     """
     _check(offsets, marks or {})
-    check_share(rows)
-    folder = described(model)
-    shown = None if folder is None or folder.tokens is None else folder.tokens.shown
+    shown = folder.tokens.shown if (folder := described(model)) and folder.tokens is not None else None
     seen = Seen([head for site in sites_of(model) for head in site.heads], shown, missing(model))
-    if rows is not None:
-        seen.note(share_note(rows, seed))
+    seen.note(share_note(rows, seed))
     factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.q.shape[2]
         seen.note(call.note)
         tops = [row for row in top_rows if -T <= row < T]
-        for b, whole in enumerate(documents):
-            document = some_rows(whole, T, rows, seed)
+        for b, document in enumerate(some_rows(each, T, rows, seed) for each in documents):
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
             if maps:
                 seen.add_maps(site, _maps(call, b))
             if tops:
                 seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
-    sets = {name: torch.tensor(list(tokens)) for name, tokens in (marks or {}).items()}
-    with listening(model, note, partial(_marked, sets) if sets else None):
+    with listening(model, note, _marker(marks) if marks else None):
         yield seen
 
 
-def _marked(sets: Mapping[str, Tensor], ids: Tensor) -> Mapping[str, Tensor]:
-    """Where the marked tokens stand among the keys (S,)."""
-    return {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
+def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
+    """What says where the marked tokens stand among the keys (S,)."""
+    sets = {name: torch.tensor(list(tokens)) for name, tokens in marks.items()}
+    return lambda ids: {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
 
 
 def _maps(call: Call, b: int) -> Tensor:
