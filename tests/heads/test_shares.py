@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from processes import Started, command, together
 
 from headwise import HeadwiseError
@@ -205,3 +206,40 @@ def often(*words: object) -> None:
 
     sharing.Kept.write = slowly  # type: ignore[method-assign]
     command(*words)
+
+
+# --- A model whose heads are spread ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "own"])
+def test_heads_that_are_spread_have_their_numbers_and_names(folder: Path, tmp_path: Path, kind: str) -> None:
+    path = folder / "m"
+    if kind == "llama":
+        path = tmp_path / "m"
+        config = transformers.LlamaConfig(
+            vocab_size=14, hidden_size=24, intermediate_size=38, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=37, bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            transformers.LlamaForCausalLM(config).save_pretrained(path)
+    ids = tmp_path / "ids.txt"
+    ids.write_text("\n".join(" ".join(str(n * n * k % 13) for n in range(1, 19)) for k in range(2, 7)))
+    look = ("heads", path, "--ids", ids, "--no-controls", "--ablate", "none", "--json")
+    spread = Started(tmp_path / "spread", 2, command, *look, "--parallel", "tensor")
+    three = Started(tmp_path / "three", 3, command, *look, "--parallel", "tensor")
+    (alone,) = together(tmp_path / "alone", 1, command, *look)
+    ended, refused = spread.wait(), three.wait()
+    assert [each.code for each in (*ended, alone)] == [0, 0, 0], ended[0].err + ended[1].err + alone.err
+    got, expected = json.loads(ended[0].out), json.loads(alone.out)
+    assert [head["name"] for head in got["profiles"]] == [head["name"] for head in expected["profiles"]]
+    for head, whole in zip(got["profiles"], expected["profiles"], strict=True):
+        assert set(whole["scores"]) - set(head["scores"]) == {"copying"}
+        for key, score in head["scores"].items():
+            assert score["mean"] == pytest.approx(whole["scores"][key]["mean"], rel=1e-4, abs=1e-5), (head["name"], key)
+        np.testing.assert_allclose(head["thumbnail"], whole["thumbnail"], atol=1e-5)
+    assert any("spread over 2 processes: copying, importance" in note for note in got["notes"])
+    assert [each.code for each in refused] == [2, 2, 2]
+    said = [line for each in refused for line in each.err.splitlines() if line.startswith("headwise: ")]
+    assert len(said) == 1 and "3 processes do not divide the 4 heads of the model; start 1 or 2, or" in said[0]

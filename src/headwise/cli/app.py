@@ -245,6 +245,7 @@ def _many() -> Iterator[None]:
     """One of the processes that torchrun started: the first alone prints, and what ends one of them ends all."""
     global _end_all
     out.quiet = err.quiet = os.environ["RANK"] != "0"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what a lost process does to sockets is told in our line
     word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if word not in MANY:
         message = f"headwise {word} works in one process; torchrun is for {' and '.join(MANY)}"

@@ -12,6 +12,7 @@ from headwise.files import write_whole
 from headwise.view.page.words import check_lang
 
 if TYPE_CHECKING:
+    from headwise.gpt.ranks import Ranks
     from headwise.heads.profiles import Survey
     from headwise.records import HeadMaps
 
@@ -43,6 +44,7 @@ def heads(
     bench: str | None = None,
     circuits: bool = False,
     keep: Path | None = None,
+    parallel: str | None = None,
     seed: int = 0,
     as_json: Json = False,
     debug: Debug = False,
@@ -60,7 +62,9 @@ def heads(
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()
-    options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks}
+    if parallel is not None:
+        _check_parallel(parallel, ranks, headvis=headvis, keep=keep, against=against, relations=relations, bench=bench)
+    options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks, "parallel": parallel is not None}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
@@ -80,6 +84,15 @@ def heads(
     for what, path in (("report", report), ("picture", png), ("table", csv), ("table", parquet), ("HeadVis", headvis)):
         if path is not None:
             out.print(f"{what}: {path}")
+
+
+def _check_parallel(parallel: str, ranks: Ranks, **options: Any) -> None:
+    """Refuse what a model whose heads are spread over processes does not do."""
+    if parallel != "tensor":
+        raise HeadwiseError(f"--parallel {parallel} is not known; there is tensor")
+    ranks.require_many("--parallel tensor spreads the heads of a model over processes")
+    if passed := [f"--{name}" for name, value in options.items() if value]:
+        raise HeadwiseError(f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out")
 
 
 def _circuits(model: Path, as_json: bool, **options: Any) -> None:
@@ -182,6 +195,8 @@ def look(
     unknown: str = "refuse",
     field: str | None = None,
     headvis: Path | None = None,
+    parallel: bool = False,
+    ranks: Ranks | None = None,
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
@@ -192,6 +207,7 @@ def look(
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     with needs_torch():
+        from headwise.gpt.ranks import ALONE
         from headwise.gpt.run import read_run
         from headwise.heads.headvis import write_headvis
         from headwise.heads.maps import maps_of_text
@@ -199,7 +215,8 @@ def look(
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
-    folder = open_folder(model)
+    ranks = ranks or ALONE
+    folder = open_folder(model, ranks if parallel else ALONE)
     read = None
     if ids is not None:
         read = read_ids(folder, ids, documents)
@@ -207,7 +224,7 @@ def look(
         if ids is None and (text or relations is None):
             read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)
         labelled = text_of(folder, read, tokens, documents, relations)
-        result = survey(folder.model, labelled, progress=progress, **options)
+        result = survey(folder.model, labelled, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
             write_headvis(headvis, folder.model, labelled, result)
@@ -216,7 +233,7 @@ def look(
     if read is not None and example and folder.tokens is not None:
         before, after = folder.tokens.frame
         read = replace(read, documents=[[*before, *folder.tokens.encode(example), *after]])
-    return result, None if read is None else maps_of_text(folder.model, read, folder.name)
+    return result, None if read is None or parallel else maps_of_text(folder.model, read, folder.name)
 
 
 def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -38,7 +38,7 @@ from headwise.errors import HeadwiseError
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-FAREWELL = 5.0  # seconds that the first rank waits for the others to hear of an error
+FAREWELL = 250  # tenths of a tick for which the first rank waits until the others have heard of an error
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -333,9 +333,10 @@ class _Watch(threading.Thread):
                 self._follow()
             say()
             self.store.set("over", str(code))
-            end = time.monotonic() + FAREWELL
-            while self.rank == 0 and self.store.add("gone", 0) < self.world - 1 and time.monotonic() < end:
-                time.sleep(TICK / 10)  # it may hold the store, by which the others hear of it
+            for _ in range(FAREWELL):  # it may hold the store, by which the others hear of it
+                if self.rank or self.store.add("gone", 0) >= self.world - 1:
+                    break
+                time.sleep(TICK / 10)
         except dist.DistError:
             say()
         os._exit(code)
@@ -343,16 +344,20 @@ class _Watch(threading.Thread):
     def _follow(self) -> NoReturn:
         """End as the rank that failed first."""
         code = int(self.store.get("over"))
-        self.store.add("gone", 1)
+        with suppress(dist.DistError):  # the first rank may go at once
+            self.store.add("gone", 1)
         os._exit(code)
 
     def leave(self) -> None:
         """Wait until all ranks are done. The first leaves last: it may hold the store."""
-        for stage in ("done", "gone"):
-            self.store.add(stage, 1)
-            while (self.rank == 0 or stage == "done") and self.store.add(stage, 0) < self.world:
+        self.store.add("done", 1)
+        while self.store.add("done", 0) < self.world:
+            time.sleep(TICK / 10)
+        self.over.set()
+        with suppress(dist.DistError):
+            self.store.add("gone", 1)
+            while self.rank == 0 and self.store.add("gone", 0) < self.world:
                 time.sleep(TICK / 10)
-            self.over.set()
 
 
 def _lives(pid: int) -> bool:

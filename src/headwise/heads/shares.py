@@ -15,10 +15,12 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
@@ -152,3 +154,16 @@ def read_corpus(
     merged.join(ranks.merged(state, join))
     merged.notes = {note: None for notes in ranks.gathered({**before.notes, **tally.notes}) for note in notes}
     return merged
+
+
+def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
+    """A tally of all heads, on all, where each process holds some of them: numbers travel, and no weights."""
+    states = ranks.gathered(tally.state())
+    state = {name: torch.cat([each[name] for each in states]) for name in states[0] if not name.startswith("uniform ")}
+    gathered = replace(tally, probe=None if tally.probe is None else gather_heads(tally.probe, ranks))
+    gathered.join({**states[0], **state})
+    weights: dict[str, Any] = dict.fromkeys(("w_q", "w_k", "w_v", "w_o"))
+    for name, site in gathered.sites.items():
+        gathered.sites[name] = replace(site, n_heads=site.n_heads * site.parts, part=0, parts=1, **weights)
+    gathered.notes = tally.notes
+    return gathered

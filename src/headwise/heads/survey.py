@@ -29,14 +29,14 @@ from headwise.heads.labels import Relations, bench, read_relations
 from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
-from headwise.heads.shares import read_corpus
+from headwise.heads.shares import gather_heads, read_corpus
 from headwise.heads.statistics import all_statistics
 from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import Folder, TextTokens, described, open_model
-from headwise.models.sites import Site, missing
+from headwise.models.sites import Site, missing, sites_of
 from headwise.records import parse_head
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
@@ -138,6 +138,9 @@ class _Study:
     def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
         self.folder, self.model, self.text, self.seed, self.progress = folder, folder.model, text, seed, progress
         self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
+        self.parts = max(site.parts for site in sites_of(self.model))  # processes that hold some heads each
+        if self.parts > 1:
+            text.relations = None
         self.notes: list[str] = []
         self.importance: Mapping[str, float] = {}
         self.ablation: Mapping[str, Interval] = {}
@@ -166,7 +169,7 @@ class _Study:
             self.notes.append("One document gives no interval, so no role that a text decides is awarded; pass more "
                               "text, or cut it into documents with --tokens.")  # fmt: skip
         self.followed = self._follow(self.model, "relations")
-        untrained = self._untrained() if controls else None
+        untrained = self._untrained() if controls and self.parts == 1 else None
         self._effects(how)
         profiles = tuple(self._profile(site, h, tally, untrained or {}) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
@@ -214,9 +217,10 @@ class _Study:
         def run(part: Sequence[Sequence[int]], take: Any, progress: Callable[[int, int], None]) -> None:
             run_documents(model, part, take, self.text.marks, progress)
 
-        tally = read_corpus(blank, documents, run, partial(self.progress, stages[0]), ranks, keep)
+        alone = ALONE if self.parts > 1 else ranks
+        tally = read_corpus(blank, documents, run, partial(self.progress, stages[0]), alone, keep)
         run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
-        return tally
+        return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self) -> dict[str, float]:
         """The largest score that any head reaches in the same model with fresh weights."""
@@ -235,6 +239,10 @@ class _Study:
 
     def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
+        if self.parts > 1:
+            self.notes.append(f"The heads are spread over {self.parts} processes: copying, importance, ablation, the "
+                              "untrained control and relations, which need the whole model, are left out.")  # fmt: skip
+            return
         if ask.predicts(self.model) != "next":
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "

@@ -16,14 +16,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.files import check_regular, read_json
 from headwise.gpt.checkpoint import tensor_shapes
+from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.tokens import BOUNDARY, check_tokenizer
 from headwise.layer.layer import shapes_alone
 from headwise.models.sites import inside
@@ -51,8 +54,11 @@ class Asked(NamedTuple):
 Route = Callable[[Asked, Tensor], Tensor | None]  # a call and its output so far -> what takes the output's place
 
 
-def load_folder(folder: Path) -> PreTrainedModel:
-    """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included)."""
+def load_folder(folder: Path, ranks: Ranks = ALONE) -> PreTrainedModel:
+    """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
+
+    ranks  processes of which each holds some of the heads, by the family's own plan
+    """
     config = read_config(folder)
     check_regular(folder)
     if not any(folder.glob("*.safetensors")):
@@ -64,6 +70,8 @@ def load_folder(folder: Path) -> PreTrainedModel:
     _check_shards(folder)
     _check_sizes(folder, config, kind)
     config_class = AutoConfig if kind is AutoModel else kind.config_class
+    if ranks.world > 1:
+        _check_plan(folder, config_class.from_pretrained(folder, **LOCAL), ranks)
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         model, loading = kind.from_pretrained(
             folder,
@@ -79,8 +87,24 @@ def load_folder(folder: Path) -> PreTrainedModel:
     bad = next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
     if bad is not None:
         raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
+    if ranks.world > 1:  # after the weights are there: to load them in parts the library needs accelerate
+        spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
+        with torch.no_grad():
+            model = kind.maybe_distribute_model(model, spread, mesh)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def _check_plan(folder: Path, config: Any, ranks: Ranks) -> None:
+    """Refuse a family without a plan of how its heads are spread, and numbers of heads that the ranks do not divide."""
+    part = config.get_text_config()
+    if not getattr(part, "base_model_tp_plan", None):
+        raise HeadwiseError(
+            f"{folder} is a {part.model_type}, for which transformers {transformers.__version__} has no plan to "
+            f"spread it; leave --parallel out: then each process holds the model and reads its share of the documents"
+        )
+    heads = part.num_attention_heads
+    ranks.require_divisor({"heads": heads, "key/value heads": getattr(part, "num_key_value_heads", None) or heads})
 
 
 def _own_choices(config: Any) -> Any:

@@ -15,6 +15,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
+from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import RUN, load_run
 from headwise.gpt.tokens import Tokens
 from headwise.models.ask import context_of, vocabulary_of
@@ -93,10 +94,15 @@ def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: st
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
-def open_folder(path: Path) -> Folder:
-    """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`."""
+def open_folder(path: Path, ranks: Ranks = ALONE) -> Folder:
+    """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
+
+    ranks  processes of which each holds some of the heads; all must call
+    """
     if is_own(path):
         model, tokens = load_run(path)
+        if ranks.world > 1:
+            model.split(ranks)
         return remember(model, path, tokens, "headwise")
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
@@ -104,7 +110,7 @@ def open_folder(path: Path) -> Folder:
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
-    foreign = load_folder(path)
+    foreign = load_folder(path, ranks)
     return remember(foreign, path, FolderTokens(path) if has_tokenizer(path) else None, foreign.config.model_type)
 
 

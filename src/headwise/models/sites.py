@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.ranks import held
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import Call, Watchable, head_name
 from headwise.rungs.tensor import attend
@@ -43,9 +44,12 @@ class Site:
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
+    # Of a model whose heads are spread over processes: weights and `n_heads` are those of this one's, the part-th.
+    part: int = 0
+    parts: int = 1
 
     def head(self, number: int) -> str:
-        return head_name(self.name, number)
+        return head_name(self.name, self.part * self.n_heads + number)
 
     @property
     def heads(self) -> list[str]:
@@ -75,6 +79,17 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"model of transformers"
         )
     return sites
+
+
+def held_here(site: Site) -> Site:
+    """The site with the part of its weights that this process holds."""
+    if site.w_o is None:
+        return site
+    w_o, part, parts = held(site.w_o)
+    weights: dict[str, Any] = {
+        name: None if (w := getattr(site, name)) is None else held(w)[0] for name in ("w_q", "w_k", "w_v")
+    }
+    return site if parts == 1 else replace(site, **weights, w_o=w_o, part=part, parts=parts)
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -110,7 +125,9 @@ def _watchable(model: nn.Module) -> list[nn.Module]:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"}
+        weights: dict[str, Any] = {
+            f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"
+        }
         if module.spec.latent_dim is not None:  # the products, without what norms divide by
             adapted = any("norm" not in name and not isinstance(x, nn.Linear) for name, x in module.named_children())
             parts = {x: [getattr(head, f"w{x}").detach() for head in module.heads if not adapted] for x in "qkv"}

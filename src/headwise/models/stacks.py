@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.layer.importing.family import families
 from headwise.layer.importing.parts import as_rows
 from headwise.models.hf import is_hf, uses_interface
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, held_here, sites_of
 
 # Names by which modules and configs call the same thing, tried in this order.
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
@@ -47,7 +47,9 @@ def foreign_sites(model: nn.Module) -> list[Site]:
         count = _count(modules[path], owner)
         if weights["w_o"] is not None and weights["w_o"].shape[1] % count:
             projection = weights["w_o"] = None
-        sites.append(Site(name, modules[path], count, **weights, cross=_is_cross(path), projection=projection))
+        of_path: dict[str, Any] = {**weights, "cross": _is_cross(path), "projection": projection}
+        site = held_here(Site(name, modules[path], count, **of_path))
+        sites.append(replace(site, n_heads=count // site.parts))
     return sites
 
 
