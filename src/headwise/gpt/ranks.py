@@ -38,7 +38,7 @@ from headwise.errors import HeadwiseError
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
-FAREWELL = 250  # tenths of a tick for which the first rank waits until the others have heard of an error
+FAREWELL = 100, 1000  # tenths of a tick for which the first rank waits until all have heard: of a loss, of an error
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -333,7 +333,7 @@ class _Watch(threading.Thread):
                 self._follow()
             say()
             self.store.set("over", str(code))
-            for _ in range(FAREWELL):  # it may hold the store, by which the others hear of it
+            for _ in range(FAREWELL[code != LOST]):  # it may hold the store, by which the others hear of it
                 if self.rank or self.store.add("gone", 0) >= self.world - 1:
                     break
                 time.sleep(TICK / 10)
