@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test quick docs bench torture format clean
+.PHONY: run test quick docs bench bench-large torture format clean
 
 # What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
@@ -32,6 +32,11 @@ docs: $(VENV)/.docs
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
+
+# A random Llama of 8 B parameters, 16 GB on the disk while it runs; SHAPE=1b for a small one.
+SHAPE ?= 8b
+bench-large: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.large --shape $(SHAPE)
 
 # Kills, damaged files, random calls, leaks; seeds are printed, failures lie under build/torture. MINUTES=60 unless said.
 MINUTES ?= 60

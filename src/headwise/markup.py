@@ -47,6 +47,11 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
     return f"{digits} {units[power]}".rstrip()
 
 
+def amount(size: float) -> str:
+    """Bytes, with the unit that fits them."""
+    return scaled(size, 1024, BINARY)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """An HTML table; the cells are HTML already, and the first of each row is its heading."""
     columns = "".join(f'<th scope="col">{cell}</th>' for cell in head)

@@ -19,7 +19,7 @@ from headwise.heads import effect
 from headwise.heads.profiles import Survey
 from headwise.heads.statistics import all_statistics
 from headwise.heads.survey import EFFECTS, fresh_model, survey
-from headwise.heads.tally import copying
+from headwise.heads.tally import copying, vocabulary_product
 from headwise.heads.texts import Text
 from headwise.intervals import interval_of
 from headwise.models import ask
@@ -142,7 +142,7 @@ def test_empty_texts() -> None:
 
 def test_copying_is_the_eigenvalue_ratio_of_the_whole_product(model: GPT) -> None:
     site = sites_of(model)[1]
-    values = copying(site, model)
+    values = copying(site, vocabulary_product(model))
     assert values is not None
     for h, head in enumerate(model.blocks[1].attention.heads):
         w_e, w_u = (w.detach().double() for w in (model.token_embedding.weight, model.lm_head.weight))

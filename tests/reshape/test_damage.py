@@ -14,11 +14,16 @@ from headwise import KVCache
 from headwise.gpt.gpt import GPT
 from headwise.heads.maps import head_maps
 from headwise.models.weights import head_counts, read_layers
-from headwise.reshape.damage import cache_bytes, decode_speed, entropies, measure
+from headwise.reshape.damage import HeadPairs, cache_bytes, decode_speed, measure
 from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune_heads
-from headwise.reshape.report import Speed
+from headwise.reshape.report import Pair, Speed
 from headwise.reshape.share import share_heads
+
+
+def entropies(parent: nn.Module, child: nn.Module, ids: torch.Tensor, pairs: HeadPairs) -> tuple[Pair, ...]:
+    return measure(parent, child, [ids], pairs, 0).entropy
+
 
 SAME = [[(h, h) for h in range(6)]] * 2
 

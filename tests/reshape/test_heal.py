@@ -23,8 +23,9 @@ from headwise.gpt.train import Stopped
 from headwise.models.ask import answers
 from headwise.reshape.damage import compared, divergence, relative_error
 from headwise.reshape.heal import STATE, Healing, refit
+from headwise.reshape.job import silence
 from headwise.reshape.moments import moments
-from headwise.reshape.prune import prune_heads, silence
+from headwise.reshape.prune import prune_heads
 from headwise.reshape.report import HealPoint, HealRecipe
 from headwise.reshape.share import share_heads
 

@@ -16,7 +16,8 @@ from headwise.heads.effect import ablate
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.prune import Gone, cache_note, named_heads, prune_heads, silence, weakest
+from headwise.reshape.job import silence
+from headwise.reshape.prune import Gone, cache_note, named_heads, prune_heads, weakest
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))

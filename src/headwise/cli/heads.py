@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.view.page.words import check_lang
@@ -46,6 +46,8 @@ def heads(
     keep: Path | None = None,
     parallel: str | None = None,
     seed: int = 0,
+    stream: bool | None = None,
+    dtype: str = "auto",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -65,6 +67,7 @@ def heads(
     if parallel is not None:
         _check_parallel(parallel, ranks, headvis=headvis, keep=keep, against=against, relations=relations, bench=bench)
     options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks, "parallel": parallel is not None}
+    options |= {"stream": stream, "dtype": dtype}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
@@ -197,6 +200,8 @@ def look(
     headvis: Path | None = None,
     parallel: bool = False,
     ranks: Ranks | None = None,
+    stream: bool | None = None,
+    dtype: str = "auto",
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
@@ -215,8 +220,9 @@ def look(
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
+        from headwise.models.stream import stream_of
     ranks = ranks or ALONE
-    folder = open_folder(model, ranks if parallel else ALONE)
+    folder = open_folder(model, ranks if parallel else ALONE, stream=stream, dtype=dtype)
     read = None
     if ids is not None:
         read = read_ids(folder, ids, documents)
@@ -224,6 +230,9 @@ def look(
         if ids is None and (text or relations is None):
             read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)
         labelled = text_of(folder, read, tokens, documents, relations)
+        if (streamed := stream_of(folder.model)) is not None:
+            lengths = [len(document) for document in labelled.documents]
+            err.print(streamed.forecast(sum(lengths), max(lengths)), soft_wrap=True)
         result = survey(folder.model, labelled, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)

@@ -35,6 +35,7 @@ class Options:
     seed: int = HealRecipe.seed
     force: bool = False
     resume: bool = False
+    stream: bool | None = None
     as_json: Json = False
     debug: Debug = False
 

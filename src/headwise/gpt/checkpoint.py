@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import mmap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -30,6 +34,7 @@ MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.jso
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DIGEST = "sha256"
+FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 TOO_MANY = 8  # times the numbers in a file: a model of so many is not built
 
 
@@ -144,15 +149,61 @@ def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(data[8:start]), data[start:]
 
 
-def tensor_shapes(path: Path) -> list[list[int]]:
-    """The shapes of the tensors of a safetensors file, from its header alone; none where that is damaged."""
+class Place(NamedTuple):
+    """Where a tensor lies in a safetensors file."""
+
+    path: Path
+    start: int  # byte of the file
+    size: int  # bytes
+    dtype: str  # as the format calls it: "BF16"
+    shape: tuple[int, ...]
+
+    def borrow(self) -> Tensor:
+        """The tensor as pages of the file, which the system brings and takes away; what is written to it is lost."""
+        if self.dtype not in FORMATS:
+            raise HeadwiseError(f"{self.path} holds numbers of type {self.dtype}; known are {', '.join(FORMATS)}")
+        if not self.size:
+            return torch.empty(self.shape, dtype=FORMATS[self.dtype])
+        before = self.start % mmap.ALLOCATIONGRANULARITY
+        with self.path.open("rb") as file:
+            pages = mmap.mmap(file.fileno(), before + self.size, access=mmap.ACCESS_COPY, offset=self.start - before)
+        return torch.frombuffer(pages, dtype=FORMATS[self.dtype], offset=before).view(self.shape)
+
+
+def tensors_in(path: Path) -> dict[str, Place]:
+    """The tensors of a safetensors file, from its header alone; none where that is damaged."""
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
+        size, whole = int.from_bytes(file.read(8), "little"), path.stat().st_size
         try:
-            header = json.loads(file.read(size)) if size < path.stat().st_size else {}
-            return [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+            header = json.loads(file.read(size)) if size < whole else {}
+            header.pop("__metadata__", None)
+            places = {}
+            for name, entry in header.items():
+                start, end = (8 + size + offset for offset in entry["data_offsets"])
+                shape, dtype = tuple(entry["shape"]), FORMATS.get(entry["dtype"])
+                wanted = 0 if dtype is None else math.prod(shape) * dtype.itemsize
+                if not 8 + size <= start <= start + wanted <= end <= whole:
+                    return {}
+                places[name] = Place(path, start, end - start, entry["dtype"], shape)
+            return places
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return []
+            return {}
+
+
+def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file tensor by tensor, in no more memory than one takes, to a folder without its name yet."""
+    kinds = {dtype: name for name, dtype in FORMATS.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

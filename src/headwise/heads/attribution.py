@@ -20,6 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.residual import CLOSE, Frozen, Row, Run, read_run, same, writer_of
 from headwise.layer.importing.parts import as_rows
 from headwise.models.ask import evaluating, output_matrix, require_next
+from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
@@ -128,22 +129,23 @@ def _parts(
     feed_forwards: dict[str, float] = {}
     tokens: dict[str, Numbers] = {}
     weights: dict[str, Numbers] = {}
-    for layer in run.layers:
-        writer = writer_of(model, layer, rows)
-        bias = getattr(layer.projection, "bias", None)
-        through = writer.factor * direction
-        if writer.module is not layer.projection:  # a norm after W_O
-            norm = Frozen.of(writer.module, rows[writer.module])
-            constant += float(through @ norm.bias)
-            through = norm.back(through)
-        if bias is not None:
-            constant += float(through @ bias.double())
-        shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
-        heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
-        tokens |= dict(zip(layer.site.heads, looks.cpu().numpy(), strict=True))
-        weights |= dict(zip(layer.site.heads, rows_hs.cpu().numpy(), strict=True))
-        block, written = rows[layer.block], writer.factor * rows[writer.module].gave
-        feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
+    for number, layer in enumerate(run.layers):
+        with loaded(model, number):
+            writer = writer_of(model, layer, rows)
+            bias = getattr(layer.projection, "bias", None)
+            through = writer.factor * direction
+            if writer.module is not layer.projection:  # a norm after W_O
+                norm = Frozen.of(writer.module, rows[writer.module])
+                constant += float(through @ norm.bias)
+                through = norm.back(through)
+            if bias is not None:
+                constant += float(through @ bias.double())
+            shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
+            heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
+            tokens |= dict(zip(layer.site.heads, looks.cpu().numpy(), strict=True))
+            weights |= dict(zip(layer.site.heads, rows_hs.cpu().numpy(), strict=True))
+            block, written = rows[layer.block], writer.factor * rows[writer.module].gave
+            feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
     embedding = float(direction @ rows[run.layers[0].block].read)
     parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens, weights)
     size = max(abs(logit), 1.0)

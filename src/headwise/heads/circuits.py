@@ -28,6 +28,7 @@ from headwise.markup import plural
 from headwise.models.ask import embeddings, evaluating, hooked, run_body
 from headwise.models.sites import Site, sites_of
 from headwise.models.stacks import layers_of
+from headwise.models.stream import stream_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -134,6 +135,8 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
     more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order, blind choice.
     Raises HeadwiseError for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
     """
+    if stream_of(model) is not None:
+        raise HeadwiseError("paths from head to head need all layers at once, and this model is read layer by layer")
     layers = [_Factors.of(site) for site in sites_of(model) if not site.cross]
     if not layers:
         raise HeadwiseError(f"{type(model).__name__} has no self attention, and so no paths from head to head")

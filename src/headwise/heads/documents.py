@@ -23,11 +23,10 @@ from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, resolve
 from headwise.models.ask import evaluating, hooked, run_body
 from headwise.models.sites import Site, attach, inside, sites_of
+from headwise.models.stream import BATCH, portions, stream_of, sweep, turns
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
-
-BATCH = 4096  # tokens of documents that run together
 
 # What models are given that is no text.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
@@ -108,26 +107,29 @@ def run_documents(
 ) -> None:
     """Run documents of ids through the model and hand each to `take`: its number, and that in the call of a site.
 
-    Neighbours of equal length run together. `progress` counts tokens.
+    Neighbours of equal length run together. `progress` counts tokens, of a streamed model those of each layer.
     """
-    total, done, number = sum(map(len, documents)), 0, 0
+    total, done, number = sum(map(len, documents)) * turns(model), 0, 0
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         for b, document in enumerate(described):
             take(number + b, site, call, b, document)
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
-        for ids in batches(documents):
-            run_body(model, ids)
-            number += len(ids)
-            done += ids.numel()
-            progress(done, total)
+        stream = stream_of(model)
+        for start, part in portions(model, documents):
+            for turn in sweep(model, list(batches(part, BATCH if stream is None else stream.at_once))):
+                for first, ids in turn:
+                    number = start + first
+                    run_body(model, ids)
+                    done += ids.numel()
+                    progress(done, total)
 
 
-def batches(documents: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, up to BATCH tokens together."""
+def batches(documents: Sequence[Sequence[int]], most: int = BATCH) -> Iterator[Tensor]:
+    """Neighbours of equal length as (B,T) ids, up to `most` tokens together."""
     for length, group in itertools.groupby(documents, key=len):
-        while chunk := list(itertools.islice(group, max(1, BATCH // length))):
+        while chunk := list(itertools.islice(group, max(1, most // length))):
             yield torch.tensor([list(document) for document in chunk])
 
 

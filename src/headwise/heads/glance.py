@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headwise.heads.relation import Plan
 from headwise.heads.survey import repeated_tokens
-from headwise.heads.tally import REACH, copying
+from headwise.heads.tally import REACH, copying, vocabulary_product
 from headwise.heads.texts import Text
 from headwise.models.ask import evaluating, run_body
 from headwise.models.sites import Site, attach
@@ -71,7 +71,8 @@ class Glance:
             maps, probes = (_maps(model, sites, ids) for ids in (self.ids, self.probes))
         scores = self._scores(maps[:, self.n_lines :], probes)
         del scores["rare"]
-        copied = [copying(site, model) for site in sites]
+        vocabulary = vocabulary_product(model)
+        copied = [copying(site, vocabulary) for site in sites]
         if None not in copied:
             scores["copying"] = torch.tensor(copied).flatten()
         elsewhere = {name: maps[:, self.n_lines :].flatten(1) @ table for name, table in self.elsewhere.items()}

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.ranks import ALONE, Ranks
@@ -31,17 +31,19 @@ from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.shares import gather_heads, read_corpus
 from headwise.heads.statistics import all_statistics
-from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally
+from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, vocabulary_product
 from headwise.heads.texts import Text, Texts, read_texts
 from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import Folder, TextTokens, described, open_model
 from headwise.models.sites import Site, missing, sites_of
+from headwise.models.stream import stream_of
 from headwise.records import parse_head
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
 TOKENS = 1024  # of the first document that are kept as text
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
+WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 ABLATIONS = ("auto", "zero", "mean", "none")
 
@@ -89,6 +91,11 @@ def survey(
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
     folder = folder_of(open_model(model), tokenizer)
+    if stream_of(folder.model) is not None and ablate in ("zero", "mean"):
+        raise HeadwiseError(f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from "
+                            f"files each time; pass ablate='none'")  # fmt: skip
+    if stream_of(folder.model) is not None and keep is not None:
+        raise HeadwiseError("--keep needs the whole model in memory, and this one is read layer by layer; leave it out")
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -157,6 +164,7 @@ class _Study:
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         stages, more = ("reading", "repeated tokens"), more | {"tokens": frequent, "seed": self.seed}
+        more["vocabulary"] = vocabulary_product(self.model)
         tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, **more)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
@@ -169,7 +177,7 @@ class _Study:
             self.notes.append("One document gives no interval, so no role that a text decides is awarded; pass more "
                               "text, or cut it into documents with --tokens.")  # fmt: skip
         self.followed = self._follow(self.model, "relations")
-        untrained = self._untrained() if controls and self.parts == 1 else None
+        untrained = self._untrained(more["vocabulary"]) if controls and self.parts == 1 else None
         self._effects(how)
         profiles = tuple(self._profile(site, h, tally, untrained or {}) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
@@ -222,10 +230,16 @@ class _Study:
         run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
-    def _untrained(self) -> dict[str, float]:
+    def _untrained(self, vocabulary: Tensor | None) -> dict[str, float]:
         """The largest score that any head reaches in the same model with fresh weights."""
         fresh, stage = fresh_model(self.model, self.seed), "untrained control"
-        tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0)
+        if not is_sampled(self.model):
+            vocabulary = vocabulary_product(fresh)
+        else:
+            self.notes.append(f"The untrained control has {SAMPLE} layers, on the model's own embeddings: a whole one "
+                              f"of over {WHOLE:,} parameters would double the memory.")  # fmt: skip
+        stages = (stage, stage)
+        tally = self._tally(fresh, self.text.documents[:CONTROLS], stages, 0, vocabulary=vocabulary)
         heads = [tally.of_head(site, h) for site, h in tally.heads()]
         means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
         means |= {name: [head.mass.mean for head in by.values()] for name, by in self._follow(fresh, stage).items()}
@@ -247,6 +261,10 @@ class _Study:
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "
                               "out.")  # fmt: skip
+            return
+        if stream_of(self.model) is not None:
+            self.notes.append("The model was run layer by layer: importance and ablation, which run it again and "
+                              "again, are left out.")  # fmt: skip
             return
         documents = self.text.documents
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
@@ -304,8 +322,22 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
     return [[*before, *tokens, *tokens, *after] for tokens in drawn], len(before) + length
 
 
+def is_sampled(model: nn.Module) -> bool:
+    """Are a few untrained layers the control of this model, for the sake of memory?"""
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return size > WHOLE and hasattr(getattr(model, "config", None), "num_hidden_layers")
+
+
 def fresh_model(model: nn.Module, seed: int) -> nn.Module:
-    """The same architecture with newly drawn weights; torch's own random state is left as it was."""
+    """The same architecture with newly drawn weights; torch's own random state is left as it was.
+
+    A model of over WHOLE parameters has SAMPLE layers drawn, one at a time, between its own embeddings and head.
+    """
+    if is_sampled(model):
+        from headwise.models.hf import shallow
+
+        sampled: nn.Module = shallow(model, SAMPLE, seed)
+        return sampled
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config: Any = model.config

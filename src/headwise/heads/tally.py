@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.gpt.ranks import whole
 from headwise.heads.documents import Document, some_rows
 from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.profiles import DISTANCES, Example
@@ -25,13 +26,15 @@ from headwise.heads.watch import Factors
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings
 from headwise.models.sites import Site, sites_of
-from headwise.records import Call
+from headwise.models.stream import loaded
+from headwise.records import Call, parse_head
 
 REACH = 32  # offsets that are counted for "positional"
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 
 EXAMPLES, ATTENDED = 5, 10  # of each head: examples, and tokens that it looks at most
+PRODUCTS, ROWS = 2**38, 4096  # of `vocabulary_product`: multiplications at most, tokens at a time
 FREQUENT = 8192  # the most frequent tokens, for which is noted how much attention they receive
 
 Floats = NDArray[np.float64]
@@ -159,6 +162,7 @@ class Tally:
     rows: float | None = None  # the share of them that is measured, drawn by `seed`
     seed: int = 0
     by_document: bool = False  # keep the value of each document, which takes memory
+    vocabulary: Tensor | None = None  # `vocabulary_product` of the model
 
     def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
@@ -167,7 +171,7 @@ class Tally:
         self.offsets: dict[str, Running] = defaultdict(Running)  # (H, 2 REACH + 1), shares of rows
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
-        self.factors = Factors()
+        self.factors: Factors = Factors() if self.probe is None else self.probe.factors
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
 
@@ -180,6 +184,8 @@ class Tally:
         if self.first_row:
             document = replace(document, real_rows=torch.arange(T) >= self.first_row)
         document = some_rows(document, T, self.rows, self.seed)
+        if site.name not in self.copied and self.vocabulary is not None:  # now, while the layer has its weights
+            self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         _add(self.scores[site.name], measured)
         if document.start is not None:
@@ -233,8 +239,9 @@ class Tally:
             shares = self.offsets[site.name].mean[h].copy()
             shares[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
             scores["positional"] = self.offsets[site.name].interval(h, int(shares.argmax()))
-        if site.name not in self.copied:
-            self.copied[site.name] = copying(site, self.model)
+        if site.name not in self.copied:  # another process read all documents of this one
+            with loaded(self.model, parse_head(site.head(0))[1]):
+                self.copied[site.name] = copying(site, self.vocabulary)
         if (copied := self.copied[site.name]) is not None:
             scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
         return {key: scores[key] for key in all_statistics() if key in scores}
@@ -283,28 +290,45 @@ def _repeated(values: Mapping[str, Running]) -> dict[str, Running]:
 
 
 @torch.no_grad()
-def copying(site: Site, model: nn.Module) -> list[float] | None:
+def vocabulary_product(model: nn.Module) -> Tensor | None:
+    """W_E' W_U (C,C), in float32 or wider, of at most PRODUCTS / C^2 tokens spread over the vocabulary.
+
+    None where the model has no two such matrices of one width.
+    """
+    pair = embeddings(model)
+    if pair is None or pair[0].shape != pair[1].shape:
+        return None
+    V, C = pair[0].shape
+    chosen = slice(None, None, -(-V * C * C // PRODUCTS))
+    embed, unembed = (whole(weights)[chosen] for weights in pair)
+    wide = torch.promote_types(embed.dtype, torch.float32)
+    total = torch.zeros(C, C, dtype=wide, device=embed.device)
+    for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
+        first, second = (part.to(wide) for part in rows)
+        total.addmm_(first.T, second)
+    return total
+
+
+@torch.no_grad()
+def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
-    every token that the head looks at. The V x V product has the non-zero eigenvalues of the E x E one computed here.
-    Norms between the matrices are left out. None where the model has no such matrices of one width.
+    every token that the head looks at. The V x V product has the non-zero eigenvalues of the E x E one computed here
+    from `vocabulary_product`. Norms between the matrices are left out. None where the widths do not fit.
     """
-    pair = embeddings(model)
-    if pair is None or site.w_o is None or site.w_v is None or site.cross:
+    H, w_o, w_v = site.n_heads, site.w_o, site.w_v
+    if vocabulary is None or w_o is None or w_v is None or site.cross:
         return None
-    embed, unembed = pair
-    C = embed.shape[1]
-    H = site.n_heads
-    if unembed.shape != embed.shape or site.w_o.shape[0] != C or site.w_v.shape[1] != C or site.w_o.shape[1] % H:
+    C = len(vocabulary)
+    if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:
         return None
-    E = site.w_o.shape[1] // H
-    G = site.w_v.shape[0] // E
-    if site.w_v.shape[0] % E or H % G:
+    E = w_o.shape[1] // H
+    G = w_v.shape[0] // E
+    if w_v.shape[0] % E or H % G:
         return None
-    w_v = site.w_v.double().reshape(G, E, C).repeat_interleave(H // G, 0)
-    w_o = site.w_o.double().reshape(C, H, E).transpose(0, 1)
-    through = w_v @ (embed.double().T @ unembed.double()) @ w_o  # (H,E,E)
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
+    through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
     values = torch.linalg.eigvals(through)
-    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    ratio = values.sum(-1).real / values.abs().sum(-1).clamp(min=torch.finfo(values.real.dtype).tiny)
     return list(ratio.tolist())

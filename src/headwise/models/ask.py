@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.errors import HeadwiseError
 from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
+from headwise.models.stream import stream_of
 from headwise.models.weights import blocks, body_of
 from headwise.plan import Plan
 
@@ -53,8 +54,9 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # another last token
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    stream = stream_of(model)  # one layer tells as much as all
     try:
-        with evaluating(model):
+        with evaluating(model), nullcontext() if stream is None else stream.alone():
             rows = getattr(_forward(model, ids.to(device)), "logits", None)
     except Exception:  # it wants more than ids; the library lets through whatever its parts raise
         return None
@@ -123,6 +125,21 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
         return losses.mean(1)
     counted = (ids[:, :-1] == after).cumsum(1) > 0
     return (losses * counted).sum(1) / counted.sum(1)
+
+
+def each(
+    model: nn.Module, batches: Sequence[Tensor], question: Callable[[nn.Module, Tensor], Tensor]
+) -> Iterator[Tensor]:
+    """What the model answers to a question on each batch of ids (B,T); a streamed one has them all pass at once."""
+    stream = stream_of(model)
+    if stream is None:
+        yield from (question(model, ids) for ids in batches)
+        return
+    for turn in stream.sweep(batches):
+        for _, ids in turn:
+            run_body(model, ids)
+    with stream.only(len(stream.blocks)):
+        yield from (question(model, ids) for _, ids in stream.numbered(batches))
 
 
 def embeddings(model: nn.Module) -> tuple[Tensor, Tensor] | None:

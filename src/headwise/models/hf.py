@@ -7,9 +7,10 @@ run, and no pickle is opened.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -25,11 +26,12 @@ from transformers.utils import logging
 
 from headwise.errors import HeadwiseError
 from headwise.files import check_regular, read_json
-from headwise.gpt.checkpoint import tensor_shapes
+from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.tokens import BOUNDARY, check_tokenizer
 from headwise.layer.layer import shapes_alone
 from headwise.models.sites import inside
+from headwise.models.stream import Stream, hollow
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
@@ -54,11 +56,71 @@ class Asked(NamedTuple):
 Route = Callable[[Asked, Tensor], Tensor | None]  # a call and its output so far -> what takes the output's place
 
 
-def load_folder(folder: Path, ranks: Ranks = ALONE) -> PreTrainedModel:
+def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
 
     ranks  processes of which each holds some of the heads, by the family's own plan
     """
+    kind, config = _described(folder)
+    if ranks.world > 1:
+        _check_plan(folder, config(), ranks)
+    with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
+        model, loading = kind.from_pretrained(
+            folder, config=config(), dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
+        )
+    _require_whole(folder, kind, loading["missing_keys"])  # transformers would draw them at random
+    bad = next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+    if bad is not None:
+        raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
+    if ranks.world > 1:  # after the weights are there: to load them in parts the library needs accelerate
+        spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
+        with torch.no_grad():
+            model = kind.maybe_distribute_model(model, spread, mesh)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+def stream_folder(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
+    """The same model without its weights, which each layer borrows from the files while it runs (`models.stream`)."""
+    kind, config = _described(folder)
+    places = tensors_in(folder / "model.safetensors") if (folder / "model.safetensors").exists() else {}
+    if not places:
+        index = read_json(folder / "model.safetensors.index.json")["weight_map"]
+        files = {name: tensors_in(folder / name) for name in set(index.values())}
+        places = {name: files[file][name] for name, file in index.items() if name in files[file]}
+    with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
+        described = config()
+        if getattr(described, "quantization_config", None) or described.is_encoder_decoder:
+            raise HeadwiseError("a quantised model, or one of two stacks, is not run layer by layer")
+        if isinstance(dtype, str):
+            dtype = described.dtype or next(FORMATS[place.dtype] for place in places.values() if place.dtype in FORMATS)
+        model = hollow(kind, described, dtype)
+    prefix = f"{model.base_model_prefix}."  # a file may hold the body of a model with a head, or the reverse
+    held: dict[nn.Parameter, Place] = {}  # by the weights: an embedding may be the output matrix, too
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, weights in named.items():
+        for key in (name, name.removeprefix(prefix), prefix + name):
+            if place := places.get(key):
+                held.setdefault(weights, place)
+    _require_whole(folder, kind, [name for name, weights in named.items() if weights not in held])
+    Stream(model.eval(), {name: held[weights] for name, weights in named.items()})
+    return model
+
+
+def shallow(model: Any, n_layers: int, seed: int) -> Any:
+    """The first layers alone, newly drawn each time that they run, between the model's own embeddings and head."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = n_layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:n_layers]
+    fresh = hollow(type(model), config, model.dtype)
+    kept = {name: weights.detach() for name, weights in model.named_parameters(remove_duplicate=False)}
+    Stream(fresh.eval(), kept, seed)
+    return fresh
+
+
+def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
+    """The class of a folder's model and what makes its config, once all that can be told before loading is in order."""
     config = read_config(folder)
     check_regular(folder)
     if not any(folder.glob("*.safetensors")):
@@ -70,29 +132,12 @@ def load_folder(folder: Path, ranks: Ranks = ALONE) -> PreTrainedModel:
     _check_shards(folder)
     _check_sizes(folder, config, kind)
     config_class = AutoConfig if kind is AutoModel else kind.config_class
-    if ranks.world > 1:
-        _check_plan(folder, config_class.from_pretrained(folder, **LOCAL), ranks)
-    with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
-        model, loading = kind.from_pretrained(
-            folder,
-            config=_own_choices(config_class.from_pretrained(folder, **LOCAL)),
-            use_safetensors=True,
-            output_loading_info=True,
-            **LOCAL,
-        )
-    if loading["missing_keys"]:  # transformers would draw them at random
-        raise HeadwiseError(
-            f"{folder} lacks weights of {kind.__name__}: {', '.join(sorted(loading['missing_keys'])[:3])}"
-        )
-    bad = next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
-    if bad is not None:
-        raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
-    if ranks.world > 1:  # after the weights are there: to load them in parts the library needs accelerate
-        spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
-        with torch.no_grad():
-            model = kind.maybe_distribute_model(model, spread, mesh)
-    loaded: PreTrainedModel = model.eval()
-    return loaded
+    return kind, lambda: _own_choices(config_class.from_pretrained(folder, **LOCAL))
+
+
+def _require_whole(folder: Path, kind: Any, lacking: Iterable[str]) -> None:
+    if lacking := sorted(lacking):
+        raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking[:3])}")
 
 
 def _check_plan(folder: Path, config: Any, ranks: Ranks) -> None:
@@ -149,7 +194,7 @@ def _check_shards(folder: Path) -> None:
 
 def _check_sizes(folder: Path, config: Mapping[str, Any], kind: Any) -> None:
     """Compare what config.json describes with the weights, before anything of that size is made."""
-    shapes = [shape for path in folder.glob("*.safetensors") for shape in tensor_shapes(path)]
+    shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for name, value in (field for part in parts for field in part.items()):
         if "layer" in name and isinstance(value, int) and value > max(MOST_LAYERS, len(shapes)):

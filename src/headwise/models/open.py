@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
+from headwise.cost.units import number_format
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.gpt.checkpoint import save_model
@@ -18,7 +21,10 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import RUN, load_run
 from headwise.gpt.tokens import Tokens
+from headwise.memory import free_memory
 from headwise.models.ask import context_of, vocabulary_of
+from headwise.models.stream import Stream, loaded, stream_of, turns
+from headwise.models.weights import cast
 
 # What stands beside the weights and belongs to the tokenizer or to generation; weights and config are written anew.
 COPIED = (
@@ -26,6 +32,9 @@ COPIED = (
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "chat_template.jinja",
     "chat_template.json", "generation_config.json",
 )  # fmt: skip
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROOM = 0.8  # of the free memory that weights may take
 
 
 class TextTokens(Protocol):
@@ -73,13 +82,18 @@ class Folder:
 _origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = WeakKeyDictionary()
 
 
-def open_model(source: str | Path | nn.Module) -> nn.Module:
+def open_model(source: str | Path | nn.Module, *, stream: bool | None = None, dtype: str = "auto") -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
+
+    stream  borrow the weights of a layer from the files while it runs, and let them go; default: where the weights
+            would not fit into the free memory. `survey`, `share` and `prune` take such a model through all documents
+            a layer at a time; each other forward pass reads all weights anew
+    dtype   its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
 
     Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know its
     tokenizer and its text. Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
     """
-    return source if isinstance(source, nn.Module) else open_folder(Path(source)).model
+    return source if isinstance(source, nn.Module) else open_folder(Path(source), stream=stream, dtype=dtype).model
 
 
 def described(model: nn.Module) -> Folder | None:
@@ -94,24 +108,44 @@ def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: st
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
-def open_folder(path: Path, ranks: Ranks = ALONE) -> Folder:
+def open_folder(path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None, dtype: str = "auto") -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
     ranks  processes of which each holds some of the heads; all must call
     """
+    if ranks.world > 1 and stream:
+        raise HeadwiseError("--parallel and --stream: pass one of them")
+    numbers = "auto" if dtype == "auto" else DTYPES.get(number_format(dtype))
+    if numbers is None:
+        raise HeadwiseError(f"--dtype {dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
     if is_own(path):
-        model, tokens = load_run(path)
+        own, tokens = load_run(path)
+        if isinstance(numbers, torch.dtype):
+            cast(own, numbers)
         if ranks.world > 1:
-            model.split(ranks)
-        return remember(model, path, tokens, "headwise")
+            own.split(ranks)
+        if stream:  # it was trained in memory, where its weights stay
+            Stream(own, {name: weights.detach() for name, weights in own.named_parameters()})
+        return remember(own, path, tokens, "headwise")
     try:
-        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
-    foreign = load_folder(path, ranks)
+    if stream or (stream is None and ranks.world == 1 and too_large(path)):
+        foreign = stream_folder(path, numbers)
+    else:
+        foreign = load_folder(path, ranks, numbers)
     return remember(foreign, path, FolderTokens(path) if has_tokenizer(path) else None, foreign.config.model_type)
+
+
+def too_large(path: Path) -> bool:
+    """Do the weights of a folder leave too little of the free memory?"""
+    sizes = [file.stat().st_size for file in path.glob("*.safetensors")] if path.is_dir() else []
+    room = free_memory()
+    # Pages of a file that is being read count where addresses are limited, and nowhere else.
+    return bool(sizes) and sum(sizes) + max(sizes) * ("ulimit" in room.limit) > ROOM * room.size
 
 
 def is_own(path: Path) -> bool:
@@ -127,12 +161,20 @@ def is_own(path: Path) -> bool:
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
     """Write a model, with the tokenizer of the folder that it comes from, to a folder that is there."""
+    stream = stream_of(model)
     if isinstance(model, GPT):
         assert isinstance(source.tokens, Tokens)
-        save_model(folder, model, source.tokens)
+        with ExitStack() as stack:
+            for layer in range(turns(model)):
+                stack.enter_context(loaded(model, layer))
+            save_model(folder, model, source.tokens)
         return
     written: Any = model
-    written.save_pretrained(folder)
+    if stream is None:
+        written.save_pretrained(folder)
+    else:
+        written.config.save_pretrained(folder)
+        stream.write(folder)
     for name in COPIED:
         if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)

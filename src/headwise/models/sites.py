@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,16 +38,19 @@ class Site:
     name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     module: nn.Module
     n_heads: int
-    w_q: Tensor | None  # (H*D, C); these are y = W x, and None where they are not known
-    w_k: Tensor | None  # (G*D, C)
-    w_v: Tensor | None  # (G*E, C)
-    w_o: Tensor | None  # (C, H*E); None, too, where the heads' output is not projected
+    weights: Callable[[], Mapping[str, Tensor | None]]  # as they are now: a streamed layer has some for a while
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
     # Of a model whose heads are spread over processes: weights and `n_heads` are those of this one's, the part-th.
     part: int = 0
     parts: int = 1
+
+    # y = W x, None where they are not known; `w_o` is None, too, where the heads' output is not projected.
+    w_q: ClassVar = property(lambda self: self.weights()["w_q"])  # (H*D, C)
+    w_k: ClassVar = property(lambda self: self.weights()["w_k"])  # (G*D, C)
+    w_v: ClassVar = property(lambda self: self.weights()["w_v"])  # (G*E, C)
+    w_o: ClassVar = property(lambda self: self.weights()["w_o"])  # (C, H*E)
 
     def head(self, number: int) -> str:
         return head_name(self.name, self.part * self.n_heads + number)
@@ -85,11 +89,9 @@ def held_here(site: Site) -> Site:
     """The site with the part of its weights that this process holds."""
     if site.w_o is None:
         return site
-    w_o, part, parts = held(site.w_o)
-    weights: dict[str, Any] = {
-        name: None if (w := getattr(site, name)) is None else held(w)[0] for name in ("w_q", "w_k", "w_v")
-    }
-    return site if parts == 1 else replace(site, **weights, w_o=w_o, part=part, parts=parts)
+    _, part, parts = held(site.w_o)
+    local = {name: None if weights is None else held(weights)[0] for name, weights in site.weights().items()}
+    return site if parts == 1 else replace(site, weights=partial(dict, local), part=part, parts=parts)
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -125,16 +127,21 @@ def _watchable(model: nn.Module) -> list[nn.Module]:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        weights: dict[str, Any] = {
-            f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"
-        }
-        if module.spec.latent_dim is not None:  # the products, without what norms divide by
-            adapted = any("norm" not in name and not isinstance(x, nn.Linear) for name, x in module.named_children())
-            parts = {x: [getattr(head, f"w{x}").detach() for head in module.heads if not adapted] for x in "qkv"}
-            weights |= {f"w_{x}": torch.cat(matrices) if matrices else None for x, matrices in parts.items()}
-        return Site(name, module, module.spec.n_heads, **weights, cross=False)
-    n_heads, w_o, w_v = module.watched()
-    return Site(name, module, n_heads, w_q=None, w_k=None, w_v=w_v, w_o=w_o, cross=False)
+        n_heads: int = module.spec.n_heads
+        weights = partial(_own_weights, module)
+    else:
+        n_heads, w_o, w_v = module.watched()
+        weights = partial(dict, w_q=None, w_k=None, w_v=w_v, w_o=w_o)
+    return Site(name, module, n_heads, weights, cross=False)
+
+
+def _own_weights(module: MultiHeadAttention) -> dict[str, Tensor | None]:
+    weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"}
+    if module.spec.latent_dim is not None:  # the products, without what norms divide by
+        adapted = any("norm" not in name and not isinstance(x, nn.Linear) for name, x in module.named_children())
+        parts = {x: [getattr(head, f"w{x}").detach() for head in module.heads if not adapted] for x in "qkv"}
+        weights |= {f"w_{x}": torch.cat(matrices) if matrices else None for x, matrices in parts.items()}
+    return weights
 
 
 @contextmanager

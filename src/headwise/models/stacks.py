@@ -12,6 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,11 @@ def foreign_sites(model: nn.Module) -> list[Site]:
     sites = []
     for path, name in _names(model, through).items():
         owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
-        projection, weights = _weights(modules, path, owner)
-        count = _count(modules[path], owner)
-        if weights["w_o"] is not None and weights["w_o"].shape[1] % count:
-            projection = weights["w_o"] = None
-        of_path: dict[str, Any] = {**weights, "cross": _is_cross(path), "projection": projection}
-        site = held_here(Site(name, modules[path], count, **of_path))
-        sites.append(replace(site, n_heads=count // site.parts))
+        n_heads, parts = _count(modules[path], owner), _projections(modules, path, owner)
+        weights = partial(_weights, parts, n_heads)
+        projection = None if weights()["w_o"] is None else parts["o"]
+        site = held_here(Site(name, modules[path], n_heads, weights, _is_cross(path), projection))
+        sites.append(replace(site, n_heads=n_heads // site.parts))
     return sites
 
 
@@ -71,15 +70,20 @@ def layers_of(model: nn.Module) -> list[Layer]:
         above = list(_upwards(paths[site.module]))
         block = next((path for path in above if path.rpartition(".")[2].isdigit()), None)
         within = model.get_submodule(block).modules() if block is not None else ()
-        weights = {module: weight for module in within if isinstance(weight := getattr(module, "weight", None), Tensor)}
-        place = None if site.w_o is None else site.w_o.data_ptr()
-        projection = next((module for module, weight in weights.items() if weight.data_ptr() == place), None)
+        projection = site.projection or next((module for module in within if _holds(module, site.w_o)), None)
         if block is None or projection is None:
             raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
         body = model.get_submodule(block.rpartition(".")[0].rpartition(".")[0])
         around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
         layers.append(Layer(site, model.get_submodule(block), projection, around))
     return layers
+
+
+def _holds(module: nn.Module, weights: Tensor | None) -> bool:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weights is None or weight.is_meta:
+        return weight is weights is not None
+    return weight.data_ptr() == weights.data_ptr()
 
 
 def _through(modules: Mapping[str, nn.Module]) -> list[str]:
@@ -227,35 +231,38 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
 
 
-def _weights(
-    modules: Mapping[str, nn.Module], path: str, owner: nn.Module
-) -> tuple[nn.Module | None, dict[str, Tensor | None]]:
-    """The module of W_O; W_Q, W_K, W_V and W_O of an attention as rows, y = W x. None where no known name is there.
+def _projections(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) -> dict[str, nn.Module | None]:
+    """The modules of W_Q, W_K, W_V and W_O of an attention, "q" to "o", or of all but the last, "packed".
 
-    The record of the family names them first, seen from its attention module, which may lie around the one that calls
-    the interface; then the names that transformers' modules have in common. W_O may stand beside the attention.
+    None where no known name is there. The record of the family names them first, seen from its attention module, which
+    may lie around the one that calls the interface; then the names that transformers' modules have in common. W_O may
+    stand beside the attention.
     """
     kind = getattr(getattr(owner, "config", None), "model_type", None)
     family = next((family for family in families() if family.name == kind), None)
     around = [path, path.rpartition(".")[0]]
-    weights: dict[str, Tensor | None] = {}
+    parts: dict[str, nn.Module | None] = {}
     for x in "qkvo":
         apart = family is not None and (x == "o" or not (family.packed or family.kv_down))
         recorded = (getattr(family, x),) if apart else ()
         places = around if x == "o" or recorded else around[:1]
-        last = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
-        weights[f"w_{x}"] = None if last is None else as_rows(last)
-    if weights["w_v"] is None:
-        recorded = (family.q,) if family is not None and family.packed else ()
-        module = _first_matrix(modules, around[:1], [*recorded, *PACKED])
-        packed = None if module is None else as_rows(module)
-        if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
-            n_queries = packed.shape[0] // 3 if weights["w_o"] is None else weights["w_o"].shape[1]
-            n_keys, left = divmod(packed.shape[0] - n_queries, 2)
-            if n_keys > 0 and not left:
-                parts = torch.split(packed, [n_queries, n_keys, n_keys])
-                weights |= dict(zip(("w_q", "w_k", "w_v"), parts, strict=True))
-    return last, weights  # of "qkvo" the last is W_O
+        parts[x] = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
+    recorded = (family.q,) if family is not None and family.packed else ()
+    parts["packed"] = _first_matrix(modules, around[:1], [*recorded, *PACKED]) if parts["v"] is None else None
+    return parts
+
+
+def _weights(parts: Mapping[str, nn.Module | None], n_heads: int) -> dict[str, Tensor | None]:
+    """W_Q, W_K, W_V and W_O as rows, y = W x."""
+    weights = {f"w_{x}": None if (module := parts[x]) is None else as_rows(module) for x in "qkvo"}
+    packed, w_o = parts["packed"], weights["w_o"]
+    if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
+        rows = as_rows(packed)
+        n_queries = rows.shape[0] // 3 if w_o is None else w_o.shape[1]
+        n_keys, left = divmod(rows.shape[0] - n_queries, 2)
+        if n_keys > 0 and not left:
+            weights |= dict(zip(("w_q", "w_k", "w_v"), torch.split(rows, [n_queries, n_keys, n_keys]), strict=True))
+    return weights if w_o is None or w_o.shape[1] % n_heads == 0 else weights | {"w_o": None}
 
 
 def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:

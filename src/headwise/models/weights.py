@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,19 +135,24 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
     """The attention weights of each layer; views of the model's own wherever that is possible."""
+    return list(layers_in_turn(model))
+
+
+def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
+    """The same one by one: of a streamed model a layer is borrowed when it is asked for."""
     family, (n_heads, n_kv_heads, head_dim) = family_of(model), head_counts(model)
     pairs = _pairs(model, head_dim)
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
-    layers = []
-    for module in attentions(model):
-        weights: dict[str, Any] = _views(family, module)
+    stream = getattr(model, "headwise_stream", None)
+    for layer, module in enumerate(attentions(model)):
+        with nullcontext() if stream is None else stream.loaded(layer):
+            weights: dict[str, Any] = _views(family, module)
         for name, x in weights.items():
             if name == "wo":
                 weights[name] = x.view(len(x), n_heads, -1)
             elif not name.endswith("gain"):
                 weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])
-        layers.append(AttentionWeights(**weights, pairs=pairs))
-    return layers
+        yield AttentionWeights(**weights, pairs=pairs)
 
 
 @torch.no_grad()
@@ -164,15 +170,35 @@ def with_layers(
     n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
     if problem := cannot_carry(model, n_heads, n_kv_heads):
         raise HeadwiseError(problem)
+    stream = getattr(model, "headwise_stream", None)
+    if stream is not None:
+        streamed: nn.Module = stream.with_layers(layers, changed_config(model, n_heads, n_kv_heads))
+        return streamed
     same = (n_heads, n_kv_heads) == before[:2]
     new = copy.deepcopy(model) if same else _rebuilt(model, n_heads, n_kv_heads)
-    for module, weights in zip(attentions(new), layers, strict=True):
-        assert (weights.n_heads, weights.n_kv_heads) == (n_heads, n_kv_heads)
-        for name, view in _views(family_of(new), module).items():
-            value = getattr(weights, name)
-            if not name.endswith("gain"):
-                view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
+    for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
+        write_layer(new, layer, weights)
     return new.train(model.training)
+
+
+def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None:
+    """Write the attention weights of a layer in place; gains stay as they are."""
+    assert (weights.n_heads, weights.n_kv_heads) == head_counts(model)[:2]
+    for name, view in _views(family_of(model), attentions(model)[layer]).items():
+        value = getattr(weights, name)
+        if not name.endswith("gain"):
+            view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
+
+
+def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
+    """The model's config with other numbers of heads."""
+    head_dim = head_counts(model)[2]
+    if isinstance(model, GPT):
+        return dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
+    config: Any = copy.deepcopy(model.config)
+    if (n_heads, n_kv_heads) != head_counts(model)[:2]:
+        config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
+    return config
 
 
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
@@ -216,17 +242,10 @@ def reads_as_stock(model: nn.Module) -> bool:
 
 def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     """A model with other numbers of heads; what has the same shape is copied, the attention is left to be written."""
-    head_dim = head_counts(model)[2]
-    parameter = next(model.parameters())
+    parameter, config = next(model.parameters()), changed_config(model, n_heads, n_kv_heads)
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
-        if isinstance(model, GPT):
-            changed = dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
-            new: nn.Module = GPT(changed)
-        else:
-            config: Any = copy.deepcopy(model.config)
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
-            kind: Any = type(model)
-            new = kind._from_config(config, dtype=parameter.dtype)
+        kind: Any = type(model)
+        new = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     ours = new.state_dict()
     kept = {name: tensor for name, tensor in model.state_dict().items() if ours[name].shape == tensor.shape}

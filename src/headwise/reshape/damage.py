@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -12,8 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.cost import cache_bytes_per_token
-from headwise.heads.watch import watch
-from headwise.models.ask import answers, config_fields, decoder, predicts
+from headwise.heads.documents import Document, listening
+from headwise.heads.measure import measure as measure_call
+from headwise.models.ask import answers, config_fields, decoder, each, predicts
+from headwise.models.sites import Site
+from headwise.models.stream import stream_of
+from headwise.records import Call
 from headwise.reshape.report import Damage, Pair, Speed
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
@@ -48,8 +53,7 @@ def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> 
     kind = predicts(parent)
     distance_of = divergence if kind else relative_error
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
-    for ids in batches:
-        both = answers(parent, ids), answers(child, ids)
+    for ids, *both in zip(batches, each(parent, batches, answers), each(child, batches, answers), strict=True):
         distance += distance_of(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if kind == "next":
@@ -75,20 +79,24 @@ def measure(
     context  bounds the text whose decoding is timed
     speed    of a child of the same shape, where it is known already
     """
-    say("measuring loss and divergence")
-    before, after, distance = compared(parent, child, held_out)
+    say("measuring loss, divergence and entropies")
+    with entropies(parent) as old, entropies(child) as new:
+        before, after, distance = compared(parent, child, held_out)
     kind = predicts(parent)
-    say("measuring entropies and decoding speed")
     tokens = context or DECODE_CONTEXT
     cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
     length = max(0, min(context or DECODE_CONTEXT, DECODE_CONTEXT) - NEW_TOKENS)
-    if speed is None and kind == "next" and length > 0:
+    if speed is None and kind == "next" and length > 0 and stream_of(parent) is None:
+        say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
         kl=distance if kind else None,
         error=None if kind else distance,
-        entropy=entropies(parent, child, held_out[0][:WATCHED], pairs),
+        entropy=tuple(
+            Pair(*(statistics.fmean(side[f"L{layer}"][pair[i]] for pair in heads) for i, side in enumerate((old, new))))
+            for layer, heads in enumerate(pairs)
+        ),
         cache_bytes=cache,
         parameters=Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child))),
         tokens_per_second=speed,
@@ -100,17 +108,18 @@ def measure(
     )
 
 
-def entropies(parent: nn.Module, child: nn.Module, ids: Tensor, pairs: HeadPairs) -> tuple[Pair, ...]:
-    """For each layer the mean entropy in nats of the heads that both models have, on ids (B,T)."""
-    views = []
-    for model in (parent, child):
-        with torch.no_grad(), watch(model) as seen:
-            model(ids)
-        views.append(seen)
-    return tuple(
-        Pair(*(statistics.fmean(views[i][f"L{layer}.H{pair[i]}"].entropy for pair in heads) for i in (0, 1)))
-        for layer, heads in enumerate(pairs)
-    )
+@contextmanager
+def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
+    """Inside this block: of each attention, "L0", the mean entropy of each head on the first documents it reads."""
+    means: dict[str, list[float]] = {}
+
+    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        if site.name not in means:
+            first = [measure_call(call, b, document, top=False) for b, document in enumerate(documents[:WATCHED])]
+            means[site.name] = torch.cat([measured.rows["entropy"] for measured in first], 1).mean(1).tolist()
+
+    with listening(model, note):
+        yield means
 
 
 def cache_bytes(model: nn.Module, tokens: int = 1) -> float:

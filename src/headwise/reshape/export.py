@@ -22,7 +22,8 @@ from headwise.files import write_whole
 from headwise.gpt.checkpoint import load_model, read_tensors, write_tensors
 from headwise.models.ask import answers
 from headwise.models.lineage import RECORD
-from headwise.models.open import Folder, write_folder
+from headwise.models.open import Folder, open_folder, write_folder
+from headwise.models.stream import stream_of
 from headwise.models.weights import cast, reads_as_stock
 from headwise.models.windows import windows_of
 from headwise.reshape.workplace import Workplace
@@ -58,15 +59,17 @@ def export(
 def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> str:
     """Compare a folder, read by a fresh process through the file `probe`, with the model in memory; in words."""
     config: Any = model.config
+    streamed = stream_of(model) is not None
     count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))  # beyond every window
     count, dtype = min(count, context or count), next(model.parameters()).dtype
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)  # a stride that visits the vocabulary
-    wanted = answers(cast(model.eval(), torch.float32), ids)
-    cast(model, dtype)
+    wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
+    if not streamed:
+        cast(model, dtype)
     write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})
     # -P: modules are not looked for in the folder that this is called from.
     command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
-    command.append("stock" if reads_as_stock(model) else "own")
+    command.append("streamed" if streamed else "stock" if reads_as_stock(model) else "own")
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
@@ -95,9 +98,12 @@ def main(folder: Path, probe: Path, how: str) -> None:
             if error.name != "transformers":
                 raise
             by = "headwise (transformers is not installed)"
-    model: nn.Module = load_folder(folder) if by == "stock transformers" else load_model(folder)[0]
+    if how == "streamed":  # in the format of the weights, with which those in memory were read
+        by, model = "headwise, layer by layer", open_folder(folder, stream=True).model
+    else:
+        model = cast(load_folder(folder) if by == "stock transformers" else load_model(folder)[0], torch.float32)
     with torch.no_grad():
-        here = answers(cast(model, torch.float32), tensors["ids"])
+        here = answers(model, tensors["ids"])
     difference = (here.double() - tensors["answers"].double()).abs().max().item()
     print(json.dumps({"difference": difference, "by": by}))
 

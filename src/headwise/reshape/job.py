@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shutil import disk_usage
 
 import torch
 from torch import nn
@@ -13,10 +15,13 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import Stopped
 from headwise.gpt.verbs import WHOLE_LINES
+from headwise.markup import amount
+from headwise.memory import free_memory
 from headwise.models.ask import context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import ancestors, digest, digest_of
 from headwise.models.open import Folder, described, open_folder
-from headwise.models.weights import cast, family_of, read_layers
+from headwise.models.stream import stream_of
+from headwise.models.weights import AttentionWeights, cast, family_of, read_layers, write_layer
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healing
@@ -24,6 +29,7 @@ from headwise.reshape.report import Damage, HealPoint, HealRecipe, Reshaped, Spe
 from headwise.reshape.text import Calibration, Ids, read_calibration
 from headwise.reshape.workplace import Workplace
 
+STREAMED = "the model was run layer by layer, so decoding was not timed: it would read all weights for each token"
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
 Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
@@ -78,6 +84,7 @@ class Job:
     force: bool = False
     resume: bool = False
     listener: Listener = field(default_factory=Listener)
+    stream: bool | None = None
     source: Folder = field(init=False)
     calibration: Calibration = field(init=False)
     workplace: Workplace | None = field(init=False, default=None)
@@ -98,9 +105,10 @@ class Job:
         path = self.source.path if isinstance(model, nn.Module) else Path(model)
         with nullcontext() if self.out is None else Workplace(path, Path(self.out), self.force) as self.workplace:
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path)
+                self.source = open_folder(path, stream=self.stream)
             with _left_alone(self.source.model):
                 _check_model(self.source.model)
+                self._check_stream()
                 if self.out is not None and self.source.tokens is None and self.source.family == "headwise":
                     raise HeadwiseError(
                         "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
@@ -108,7 +116,27 @@ class Job:
                     )
                 self.change.check(self.source.model)
                 self.calibration = read_calibration(self.text, self.source, self.tokens)
+                stream = stream_of(self.source.model)
+                if stream is not None:
+                    parts = self.calibration.statistics, self.calibration.evaluation, self.calibration.evaluation
+                    tokens = sum(ids.numel() for part in parts for ids in part)
+                    self.listener.say(stream.forecast(tokens, self.calibration.length))
                 return self._reshaped()
+
+    def _check_stream(self) -> None:
+        """What is other for a model that is streamed."""
+        stream = stream_of(self.source.model)
+        if stream is None:
+            return
+        if self.recipe is not None:
+            raise HeadwiseError(
+                f"healing holds the whole model, {amount(stream.size)} of weights, and {amount(free_memory().size)} "
+                f"of memory are free; leave --heal away: aligned+norm and principal need no training"
+            )
+        folder = stream.scratch = Path(tempfile.gettempdir()) if self.workplace is None else self.workplace.path
+        needed, free = stream.size * (self.workplace is not None) + stream.attention_size, disk_usage(folder).free
+        if needed > free:
+            raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
 
     def _reshaped(self) -> Reshaped:
         folder, out = self._weights_folder(), None if self.out is None else Path(self.out)
@@ -116,13 +144,14 @@ class Job:
         self.listener.say("reading the text to calibrate")
         changed = self.change.apply(self.source, self.calibration)
         damage = self._damage(changed.model, changed)
+        streamed = (STREAMED,) if stream_of(changed.model) is not None else ()
         whole_lines = (WHOLE_LINES,) if self.calibration.built_in and damage.loss is not None else ()
         report = Reshaped(
             model=changed.model,
             source=str(self.source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=(*changed.notes, *whole_lines),
+            notes=(*changed.notes, *whole_lines, *streamed),
             details={**self.change.settings, **changed.details},
             ancestors=() if folder is None else ancestors(folder, changed.origins, out),
             damage=damage,
@@ -130,12 +159,12 @@ class Job:
         self.listener.damage(report.what, report.notes, damage)
         if self.recipe is not None:
             report = self._healed(self.recipe, changed, report)
-        report.model.requires_grad_(True)
+        report.model.requires_grad_(stream_of(report.model) is None)
         return report if self.workplace is None else self._exported(self.workplace, report)
 
     def _weights_folder(self) -> Path | None:
         """None where the model was made, or changed, in memory."""
-        if not isinstance(self.model, nn.Module):
+        if not isinstance(self.model, nn.Module) or stream_of(self.model) is not None:
             return self.source.path
         if self.source.path == IN_MEMORY:
             return None
@@ -196,6 +225,8 @@ class Job:
             if not report.curve:
                 raise
             raise Stopped(report.curve[-1].step) from None
+        if stream_of(report.model) is not None and self.out is not None:  # its files have moved
+            report = replace(report, model=open_folder(Path(self.out), stream=True).model)
         return replace(report, verified=verified)
 
 
@@ -228,7 +259,15 @@ def _check_model(model: nn.Module) -> None:
 @torch.no_grad()
 def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    for weights, gone in zip(read_layers(model), heads, strict=True):
-        for tensor in (weights.wq, weights.bq, weights.wo.transpose(0, 1)):
-            if tensor is not None and gone:
-                tensor[list(gone)] = 0
+    for layer, (weights, gone) in enumerate(zip(read_layers(model), heads, strict=True)):
+        write_layer(model, layer, silenced(weights, gone))
+
+
+def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
+    """A copy of a layer in which these heads are zero."""
+    wq, bq, wo = (None if x is None else x.detach().clone() for x in (weights.wq, weights.bq, weights.wo))
+    assert wq is not None and wo is not None
+    for rows in (wq, bq, wo.transpose(0, 1)):
+        if rows is not None and heads:
+            rows[list(heads)] = 0
+    return replace(weights, wq=wq, bq=bq, wo=wo)

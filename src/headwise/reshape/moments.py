@@ -6,7 +6,8 @@ For inputs x with a 1 appended, S = E[x x'] gives E[(a.x)(b.x)] = a' S b over th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -14,37 +15,53 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.models.ask import hooked, run_body
+from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 
 
+def moments(model: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:
+    """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch."""
+    return list(moments_in_turn(model, batches))
+
+
 @torch.no_grad()
-def moments(model: nn.Module, batches: Iterable[Tensor]) -> list[Tensor]:
-    """For each layer a symmetric root L (C+1,C+1) of E[x x'], float64, over ids (B,T) of equal length in each batch."""
-    n_layers = len(attentions(model))
-    sums: list[Tensor | float] = [0.0] * n_layers
+def moments_in_turn(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The same one by one, and of a streamed model one held at a time."""
+    n_layers, n_tokens = len(attentions(model)), sum(ids.numel() for ids in batches)
+    sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach().flatten(0, -2).double()
+        x = inputs[0].detach().flatten(0, -2)
+        x = x.double() if x.dtype.itemsize > 2 else x.float()  # the numbers of half precision have 8 or 11 bits
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        sums[layer] = x.T @ x + sums[layer]
+        if n_tokens <= x.shape[1]:
+            sums.setdefault(layer, []).append(x)
+        else:
+            sums[layer] = [(x.T @ x).double() + sums.get(layer, [0.0])[0]]
 
-    with hooked(input_projection(model, n).register_forward_pre_hook(partial(add, n)) for n in range(n_layers)):
-        for ids in batches:
-            run_body(model, ids)
-    roots = []
-    for layer in range(n_layers):
-        total, sums[layer] = sums[layer], 0.0  # freed here: roots are as large
-        if not isinstance(total, Tensor):
-            raise HeadwiseError("there is no calibration text to read; pass one with --text")
-        values, vectors = torch.linalg.eigh(total / total[-1, -1])  # the last sum is of ones: it counts the tokens
-        roots.append((vectors * values.clamp(min=0).sqrt()) @ vectors.T)  # what rounding made negative counts as 0
-    return roots
+    if not n_tokens:
+        raise HeadwiseError("there is no calibration text to read; pass one with --text")
+    for turn in sweep(model, batches):
+        with hooked(input_projection(model, n).register_forward_pre_hook(partial(add, n)) for n in range(n_layers)):
+            for _, ids in turn:
+                run_body(model, ids)
+        for layer in sorted(sums):
+            yield _root(torch.cat(sums.pop(layer)), n_tokens)
+
+
+def _root(x: Tensor, n_tokens: int) -> Tensor:
+    """Of inputs (N,C+1), or of the sum of their squares (C+1,C+1)."""
+    if n_tokens <= x.shape[1]:
+        return x.T / math.sqrt(n_tokens)
+    values, vectors = torch.linalg.eigh(x / n_tokens)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
+    return root
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
     """Heads w (G,D,C) and their bias (G,D) as (G,D,C+1): inner products of rows are means over the text."""
     bias = w.new_zeros(w.shape[:2]) if bias is None else bias
-    return torch.cat([w, bias[..., None]], 2) @ root
+    return (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
 
 
 def keys(weights: AttentionWeights, root: Tensor) -> Tensor:

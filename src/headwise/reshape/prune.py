@@ -21,10 +21,10 @@ from headwise.heads.survey import survey
 from headwise.heads.texts import Text
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
-from headwise.models.weights import attentions, cannot_carry, head_counts, read_layers, with_layers
+from headwise.models.weights import attentions, cannot_carry, head_counts, layers_in_turn, with_layers
 from headwise.records import head_name, parse_head
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silence
+from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silenced
 from headwise.reshape.report import HealRecipe, Reshaped
 from headwise.reshape.text import Calibration, Ids
 
@@ -49,6 +49,7 @@ def prune(
     seed: int = HealRecipe.seed,
     force: bool = False,
     resume: bool = False,
+    stream: bool | None = None,
     listener: Listener | None = None,
 ) -> Reshaped:
     """Remove query heads from a model, which is left alone.
@@ -67,7 +68,7 @@ def prune(
     """
     recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
     change = pruning(heads, keep, by, uniform)
-    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener()).run()
+    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener(), stream).run()
 
 
 def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None, uniform: bool) -> Change:
@@ -122,13 +123,14 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
 
 
 def _changed(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> Changed:
-    layers, (n_heads, _, _) = read_layers(parent), head_counts(parent)
-    if all((weights.wo[:, list(gone)] == 0).all() for weights, gone in zip(layers, pruned.heads, strict=True)):
+    n_heads, n_layers = head_counts(parent)[0], len(pruned.heads)
+    layers = zip(layers_in_turn(parent), pruned.heads, strict=True)
+    if all((weights.wo[:, list(gone)] == 0).all() for weights, gone in layers):
         raise HeadwiseError(
             f"{', '.join(pruned.names)}: these heads give nothing already, so nothing changes and nothing is written; "
             f"name others with --heads"
         )
-    count = f"{len(pruned.names)} of {n_heads * len(layers)}"
+    count = f"{len(pruned.names)} of {n_heads * n_layers}"
     details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
     if scores:
         details["scores"] = dict(scores)
@@ -226,11 +228,9 @@ class Pruned:
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     reason = obstacle(model, heads, uniform)
-    layers = read_layers(model)
+    layers = layers_in_turn(model)
     if reason is not None:
-        child = with_layers(model, layers)
-        silence(child, heads)
-        return Pruned(child, heads, reason)
+        return Pruned(with_layers(model, map(silenced, layers, heads)), heads, reason)
     kept, kv_kept = _remaining(model, heads)
     chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
     return Pruned(with_layers(model, chosen, len(kept[0]), len(kv_kept[0])), heads, None)

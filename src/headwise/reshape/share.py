@@ -6,7 +6,8 @@ of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError, unknown
 from headwise.markup import plural
 from headwise.models.open import Folder
-from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, read_layers, with_layers
+from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, layers_in_turn, with_layers
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPS, Groups, adjacent, best
 from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.moments import moments
+from headwise.reshape.moments import moments_in_turn
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
 from headwise.reshape.report import HealRecipe, Reshaped
 from headwise.reshape.text import Calibration, Ids
@@ -42,6 +43,7 @@ def share(
     seed: int = HealRecipe.seed,
     force: bool = False,
     resume: bool = False,
+    stream: bool | None = None,
     listener: Listener | None = None,
 ) -> Reshaped:
     """Let query heads share key/value heads: a smaller cache.
@@ -64,6 +66,7 @@ def share(
     batch, lr, hidden, refit, seed  of the healing, see `HealRecipe`
     force   replace `out`, if share, prune or narrow wrote it
     resume  go on with a healing that was stopped; it needs `out`
+    stream  read a folder layer by layer; default: where its weights would not fit into the free memory (`open_model`)
     listener  hears what is being done, the first damage, and each evaluation of the healing
 
     Raises HeadwiseError for what cannot be done, and for a request that would change nothing; Stopped after Ctrl-C in a
@@ -71,14 +74,14 @@ def share(
     """
     recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
     change = sharing(n_kv_heads, method, groups)
-    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener()).run()
+    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener(), stream).run()
 
 
 def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
 
     def apply(source: Folder, calibration: Calibration) -> Changed:
         blind = groups == "adjacent" and method in BLIND
-        roots = [] if blind else moments(source.model, calibration.statistics)
+        roots = () if blind else moments_in_turn(source.model, calibration.statistics)
         return share_heads(source.model, n_kv_heads, method, groups, roots)
 
     settings: dict[str, object] = {"n_kv_heads": n_kv_heads, "method": method, "groups": groups}
@@ -118,7 +121,7 @@ def share_heads(
     n_kv_heads: int,
     method: str = "aligned+norm",
     groups: str = "adjacent",
-    roots: Sequence[Tensor] = (),
+    roots: Iterable[Tensor] = (),
 ) -> Changed:
     """The model with n_kv_heads key/value heads in each layer; `model` itself is left alone.
 
@@ -138,8 +141,7 @@ def share_heads(
             rules[key_rule(weights).description] = None
         return POOLS[method](weights.permuted([g for group in sharing for g in group]), root, n_kv_heads)
 
-    layers = read_layers(model)
-    pairs = zip(layers, roots or [torch.empty(0)] * len(layers), strict=True)
+    pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
     child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
     r = n_heads // before
     origins = [[g * r + i for group in sharing for g in group for i in range(r)] for sharing in chosen]

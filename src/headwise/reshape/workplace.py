@@ -21,6 +21,7 @@ from headwise.models.lineage import RECORD
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
 STATE = "heal.safetensors"
 SPENT = "spent.safetensors"  # that state, while the folder that came of it gets its name
+SCRATCH = "headwise-"  # begins the names of folders with the changed layers of a streamed model
 LOCK, EXPORT, REPLACED, PROBE = "lock", "export", "replaced", "probe.safetensors"
 OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 
@@ -85,7 +86,8 @@ class Workplace:
 
     def __exit__(self, *_: object) -> None:
         self._settle()
-        shutil.rmtree(self.fresh, ignore_errors=True)
+        for leftover in (self.fresh, *self.path.glob(f"{SCRATCH}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
         (self.path / LOCK).unlink(missing_ok=True)
         if not self.has_state:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -95,7 +97,7 @@ class Workplace:
         if not self.path.exists() and not self.path.is_symlink():
             return
         names = [x.name for x in self.path.iterdir()] if self.path.is_dir() and not self.path.is_symlink() else [""]
-        if not all(name in OURS or is_unfinished(name, OURS) for name in names):
+        if not all(name in OURS or name.startswith(SCRATCH) or is_unfinished(name, OURS) for name in names):
             raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
 
     def claim(self, settings: Mapping[str, Any], resume: bool) -> None:

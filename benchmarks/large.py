@@ -1,0 +1,175 @@
+"""Models larger than memory: `heads` and `share` on a random Llama whose weights are read layer by layer.
+
+The model has the shape of 8 B parameters (or 1 B), bf16, in one shard a layer, written to a temporary folder.
+Each way runs in a process of its own, which watches its resident memory, the pages of files apart (RssAnon). The limit
+is the time of reading the files once, from the disk, plus that of the plain matrix products of all tokens that pass.
+
+    python -m benchmarks.large [--shape 8b|1b|LAYERS] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from headwise.gpt.checkpoint import tensors_in, write_shard
+
+SHAPES: dict[str, dict[str, int]] = {
+    "8b": {"num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336},
+    "1b": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192},
+}
+COMMON = {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192}
+DOCUMENTS, TOKENS, KV_HEADS = 4, 512, 4
+BAR_GIB, BAR_TIMES = 3.0, 1.3
+
+
+def make_model(folder: Path, shape: dict[str, int]) -> None:
+    """Write a random Llama layer by layer, so that no more than one is ever held."""
+    sizes = {**COMMON, **shape}
+    C, F_, V = sizes["hidden_size"], sizes["intermediate_size"], sizes["vocab_size"]
+    kv = C // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
+    attention = {
+        f"self_attn.{x}_proj": rows for x, rows in (("q", (C, C)), ("k", (kv, C)), ("v", (kv, C)), ("o", (C, C)))
+    }
+    forward = {"mlp.gate_proj": (F_, C), "mlp.up_proj": (F_, C), "mlp.down_proj": (C, F_)}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    generator, where = torch.Generator().manual_seed(0), {}
+
+    def write(number: int, tensors: dict[str, Any]) -> None:
+        name = f"model-{number:05}.safetensors"
+        drawn = {}
+        for key, rows in tensors.items():
+            weights = torch.empty(rows, dtype=torch.bfloat16)
+            drawn[key] = weights.fill_(1) if len(rows) == 1 else weights.normal_(std=0.02, generator=generator)
+        write_shard(folder / name, drawn)
+        where.update(dict.fromkeys(drawn, name))
+
+    for n in range(sizes["num_hidden_layers"]):
+        layer = {**attention, **forward, **dict.fromkeys(norms, (C,))}
+        write(n, {f"model.layers.{n}.{key}.weight": rows for key, rows in layer.items()})
+    write(90_000, {"model.embed_tokens.weight": (V, C), "model.norm.weight": (C,)})
+    write(90_001, {"lm_head.weight": (V, C)})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    config = {**sizes, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def forget(folder: Path) -> None:
+    """Let the system drop the pages of the files, so that they are read from the disk again."""
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def reading(folder: Path) -> float:
+    """Seconds of reading all files once from the disk."""
+    forget(folder)
+    began = time.perf_counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
+    return time.perf_counter() - began
+
+
+def products(folder: Path, tokens: int, answered: int) -> float:
+    """Seconds of the matrix products of one layer on `tokens`, times the layers, and of the output on `answered`."""
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    layer = [p.borrow() for p in tensors_in(folder / "model-00000.safetensors").values() if len(p.shape) == 2]
+    head = [p.borrow() for p in tensors_in(folder / "model-90001.safetensors").values()]
+    return layers * _products(layer, tokens) + (_products(head, answered) if answered else 0.0)
+
+
+def _products(matrices: list[torch.Tensor], tokens: int) -> float:
+    total = 0.0
+    for matrix in matrices:
+        seconds = []
+        for _ in range(3):
+            x = torch.randn(TOKENS * DOCUMENTS, matrix.shape[1]).to(matrix.dtype)[:tokens]
+            began = time.perf_counter()
+            F.linear(x, matrix)
+            seconds.append(time.perf_counter() - began)
+        total += sorted(seconds)[1] * tokens / len(x)
+    return total
+
+
+@contextmanager
+def watched_memory() -> Iterator[Callable[[], float]]:
+    """A function that tells the most memory of its own (RssAnon), in GiB, that this process has had in the block."""
+    peak, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            rows = Path("/proc/self/status").read_text().splitlines()
+            peak[0] = max(peak[0], next(int(row.split()[1]) for row in rows if row.startswith("RssAnon")))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield lambda: peak[0] / 2**20
+    finally:
+        done.set()
+        thread.join()
+
+
+def child(way: str, folder: Path) -> None:
+    import headwise as hw
+    from headwise.models.stream import stream_of
+
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(COMMON["vocab_size"], (DOCUMENTS, TOKENS), generator=generator)
+    with watched_memory() as peak:
+        began = time.perf_counter()
+        model = hw.open(folder, stream=True)
+        stream = stream_of(model)
+        assert stream is not None
+        if way == "heads":
+            result: dict[str, Any] = {"heads": len(hw.survey(model, [row.tolist() for row in ids]))}
+        else:
+            shared = hw.share(model, KV_HEADS, text=ids)
+            result = {"loss": [shared.damage.loss.before, shared.damage.loss.after], "kl": shared.damage.kl}
+        result |= {"seconds": time.perf_counter() - began, "cpu": time.process_time(), "peak_gib": peak()}
+    print(json.dumps(result))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="8b", help="8b, 1b, or so many layers of 8b")
+    parser.add_argument("--folder", type=Path, help="where the model is written, and kept")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.folder)
+        return
+    shape = SHAPES.get(options.shape) or {**SHAPES["8b"], "num_hidden_layers": int(options.shape)}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if not (folder / "config.json").exists():
+            folder.mkdir(exist_ok=True)
+            make_model(folder, shape)
+        read = reading(folder)
+        for way in ("heads", "share"):
+            forget(folder)
+            command = [sys.executable, "-m", "benchmarks.large", "--child", way, "--folder", str(folder)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{way} failed: {done.stderr[-3000:]}")
+            print(way, read, done.stdout.strip())
+
+
+if __name__ == "__main__":
+    main()

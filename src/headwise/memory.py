@@ -1,0 +1,52 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+if sys.platform != "win32":
+    import resource
+
+
+class Room(NamedTuple):
+    size: int  # bytes that are free
+    limit: str  # what sets the bound: "memory", "ulimit -v", "ulimit -d" or "cgroup"
+
+
+def free_memory() -> Room:
+    """The smallest of what the machine has free and what the limits of the process leave it."""
+    with suppress(OSError, ValueError, KeyError):  # Linux; elsewhere all that the machine has
+        machine, process = _fields(Path("/proc/meminfo")), _fields(Path("/proc/self/status"))
+        rooms = [Room(machine["MemAvailable"], "memory"), *_cgroups()]
+        for name, kind, taken in (("-v", resource.RLIMIT_AS, "VmSize"), ("-d", resource.RLIMIT_DATA, "VmData")):
+            most = resource.getrlimit(kind)[0]
+            if most != resource.RLIM_INFINITY:
+                rooms.append(Room(max(0, most - process[taken]), f"ulimit {name}"))
+        return min(rooms)
+    with suppress(AttributeError, OSError, ValueError):
+        return Room(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "memory")
+    return Room(sys.maxsize, "memory")
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """The sizes in a file of /proc, in bytes."""
+    rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(" kB"))
+    return {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows}
+
+
+def _cgroups() -> list[Room]:
+    """What the control groups of version 2 leave that hold the process; pages of files can be given back."""
+    rooms = []
+    with suppress(OSError, ValueError, StopIteration):
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        path = Path("/sys/fs/cgroup") / next(row for row in groups if row.startswith("0::"))[4:]
+        for folder in (path, *path.parents):
+            most = (folder / "memory.max").read_text(encoding="utf-8").strip()
+            used = dict(row.split() for row in (folder / "memory.stat").read_text(encoding="utf-8").splitlines())
+            if most != "max":
+                rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
+    return rooms

@@ -1,0 +1,305 @@
+"""Models larger than memory: a layer has its weights while it runs, and lets them go.
+
+The model lies on the meta device; a layer that runs borrows its weights from the pages of the safetensors files. A
+`sweep` takes many documents through the first layer, then through the second, and so on, so that the weights are read
+once however long the text is. For that the model itself runs once for each layer and batch, with all layers but one
+left out: its own masks and positions, and the hooks of whoever watches, are what they always are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import json
+import math
+import shutil
+import tempfile
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.gpt.checkpoint import Place, tensors_in, write_shard
+from headwise.layer.layer import shapes_alone
+from headwise.markup import amount
+from headwise.memory import free_memory
+from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
+
+Ids = TypeVar("Ids", bound=Sequence[int])
+PROBE = 256  # tokens on which the speed of matrix products is tried
+BATCH, COPIES = 4096, 8  # tokens that run together at most; tensors as wide as the widest that a token fills
+
+
+class Stream:
+    """Runs a model layer by layer; it takes the place of the layers' own `forward`.
+
+    model   of a family that has a record, with one stack of layers
+    stored  the weights by the names of the model: in files, or as tensors
+    seed    draw those of the layers anew each time, as untrained ones
+    """
+
+    def __init__(self, model: nn.Module, stored: Mapping[str, Place | Tensor], seed: int | None = None) -> None:
+        self.model, self.stored, self.seed = model, dict(stored), seed
+        self.blocks = blocks(model)
+        self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
+        self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
+        self.number = 0  # of the batch that runs now
+        self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
+        self._users = Counter[int]()
+        self._slots: list[list[tuple[nn.Module, str, str, nn.Parameter]]] = [[] for _ in self.blocks]
+        inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
+        outside: dict[nn.Parameter, nn.Parameter] = {}  # one may stand in two places
+        for path, module in model.named_modules(remove_duplicate=False):
+            for leaf, weights in [*module.named_parameters(recurse=False)]:
+                name = f"{path}.{leaf}" if path else leaf
+                if module in inside:
+                    setattr(module, leaf, rest := nn.Parameter(weights.to("meta"), requires_grad=False))
+                    self._slots[inside[module]].append((module, leaf, name, rest))
+                else:
+                    setattr(module, leaf, outside.setdefault(weights, self._weights(name, weights)))
+        for n, block in enumerate(self.blocks):
+            block.forward = self._in_turn(n, block.forward)
+        object.__setattr__(model, "headwise_stream", self)
+
+    def borrow(self, name: str) -> Tensor:
+        """The weights of this name as they are stored."""
+        place = self.stored[name]
+        return place.borrow() if isinstance(place, Place) else place
+
+    def _weights(self, name: str, like: Tensor) -> nn.Parameter:
+        if self.seed is not None and like.is_meta:
+            return nn.Parameter(torch.empty_like(like, device="cpu"), requires_grad=False)
+        tensor = self.borrow(name)
+        if tensor.shape != like.shape:
+            raise HeadwiseError(f"{name} is {tuple(tensor.shape)} in its file, and {tuple(like.shape)} by config.json")
+        if not tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite():
+            raise HeadwiseError(f"the model has NaN or inf in {name}; it is not usable")
+        return nn.Parameter(tensor.to(like.dtype), requires_grad=False)
+
+    def _draw(self, layer: int, seed: int) -> None:
+        whole: Any = self.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed + layer)
+            for module in self.blocks[layer].modules():
+                whole._init_weights(module)
+
+    @property
+    def state_size(self) -> int:
+        """Bytes that a token takes between two layers."""
+        width: int = getattr(self.model.config, family_of(self.model).width)
+        return width * next(self.model.parameters()).itemsize
+
+    @contextmanager
+    def loaded(self, layer: int) -> Iterator[None]:
+        """The layer has its weights inside this block."""
+        if not self._users[layer]:
+            for module, leaf, name, rest in self._slots[layer]:
+                setattr(module, leaf, self._weights(name, rest))
+            if self.seed is not None:
+                self._draw(layer, self.seed)
+        self._users[layer] += 1
+        try:
+            yield
+        finally:
+            self._users[layer] -= 1
+            if not self._users[layer]:
+                for module, leaf, _, rest in self._slots[layer]:
+                    setattr(module, leaf, rest)
+
+    @contextmanager
+    def only(self, layer: int | None) -> Iterator[None]:
+        """No other layer runs inside this block."""
+        before, self.layer = self.layer, layer
+        try:
+            yield
+        finally:
+            self.layer = before
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The first layer stands for the whole model inside this block."""
+        before, self.states = self.states, {}
+        try:
+            with self.loaded(0), self.only(0):
+                yield
+        finally:
+            self.states = before
+
+    def sweep(self, batches: Sequence[Tensor]) -> Iterator[Iterator[tuple[int, Tensor]]]:
+        """For each layer, which has its weights meanwhile: the batches to be run through it; see `sweep`."""
+        for layer in range(len(self.blocks)):
+            with self.loaded(layer), self.only(layer):
+                yield self.numbered(batches)
+
+    def numbered(self, batches: Iterable[Tensor]) -> Iterator[tuple[int, Tensor]]:
+        """The number of the first document of each batch, and its ids, while the batch is the one that runs."""
+        start = 0
+        for self.number, ids in enumerate(batches):
+            yield start, ids
+            start += len(ids)
+
+    def with_layers(self, layers: Iterable[AttentionWeights], config: Any) -> nn.Module:
+        """The child of a model, streamed too: what changes of a layer goes to a file as soon as it is made.
+
+        The files lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
+        """
+        like = next(self.model.parameters())
+        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored)
+        folder = Path(tempfile.mkdtemp(prefix="headwise-", dir=self.scratch))
+        weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
+        for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
+            inside = set(attentions(child.model)[layer].modules())
+            slots = [slot for slot in child._slots[layer] if slot[0] in inside]
+            for module, leaf, name, rest in slots:
+                fresh, before = torch.empty_like(rest, device="cpu"), self.borrow(name)
+                if before.shape == fresh.shape:
+                    fresh.copy_(before)
+                setattr(module, leaf, nn.Parameter(fresh, requires_grad=False))
+            write_layer(child.model, layer, weights)
+            path = folder / f"layer-{layer}.safetensors"
+            write_shard(path, {name: getattr(module, leaf).detach() for module, leaf, name, _ in slots})
+            child.stored |= tensors_in(path)
+            for module, leaf, _, rest in slots:
+                setattr(module, leaf, rest)
+        return child.model
+
+    def write(self, folder: Path) -> None:
+        """The weights as shards of a layer each, with their index; tensor by tensor, from file to file."""
+        places = {name: n for n, slots in enumerate(self._slots, 1) for _, _, name, _ in slots}
+        shards: dict[int, dict[str, Tensor]] = {}
+        for name, weights in self.model.named_parameters():  # one that stands in two places is written once
+            shards.setdefault(places.get(name, 0), {})[name] = weights
+        index = {}
+        for i, n in enumerate(sorted(shards), 1):
+            file = f"model-{i:05}-of-{len(shards):05}.safetensors"
+            write_shard(folder / file, {name: self._weights(name, like).detach() for name, like in shards[n].items()})
+            index.update(dict.fromkeys(shards[n], file))
+        document = {"metadata": {"total_size": self.size}, "weight_map": index}
+        write_whole(folder / "model.safetensors.index.json", json.dumps(document, indent=2) + "\n")
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weights."""
+        return sum(weights.nbytes for weights in self.model.parameters())
+
+    @property
+    def at_once(self) -> int:
+        """Tokens that may run together: what they fill in a layer takes a quarter of the free memory at most."""
+        return max(1, min(BATCH, free_memory().size // 4 // self._active))
+
+    @property
+    def _active(self) -> int:
+        """Bytes that a token fills while a layer runs, about: some copies of its widest part."""
+        sides = (rest.shape for slots in self._slots for *_, rest in slots if rest.ndim == 2)
+        return COPIES * max(map(max, sides)) * next(self.model.parameters()).itemsize
+
+    def forecast(self, tokens: int, longest: int) -> str:
+        """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory."""
+        free, layer = free_memory(), max(sum(rest.nbytes for *_, rest in slots) for slots in self._slots)
+        states = min(tokens * self.state_size, free.size // 4)
+        needed = states + max(longest, min(tokens, self.at_once)) * self._active
+        if needed > free.size:
+            raise HeadwiseError(
+                f"a document of {longest:,} tokens takes {amount(needed)}, and {amount(free.size)} are free "
+                f"({free.limit}); --tokens {max(1, int(longest * free.size / needed) // 2):,} would fit"
+            )
+        matrix = next(self.borrow(name) for *_, name, rest in self._slots[0] if rest.ndim == 2)
+        x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype)
+        F.linear(x, matrix)  # its pages come from the disk
+        began = time.perf_counter()
+        F.linear(x, matrix)
+        speed = 2 * PROBE * matrix.numel() / (time.perf_counter() - began)
+        products = 2 * tokens * sum(rest.numel() for slots in self._slots for *_, rest in slots)
+        return (
+            f"layer by layer: {amount(self.size)} of weights, {amount(layer)} a layer; {amount(free.size)} of memory "
+            f"are free, and {tokens:,} tokens take {amount(needed)}. Matrix products: {products / 1e12:,.1f} TFLOP, "
+            f"{products / speed / 60:,.1f} min at {speed / 1e9:,.0f} GFLOP/s; to it comes the reading"
+        )
+
+    @property
+    def attention_size(self) -> int:
+        """Bytes of the weights that a change of heads writes anew."""
+        return sum(weights.nbytes for module in attentions(self.model) for weights in module.parameters())
+
+    def _in_turn(self, layer: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        first = next(iter(inspect.signature(forward).parameters))
+
+        @functools.wraps(forward)
+        def run(*args: Any, **keywords: Any) -> Tensor:
+            if self.layer is None:  # a plain forward pass: every layer comes and goes
+                with self.loaded(layer):
+                    return forward(*args, **keywords)
+            hidden: Tensor = args[0] if args else keywords.pop(first)
+            if self.layer != layer:
+                return hidden if self.layer < len(self.blocks) else self.states[self.number]
+            out = forward(self.states[self.number] if layer else hidden, *args[1:], **keywords)
+            self.states[self.number] = out.detach()
+            return out
+
+        return run
+
+
+def hollow(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A model whose weights lie on the meta device; of what no file holds, RoPE's frequencies, it has the numbers."""
+    with shapes_alone():
+        build = getattr(kind, "from_config", None) or getattr(kind, "_from_config", None)
+        model: Any = cast(kind(config), dtype) if build is None else build(config, dtype=dtype)
+    for module in model.modules():
+        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
+            module.to_empty(device="cpu", recurse=False)
+            model._init_weights(module)
+    return model
+
+
+def stream_of(model: nn.Module) -> Stream | None:
+    """What streams the model; None for one in memory."""
+    return getattr(model, "headwise_stream", None)
+
+
+def turns(model: nn.Module) -> int:
+    """How many turns a `sweep` has."""
+    stream = stream_of(model)
+    return 1 if stream is None else len(stream.blocks)
+
+
+def portions(model: nn.Module, documents: Sequence[Ids]) -> Iterator[tuple[int, Sequence[Ids]]]:
+    """Documents in parts whose states fit into a quarter of the free memory, each with the number of its first."""
+    stream = stream_of(model)
+    most = math.inf if stream is None else free_memory().size // 4 // stream.state_size
+    start, tokens = 0, 0
+    for number, document in enumerate(documents):
+        tokens += len(document)
+        if tokens > most and number > start:
+            yield start, documents[start:number]
+            start, tokens = number, len(document)
+    yield start, documents[start:]
+
+
+def sweep(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Iterator[tuple[int, Tensor]]]:
+    """Turns in which the model's body is to run on the batches: all layers at once, or of a streamed model one each.
+
+    A turn gives the number of the first document of each batch, and its ids (B,T). The
+    layer of a turn has its weights until the next turn begins.
+    """
+    stream = stream_of(model)
+    if stream is not None:
+        yield from stream.sweep(batches)
+    else:
+        starts = itertools.accumulate(map(len, batches), initial=0)
+        yield zip(starts, batches, strict=False)
+
+
+def loaded(model: nn.Module, layer: int) -> AbstractContextManager[None]:
+    """A block in which the layer has its weights, as those of a model in memory always do."""
+    stream = stream_of(model)
+    return nullcontext() if stream is None else stream.loaded(layer)

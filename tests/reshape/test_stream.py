@@ -1,0 +1,199 @@
+"""A model whose layers borrow their weights gives the same bits as one in memory, and says what it cannot do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import every
+from reshape_models import V, build
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise import memory
+from headwise.gpt.checkpoint import save_model, tensors_in, write_shard
+from headwise.gpt.tokens import Tokens
+from headwise.heads.effect import importance
+from headwise.heads.profiles import Survey
+from headwise.heads.survey import survey
+from headwise.heads.texts import Text
+from headwise.models import ask, hf, stream
+from headwise.models import open as opening
+from headwise.reshape import job
+
+IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
+NAMES = ("llama, GQA", "llama, tied", "qwen3", "gpt2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a small random model, in many shards; "run" is one of our own."""
+
+    def make(name: str) -> Path:
+        path = tmp_path_factory.getbasetemp() / name.replace(", ", "-")
+        if not path.exists():
+            model: Any = build("rope" if name == "run" else name, dtype=torch.float32)
+            if name == "run":
+                tokens = Tokens.characters("".join(map(chr, range(97, 97 + V - 1))), boundary=True)
+                save_model(path, model, tokens)
+            else:
+                model.save_pretrained(path, max_shard_size="10KB")
+        return path
+
+    return make
+
+
+def both(path: Path) -> tuple[nn.Module, nn.Module]:
+    """A folder in memory, and streamed."""
+    return hw.open(path, stream=False), hw.open(path, stream=True)
+
+
+def text() -> Text:
+    documents = [*IDS[:5].tolist(), [4, 5, 6, 7, 8, 9, 10]]
+    return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
+
+
+def numbers(result: Survey) -> dict[str, Any]:
+    """All to the bit, but copying, whose products of two matrices hang on where in memory they lie."""
+    return {
+        head.name: (
+            repr({name: score for name, score in head.scores.items() if name != "copying"}),
+            (head.uniform, head.roles, head.examples, head.thumbnail.tolist()),
+        )
+        for head in result.profiles
+    }
+
+
+@every("name", ["bert", "mistral", "run", *NAMES])
+def test_logits_are_those_in_memory(folder: Any, name: str) -> None:
+    whole, parts = both(folder(name))
+    batches = [IDS[:5], IDS[5:]]
+    with torch.no_grad():
+        wanted = [ask.answers(whole, ids) for ids in batches]
+        assert all(map(torch.equal, wanted, [ask.answers(parts, ids) for ids in batches]))
+        assert all(map(torch.equal, wanted, ask.each(parts, batches, ask.answers)))
+    assert ask.predicts(parts) == ask.predicts(whole)
+    resting = {parameter.device.type for parameter in ask.blocks(parts)[0].parameters()}
+    assert resting == {"meta"} and ask.blocks(whole)[0] is not None
+
+
+@every("name", ["run", *NAMES])
+def test_a_survey_is_the_same(folder: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = both(folder(name))
+    wanted = survey(whole, text(), ablate="none")
+    result = survey(parts, text())
+    assert [result[name].means["copying"] for name in result] == pytest.approx(
+        [wanted[name].means["copying"] for name in wanted], abs=1e-5
+    )
+    assert numbers(result) == numbers(wanted) and result.untrained == pytest.approx(wanted.untrained, abs=1e-5)
+    assert any("layer by layer" in note for note in result.notes)
+    few = memory.Room(4 * 20 * ask.stream_of(parts).state_size, "memory")  # type: ignore[union-attr]
+    monkeypatch.setattr(stream, "free_memory", lambda: few)  # the states of one document at a time
+    assert result.profiles[0].name in numbers(survey(parts, text(), controls=False))
+
+
+@every("name", ["llama", "qwen3", "run"])
+def test_sharing_and_pruning_are_the_same(folder: Any, tmp_path: Path, name: str) -> None:
+    path = folder(name)
+    parts = hw.open(path, stream=True)
+    calls: dict[str, Callable[..., Any]] = {
+        "shared": lambda model, out: hw.share(model, 2, text=IDS, out=out),
+        "zeroed": lambda model, out: hw.prune(model, ["L0.H1"], text=IDS, out=out),
+        "pruned": lambda model, out: hw.prune(model, ["L0.H1", "L0.H4", "L1.H2", "L1.H0"], text=IDS, out=None),
+    }
+    for kind, call in calls.items():
+        outs = [tmp_path / f"{name}-{kind}-{i}" for i in (0, 1)]
+        wanted, result = call(path, outs[0]), call(parts, outs[1])
+        for field in ("loss", "kl", "entropy", "cache_bytes", "parameters"):
+            assert getattr(result.damage, field) == getattr(wanted.damage, field), (kind, field)
+        assert result.damage.tokens_per_second is None and any("not timed" in note for note in result.notes)
+        with torch.no_grad():
+            assert torch.equal(ask.answers(result.model, IDS), ask.answers(wanted.model, IDS))
+        if kind != "pruned":
+            first, second = (hw.open(out, stream=False).state_dict() for out in outs)
+            assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+            assert not list(outs[1].parent.glob("*.partial"))
+
+
+def test_effects_that_read_a_layer_again(folder: Any) -> None:
+    whole, parts = both(folder("qwen3"))
+    assert importance(parts, [IDS[:3]]) == importance(whole, [IDS[:3]])
+    assert hw.attribute(parts, IDS[0], 7).heads == hw.attribute(whole, IDS[0], 7).heads
+
+
+def test_a_large_model_has_a_control_of_a_few_layers(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import headwise.heads.survey as module
+
+    monkeypatch.setattr(module, "WHOLE", 10)
+    for model in both(folder("llama, GQA")):
+        before = torch.random.get_rng_state()
+        result = survey(model, text(), ablate="none")
+        assert any("2 layers" in note for note in result.notes) and result.untrained
+        assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder("llama")
+    assert stream.stream_of(hw.open(path)) is None
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    for module in (opening, stream, job):
+        monkeypatch.setattr(module, "free_memory", lambda: memory.Room(size, "cgroup"))
+    model = hw.open(path)
+    streamed = stream.stream_of(model)
+    assert streamed is not None and streamed.forecast(64, 13).startswith("layer by layer: ")
+    with pytest.raises(hw.HeadwiseError, match=r"a document of 1,300 tokens takes .* are free \(cgroup\); --tokens"):
+        streamed.forecast(64, 1300)
+    with pytest.raises(hw.HeadwiseError, match=r"healing holds the whole model, .* need no training"):
+        hw.share(model, 2, text=IDS, heal=3)
+    with pytest.raises(hw.HeadwiseError, match="ablate='zero' runs the model once for each head"):
+        survey(model, text(), ablate="zero")
+    monkeypatch.setattr(job, "disk_usage", lambda path: type("Disk", (), {"free": 11})())
+    with pytest.raises(hw.HeadwiseError, match=r"are written to .*, where 11 B are free"):
+        hw.share(model, 2, text=IDS)
+
+
+def test_free_memory_knows_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = memory.free_memory()
+    assert room.size > 2**20
+    monkeypatch.setattr(memory, "_cgroups", lambda: [memory.Room(7, "cgroup")])
+    assert memory.free_memory() == memory.Room(7, "cgroup")
+
+
+def test_bad_folders(folder: Any, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(folder("llama"), tmp_path / "bad")
+    index = tmp_path / "bad" / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"]
+    path = tmp_path / "bad" / names["model.layers.1.self_attn.o_proj.weight"]
+    whole = {name: place.borrow().clone() for name, place in tensors_in(path).items()}
+
+    def refused(tensors: dict[str, Tensor], message: str) -> None:
+        write_shard(path, tensors)
+        with pytest.raises(hw.HeadwiseError, match=message):
+            survey(hw.open(tmp_path / "bad", stream=True), text())
+
+    wrong = {**whole, "model.layers.1.self_attn.o_proj.weight": torch.zeros(3, 5)}
+    refused(wrong, r"o_proj.weight is \(3, 5\) in its file, and \(24, 60\) by config.json")
+    refused({name: torch.full_like(x, torch.nan) for name, x in whole.items()}, "the model has NaN or inf in ")
+    refused({}, "lacks weights of LlamaForCausalLM")
+    write_shard(path, {name: x.to(torch.float64) for name, x in whole.items()})
+    assert hw.open(tmp_path / "bad", stream=True) is not None  # other numbers are turned into the model's
+    path.unlink()
+    with pytest.raises(hw.HeadwiseError, match="which is not there; the model is not whole"):
+        hw.open(tmp_path / "bad", stream=True)
+    with pytest.raises(hw.HeadwiseError, match="--dtype fp8 is not computed in"):
+        hw.open(folder("llama"), dtype="fp8")
+    assert next(hw.open(folder("llama"), dtype="bfloat16", stream=True).parameters()).dtype == torch.bfloat16
+    assert hf.is_hf(hw.open(folder("llama"), stream=True))
+
+
+def test_the_command(folder: Any, tmp_path: Path, invoke: Any) -> None:
+    file = tmp_path / "ids.txt"
+    file.write_text("\n".join(" ".join(map(str, row)) for row in IDS.tolist()))
+    done = invoke("heads", str(folder("llama")), "--ids", str(file), "--stream", "--json")
+    assert done.code == 0 and "layer by layer: " in done.err and len(json.loads(done.out)["heads"]) == 12
