@@ -77,8 +77,6 @@ class Stream:
         return place.borrow() if isinstance(place, Place) else place
 
     def _weights(self, name: str, like: Tensor) -> nn.Parameter:
-        if self.seed is not None and like.is_meta:
-            return nn.Parameter(torch.empty_like(like, device="cpu"), requires_grad=False)
         tensor = self.borrow(name)
         if tensor.shape != like.shape:
             raise HeadwiseError(f"{name} is {tuple(tensor.shape)} in its file, and {tuple(like.shape)} by config.json")
@@ -104,7 +102,8 @@ class Stream:
         """The layer has its weights inside this block."""
         if not self._users[layer]:
             for module, leaf, name, rest in self._slots[layer]:
-                setattr(module, leaf, self._weights(name, rest))
+                drawn = None if self.seed is None else torch.empty_like(rest, device="cpu")
+                setattr(module, leaf, self._weights(name, rest) if drawn is None else nn.Parameter(drawn, False))
             if self.seed is not None:
                 self._draw(layer, self.seed)
         self._users[layer] += 1
