@@ -14,7 +14,10 @@ import pytest
 import headwise
 
 ROOMS = ("base", "rungs", "layer", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
-BASE = {"spec", "masks", "positions", "shapes", "errors", "files", "intervals", "markup", "plan", "records", "sources"}
+BASE = {
+    "spec", "masks", "positions", "shapes", "errors", "files", "intervals", "markup", "memory", "plan", "records",
+    "sources",
+}  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
 ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, err, needs_torch, out, print_json
@@ -67,7 +69,7 @@ def heads(
     if parallel is not None:
         _check_parallel(parallel, ranks, headvis=headvis, keep=keep, against=against, relations=relations, bench=bench)
     options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks, "parallel": parallel is not None}
-    options |= {"stream": stream, "dtype": dtype}
+    options["reading"] = {"stream": stream, "dtype": dtype}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
@@ -200,29 +202,27 @@ def look(
     headvis: Path | None = None,
     parallel: bool = False,
     ranks: Ranks | None = None,
-    stream: bool | None = None,
-    dtype: str = "auto",
+    reading: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
 
     `on` names the run whose held-out text is looked at where no text is given; default `model` itself. The maps are
-    then of the run's example. Where relations come without a text, they bring it. `headvis` is a folder to write to.
+    then of the run's example. Where relations come without a text, they bring it. `headvis` is a folder to write to,
+    `reading` is for `open_folder`.
     """
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     with needs_torch():
         from headwise.gpt.ranks import ALONE
-        from headwise.gpt.run import read_run
         from headwise.heads.headvis import write_headvis
         from headwise.heads.maps import maps_of_text
         from headwise.heads.survey import survey, text_of
         from headwise.heads.texts import read_ids, read_texts
         from headwise.models.lineage import run_of
         from headwise.models.open import open_folder
-        from headwise.models.stream import stream_of
     ranks = ranks or ALONE
-    folder = open_folder(model, ranks if parallel else ALONE, stream=stream, dtype=dtype)
+    folder = open_folder(model, ranks if parallel else ALONE, **reading)
     read = None
     if ids is not None:
         read = read_ids(folder, ids, documents)
@@ -230,19 +230,34 @@ def look(
         if ids is None and (text or relations is None):
             read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)
         labelled = text_of(folder, read, tokens, documents, relations)
-        if (streamed := stream_of(folder.model)) is not None:
-            lengths = [len(document) for document in labelled.documents]
-            err.print(streamed.forecast(sum(lengths), max(lengths)), soft_wrap=True)
+        _print_forecast(folder.model, labelled.documents)
         result = survey(folder.model, labelled, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
             write_headvis(headvis, folder.model, labelled, result)
-    run = run_of(on or model) if read is not None and not text and ids is None else None
-    example = None if run is None else (read_run(run) or {}).get("example")
-    if read is not None and example and folder.tokens is not None:
-        before, after = folder.tokens.frame
-        read = replace(read, documents=[[*before, *folder.tokens.encode(example), *after]])
+    if read is not None and not text and ids is None and (run := run_of(on or model)) is not None:
+        read = _example_of(run, folder.tokens, read)
     return result, None if read is None or parallel else maps_of_text(folder.model, read, folder.name)
+
+
+def _example_of(run: Path, tokens: Any, text: Any) -> Any:
+    """The example of a run in the place of its text, where it has one."""
+    from headwise.gpt.run import read_run
+
+    example = (read_run(run) or {}).get("example")
+    if not example or tokens is None:
+        return text
+    before, after = tokens.frame
+    return replace(text, documents=[[*before, *tokens.encode(example), *after]])
+
+
+def _print_forecast(model: Any, documents: Sequence[Sequence[int]]) -> None:
+    """What reading the documents takes, where the model is read layer by layer."""
+    from headwise.models.stream import stream_of
+
+    if (stream := stream_of(model)) is not None:
+        lengths = [len(document) for document in documents]
+        err.print(stream.forecast(sum(lengths), max(lengths)), soft_wrap=True)
 
 
 def _compared(model: Path, against: Path, options: dict[str, Any]) -> tuple[Survey, HeadMaps | None]:

@@ -118,7 +118,7 @@ def run_documents(
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
         stream = stream_of(model)
         for start, part in portions(model, documents):
-            for turn in sweep(model, list(batches(part, BATCH if stream is None else stream.at_once))):
+            for turn in sweep(model, list(batches(part, None if stream is None else stream.at_once))):
                 for first, ids in turn:
                     number = start + first
                     run_body(model, ids)
@@ -126,10 +126,10 @@ def run_documents(
                     progress(done, total)
 
 
-def batches(documents: Sequence[Sequence[int]], most: int = BATCH) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, up to `most` tokens together."""
+def batches(documents: Sequence[Sequence[int]], most: int | None = None) -> Iterator[Tensor]:
+    """Neighbours of equal length as (B,T) ids, up to `most` tokens together, default BATCH."""
     for length, group in itertools.groupby(documents, key=len):
-        while chunk := list(itertools.islice(group, max(1, most // length))):
+        while chunk := list(itertools.islice(group, max(1, (most or BATCH) // length))):
             yield torch.tensor([list(document) for document in chunk])
 
 

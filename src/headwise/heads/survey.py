@@ -88,14 +88,8 @@ def survey(
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
-    if ablate not in ABLATIONS:
-        raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
     folder = folder_of(open_model(model), tokenizer)
-    if stream_of(folder.model) is not None and ablate in ("zero", "mean"):
-        raise HeadwiseError(f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from "
-                            f"files each time; pass ablate='none'")  # fmt: skip
-    if stream_of(folder.model) is not None and keep is not None:
-        raise HeadwiseError("--keep needs the whole model in memory, and this one is read layer by layer; leave it out")
+    _check_ways(folder.model, ablate, keep)
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -139,6 +133,21 @@ def text_of(
     return text
 
 
+def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:
+    """Refuse a way to ablate that is not known, and what a model that is read layer by layer cannot do."""
+    if ablate not in ABLATIONS:
+        raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
+    if stream_of(model) is None:
+        return
+    if ablate in ("zero", "mean"):
+        raise HeadwiseError(
+            f"ablate={ablate!r} runs the model once for each head, and this one reads its weights from files each time;"
+            f" pass ablate='none'"
+        )
+    if keep is not None:
+        raise HeadwiseError("--keep needs the whole model in memory, and this one is read layer by layer; leave it out")
+
+
 class _Study:
     """One survey on its way."""
 
@@ -163,9 +172,8 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        stages, more = ("reading", "repeated tokens"), more | {"tokens": frequent, "seed": self.seed}
-        more["vocabulary"] = vocabulary_product(self.model)
-        tally = self._tally(self.model, documents, stages, CONTROLS, ranks, keep, **more)
+        more |= {"tokens": frequent, "seed": self.seed, "vocabulary": self._vocabulary()}
+        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, ranks, keep, **more)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:
@@ -207,6 +215,9 @@ class _Study:
             notes=tuple(self.notes),
             relations=self.relations,
         )
+
+    def _vocabulary(self) -> Tensor | None:
+        return vocabulary_product(self.model) if self.parts == 1 else None
 
     def _tally(
         self,

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.gpt.ranks import whole
 from headwise.heads.documents import Document, some_rows
 from headwise.heads.measure import Measured, measure, top_keys, uniform
 from headwise.heads.profiles import DISTANCES, Example
@@ -300,7 +299,7 @@ def vocabulary_product(model: nn.Module) -> Tensor | None:
         return None
     V, C = pair[0].shape
     chosen = slice(None, None, -(-V * C * C // PRODUCTS))
-    embed, unembed = (whole(weights)[chosen] for weights in pair)
+    embed, unembed = (weights[chosen] for weights in pair)
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)
     for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):

@@ -119,14 +119,14 @@ def open_folder(path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None,
     if numbers is None:
         raise HeadwiseError(f"--dtype {dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
     if is_own(path):
-        own, tokens = load_run(path)
+        run, tokens = load_run(path)
         if isinstance(numbers, torch.dtype):
-            cast(own, numbers)
+            cast(run, numbers)
         if ranks.world > 1:
-            own.split(ranks)
+            run.split(ranks)
         if stream:  # it was trained in memory, where its weights stay
-            Stream(own, {name: weights.detach() for name, weights in own.named_parameters()})
-        return remember(own, path, tokens, "headwise")
+            Stream(run, {name: weights.detach() for name, weights in run.named_parameters()})
+        return remember(run, path, tokens, "headwise")
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
     except ModuleNotFoundError as error:

@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import json
-import math
 import shutil
 import tempfile
 import time
@@ -274,14 +273,18 @@ def turns(model: nn.Module) -> int:
 def portions(model: nn.Module, documents: Sequence[Ids]) -> Iterator[tuple[int, Sequence[Ids]]]:
     """Documents in parts whose states fit into a quarter of the free memory, each with the number of its first."""
     stream = stream_of(model)
-    most = math.inf if stream is None else free_memory().size // 4 // stream.state_size
-    start, tokens = 0, 0
-    for number, document in enumerate(documents):
+    if stream is None:
+        yield 0, documents
+        return
+    most, start, tokens = free_memory().size // 4 // stream.state_size, 0, 0
+    part: list[Ids] = []
+    for document in documents:
+        if part and tokens + len(document) > most:
+            yield start, part
+            start, tokens, part = start + len(part), 0, []
+        part.append(document)
         tokens += len(document)
-        if tokens > most and number > start:
-            yield start, documents[start:number]
-            start, tokens = number, len(document)
-    yield start, documents[start:]
+    yield start, part
 
 
 def sweep(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Iterator[tuple[int, Tensor]]]:
