@@ -132,7 +132,7 @@ def _own_site(name: str, module: Any) -> Site:
     else:
         n_heads, w_o, w_v = module.watched()
         weights = partial(dict, w_q=None, w_k=None, w_v=w_v, w_o=w_o)
-    return Site(name, module, n_heads, weights, cross=False)
+    return held_here(Site(name, module, n_heads, weights, cross=False))
 
 
 def _own_weights(module: MultiHeadAttention) -> dict[str, Tensor | None]:
