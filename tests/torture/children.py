@@ -28,6 +28,8 @@ class Child:
     def __init__(self, place: Path, *arguments: object, before: Callable[[], None] = lambda: None) -> None:
         self.arguments = [str(argument) for argument in arguments]
         self.files = [place / f"{name}-{time.monotonic_ns()}" for name in ("out", "err")]
+        for path in self.files:
+            path.touch()  # the child may die before it does so
         self.began = time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
