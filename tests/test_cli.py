@@ -300,7 +300,7 @@ BAD_TRAINING: dict[str, tuple[str, ...]] = {
     "--seed 99999999999999999999": ("seed",),
     "--tokenizer nowhere.json": ("nowhere.json",),
     "--resume": ("--resume", "--out"),
-    "one more": ("more",),
+    "one more": ("one does not exist",),
 }
 
 

@@ -160,7 +160,7 @@ def listen() -> None:
         (["heads", "--steps", 0], ["steps=0"]),
         (["heads", "--workers", 0], ["workers=0"]),
         (["heads", "--text", "nowhere.txt"], ["nowhere.txt does not exist"]),
-        (["heads", "--text", "."], ["is a folder"]),
+        (["heads", "--text", "."], ["holds no text files"]),
         (["two-lookups", "--text", "a.txt"], ["two-lookups runs on two lookups alone", "--text"]),
         (["roles", "--text", "a.txt"], ["roles runs on the verb corpus alone"]),
         (["claims", "--text", "a.txt"], ["claims", "--text"]),

@@ -240,6 +240,6 @@ def test_heads_that_are_spread_have_their_numbers_and_names(folder: Path, tmp_pa
             assert score["mean"] == pytest.approx(whole["scores"][key]["mean"], rel=1e-4, abs=1e-5), (head["name"], key)
         np.testing.assert_allclose(head["thumbnail"], whole["thumbnail"], atol=1e-5)
     assert any("spread over 2 processes: copying, importance" in note for note in got["notes"])
-    assert [each.code for each in refused] == [2, 2, 2]
+    assert [each.code for each in refused] == [2, 2, 2], [each.err for each in refused]
     said = [line for each in refused for line in each.err.splitlines() if line.startswith("headwise: ")]
     assert len(said) == 1 and "3 processes do not divide the 4 heads of the model; start 1 or 2, or" in said[0]

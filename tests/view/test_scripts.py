@@ -16,6 +16,7 @@ PAGES = {
     "walk": tuple(f"page/{name}.js" for name in WALK),
     "live": (*FILM, "live.js"),
     "why": ("why.js",),
+    "windows": ("windows.js",),
     "compare": ("compare.js",),
 }
 ROOM = Path(headwise.view.__file__).parent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headwise.cli.app import command, needs_torch
 from headwise.cli.reshape import Options, reshape, with_options
+from headwise.errors import HeadwiseError
 
 
 @command()
@@ -19,7 +20,9 @@ def narrow(
     """
     with needs_torch():
         from headwise.reshape.narrow import narrow as narrow_model
+    if options.stream:
+        raise HeadwiseError("narrow measures with the whole model in memory; leave out --stream")
     reshape(
         options,
-        lambda **common: narrow_model(options.model, tolerance=tolerance, cache=cache, window=window, **common),
+        lambda stream, **common: narrow_model(options.model, tolerance=tolerance, cache=cache, window=window, **common),
     )

@@ -252,6 +252,9 @@ def joined() -> Iterator[Callable[[Callable[[str], None], int], NoReturn]]:
     watch = _Watch(store.clone(), rank, world)
     _ranks, _store = Ranks(rank, world), store
     watch.start()
+    store.add("here", 1)
+    while store.add("here", 0) < world:  # one that went at once would look lost to those that still connect
+        time.sleep(TICK / 100)
 
     def fail(say: Callable[[str], None], code: int) -> NoReturn:
         if code == LOST:  # perhaps only because another rank is gone: then the watch ends this one
