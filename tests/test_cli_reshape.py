@@ -577,7 +577,8 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
     assert document["verified"].startswith("stock transformers")
-    assert document["damage"]["cache_bytes"] == {"before": 2 * 2 * 4 * 6 * 2, "after": 2 * 2 * 2 * 6 * 2}
+    per_token = 2 * 2 * 4 * 6 * 2 * 7 / 19  # of a text of 19 tokens the last 7 are held
+    assert document["damage"]["cache_bytes"] == pytest.approx({"before": per_token, "after": per_token / 2})
     model: Any = open_folder(out).model
     assert model.dtype == torch.bfloat16
     assert (model.config.num_key_value_heads, model.config.sliding_window) == (2, 7)
