@@ -302,7 +302,7 @@ class _Watch(threading.Thread):
                 self._end("the meeting point, on the host of rank 0, is lost")
 
     def _look(self) -> None:
-        if self.store.check(["over"]):
+        if self.store.check(["over"]) and not self.over.is_set():
             self._follow()
         self.store.add(f"alive/{self.rank}", 1)
         count = self.store.add(f"alive/{self.next}", 0)
@@ -331,24 +331,26 @@ class _Watch(threading.Thread):
     def fail(self, say: Callable[[], None], code: int) -> NoReturn:
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
         self.over.set()
-        try:
+        with suppress(dist.DistError):
             if self.store.add("failures", 1) > 1:
                 self._follow()
-            say()
+        say()
+        with suppress(dist.DistError):
             self.store.set("over", str(code))
-            for _ in range(FAREWELL[code != LOST]):  # it may hold the store, by which the others hear of it
-                if self.rank or self.store.add("gone", 0) >= self.world - 1:
-                    break
-                time.sleep(TICK / 10)
-        except dist.DistError:
-            say()
-        os._exit(code)
+        self._go(code)
 
     def _follow(self) -> NoReturn:
         """End as the rank that failed first."""
-        code = int(self.store.get("over"))
-        with suppress(dist.DistError):  # the first rank may go at once
-            self.store.add("gone", 1)
+        self._go(int(self.store.get("over")))
+
+    def _go(self, code: int) -> NoReturn:
+        """End. The first rank goes last: it may hold the store, by which the others hear of it."""
+        with suppress(dist.DistError):
+            self.store.set(f"gone/{self.rank}", "")
+            for _ in range(FAREWELL[code != LOST] if self.rank == 0 and self.world > 1 else 0):
+                if self.store.check([f"gone/{rank}" for rank in range(1, self.world)]):
+                    break
+                time.sleep(TICK / 10)
         os._exit(code)
 
     def leave(self) -> None:

@@ -85,7 +85,7 @@ def measure(
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
     cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
-    length = max(0, min(context or DECODE_CONTEXT, DECODE_CONTEXT) - NEW_TOKENS)
+    length = max(0, min(DECODE_CONTEXT if context is None else context, DECODE_CONTEXT) - NEW_TOKENS)
     if speed is None and kind == "next" and length > 0 and stream_of(parent) is None:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
