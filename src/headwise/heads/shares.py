@@ -16,7 +16,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -163,8 +162,8 @@ def gather_heads(tally: Tally, ranks: Ranks) -> Tally:
     state = {name: torch.cat([each[name] for each in states]) for name in states[0] if not name.startswith("uniform ")}
     gathered = replace(tally, probe=None if tally.probe is None else gather_heads(tally.probe, ranks))
     gathered.join({**states[0], **state})
-    weights = partial(dict.fromkeys, ("w_q", "w_k", "w_v", "w_o"))
     for name, site in gathered.sites.items():
-        gathered.sites[name] = replace(site, n_heads=site.n_heads * site.parts, part=0, parts=1, weights=weights)
+        n_heads = site.n_heads * site.parts
+        gathered.sites[name] = replace(site, n_heads=n_heads, part=0, parts=1, weights=lambda name: None)
     gathered.notes = tally.notes
     return gathered

@@ -38,7 +38,7 @@ class Site:
     name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     module: nn.Module
     n_heads: int
-    weights: Callable[[], Mapping[str, Tensor | None]]  # as they are now: a streamed layer has some for a while
+    weights: Callable[[str], Tensor | None]  # of "q" to "o", as they are now: a streamed layer has some for a while
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
@@ -47,10 +47,10 @@ class Site:
     parts: int = 1
 
     # y = W x, None where they are not known; `w_o` is None, too, where the heads' output is not projected.
-    w_q: ClassVar = property(lambda self: self.weights()["w_q"])  # (H*D, C)
-    w_k: ClassVar = property(lambda self: self.weights()["w_k"])  # (G*D, C)
-    w_v: ClassVar = property(lambda self: self.weights()["w_v"])  # (G*E, C)
-    w_o: ClassVar = property(lambda self: self.weights()["w_o"])  # (C, H*E)
+    w_q: ClassVar = property(lambda self: self.weights("q"))  # (H*D, C)
+    w_k: ClassVar = property(lambda self: self.weights("k"))  # (G*D, C)
+    w_v: ClassVar = property(lambda self: self.weights("v"))  # (G*E, C)
+    w_o: ClassVar = property(lambda self: self.weights("o"))  # (C, H*E)
 
     def head(self, number: int) -> str:
         return head_name(self.name, self.part * self.n_heads + number)
@@ -90,8 +90,11 @@ def held_here(site: Site) -> Site:
     if site.w_o is None:
         return site
     _, part, parts = held(site.w_o)
-    local = {name: None if weights is None else held(weights)[0] for name, weights in site.weights().items()}
-    return site if parts == 1 else replace(site, weights=partial(dict, local), part=part, parts=parts)
+
+    def local(name: str) -> Tensor | None:
+        return None if (weights := site.weights(name)) is None else held(weights)[0]
+
+    return site if parts == 1 else replace(site, weights=local, part=part, parts=parts)
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -127,21 +130,18 @@ def _watchable(model: nn.Module) -> list[nn.Module]:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        n_heads: int = module.spec.n_heads
-        weights = partial(_own_weights, module)
-    else:
-        n_heads, w_o, w_v = module.watched()
-        weights = partial(dict, w_q=None, w_k=None, w_v=w_v, w_o=w_o)
-    return held_here(Site(name, module, n_heads, weights, cross=False))
+        return held_here(Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False))
+    n_heads, w_o, w_v = module.watched()
+    return held_here(Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False))
 
 
-def _own_weights(module: MultiHeadAttention) -> dict[str, Tensor | None]:
-    weights = {f"w_{x}": getattr(getattr(module, f"{x}_proj", None), "weight", None) for x in "qkvo"}
-    if module.spec.latent_dim is not None:  # the products, without what norms divide by
-        adapted = any("norm" not in name and not isinstance(x, nn.Linear) for name, x in module.named_children())
-        parts = {x: [getattr(head, f"w{x}").detach() for head in module.heads if not adapted] for x in "qkv"}
-        weights |= {f"w_{x}": torch.cat(matrices) if matrices else None for x, matrices in parts.items()}
-    return weights
+def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
+    if module.spec.latent_dim is None or name == "o":
+        weights: Tensor | None = getattr(getattr(module, f"{name}_proj", None), "weight", None)
+        return weights
+    if any("norm" not in part and not isinstance(x, nn.Linear) for part, x in module.named_children()):  # adapters
+        return None
+    return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])  # without what norms divide by
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import itertools
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.family import families
+from headwise.layer.importing.family import Family, families
 from headwise.layer.importing.parts import as_rows
+from headwise.layer.latent import through
 from headwise.models.hf import is_hf, uses_interface
 from headwise.models.sites import Site, held_here, sites_of
 
@@ -45,8 +46,8 @@ def foreign_sites(model: nn.Module) -> list[Site]:
     for path, name in _names(model, through).items():
         owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
         n_heads, parts = _count(modules[path], owner), _projections(modules, path, owner)
-        weights = partial(_weights, parts, n_heads)
-        projection = None if weights()["w_o"] is None else parts["o"]
+        weights = _weights(modules[path], _family(owner), parts, n_heads)
+        projection = None if weights("o") is None else parts["o"]
         site = held_here(Site(name, modules[path], n_heads, weights, _is_cross(path), projection))
         sites.append(replace(site, n_heads=n_heads // site.parts))
     return sites
@@ -238,8 +239,7 @@ def _projections(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) 
     may lie around the one that calls the interface; then the names that transformers' modules have in common. W_O may
     stand beside the attention.
     """
-    kind = getattr(getattr(owner, "config", None), "model_type", None)
-    family = next((family for family in families() if family.name == kind), None)
+    family = _family(owner)
     around = [path, path.rpartition(".")[0]]
     parts: dict[str, nn.Module | None] = {}
     for x in "qkvo":
@@ -252,17 +252,54 @@ def _projections(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) 
     return parts
 
 
-def _weights(parts: Mapping[str, nn.Module | None], n_heads: int) -> dict[str, Tensor | None]:
-    """W_Q, W_K, W_V and W_O as rows, y = W x."""
-    weights = {f"w_{x}": None if (module := parts[x]) is None else as_rows(module) for x in "qkvo"}
-    packed, w_o = parts["packed"], weights["w_o"]
-    if packed is not None:  # as many rows of queries as W_O reads, the rest keys and values alike
-        rows = as_rows(packed)
-        n_queries = rows.shape[0] // 3 if w_o is None else w_o.shape[1]
-        n_keys, left = divmod(rows.shape[0] - n_queries, 2)
-        if n_keys > 0 and not left:
-            weights |= dict(zip(("w_q", "w_k", "w_v"), torch.split(rows, [n_queries, n_keys, n_keys]), strict=True))
-    return weights if w_o is None or w_o.shape[1] % n_heads == 0 else weights | {"w_o": None}
+def _family(owner: nn.Module) -> Family | None:
+    kind = getattr(getattr(owner, "config", None), "model_type", None)
+    return next((family for family in families() if family.name == kind), None)
+
+
+def _weights(
+    core: nn.Module, family: Family | None, parts: Mapping[str, nn.Module | None], n_heads: int
+) -> Callable[[str], Tensor | None]:
+    if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
+        return partial(_latent_weight, family, core, parts, n_heads)
+    return partial(_weight, parts, n_heads)
+
+
+def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:
+    """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
+    w_o, rows = (None if (module := parts[x]) is None else as_rows(module) for x in ("o", name))
+    if name == "o":
+        return None if w_o is None or w_o.shape[1] % n_heads else w_o
+    if parts["packed"] is None:
+        return rows
+    packed = as_rows(parts["packed"])  # as many rows of queries as W_O reads, the rest keys and values alike
+    n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
+    n_keys, left = divmod(packed.shape[0] - n_queries, 2)
+    if n_keys <= 0 or left:
+        return rows
+    return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+
+
+def _latent_weight(
+    family: Family, core: nn.Module, parts: Mapping[str, nn.Module | None], n_heads: int, name: str
+) -> Tensor | None:
+    """The same where keys and values come out of a latent: products, without what norms divide by.
+
+    Of head h W_UK,h W_DKV beside the rotary rows, and W_UV,h W_DKV, with the gain of the norm between the two.
+    """
+    w_o = _weight(parts, n_heads, "o")
+    if name == "o" or w_o is None:
+        return w_o
+    read = partial(family.read, core)
+    if name == "q":
+        if (low := read(family.q_down)) is None:
+            return as_rows(read(family.q))
+        return through(as_rows(low), read(family.q_norm), as_rows(read(family.q_up)))
+    down, up = as_rows(read(family.kv_down)), as_rows(read(family.k))
+    made = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
+    k, v = made.tensor_split([-(w_o.shape[1] // n_heads)], 1)
+    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
+    return (v if name == "v" else torch.cat([k, rotary], 1)).flatten(0, 1)
 
 
 def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
