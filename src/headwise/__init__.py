@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from headwise.rungs.cache import KVCache
     from headwise.teach.check import check
     from headwise.teach.verdict import Verdict
+    from headwise.view.overlay import overlay
 
 __version__ = "0.2.0"
 
@@ -63,7 +64,7 @@ __all__ = [
     "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window",
     "Windows", "ablate", "attend", "attribute", "check", "circuits", "decode_form",
     "explain", "generate", "generate_batch", "import_attention",
-    "narrow", "open", "patch", "price", "prune", "share", "survey", "trace", "train", "watch", "windows",
+    "narrow", "open", "overlay", "patch", "price", "prune", "share", "survey", "trace", "train", "watch", "windows",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: module, and what they are called there.
@@ -82,7 +83,7 @@ _LAZY = {
         "models.open": "open", "plan": "Keep Plan", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
         "reshape.report": "Damage Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
-        "teach.check": "check", "teach.verdict": "Verdict",
+        "teach.check": "check", "teach.verdict": "Verdict", "view.overlay": "overlay",
     }.items()
     for name in names.split()
 }  # fmt: skip

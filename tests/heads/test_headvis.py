@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_corpus import V
 
 import headwise as hw
-from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.gpt import GPT
 from headwise.heads import blocks
 from headwise.heads.headvis import check_headvis, write_headvis
 from headwise.heads.survey import survey
@@ -75,16 +74,11 @@ def fits(value: Any, shape: Any, where: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def model() -> GPT:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        return GPT(GPTConfig(vocab_size=V, context=23, n_layers=2, n_heads=3, d_model=30, init_std=0.2))
-
-
-@pytest.fixture(scope="module")
-def text() -> Text:
+def text(model: GPT) -> Text:
     generator = torch.Generator().manual_seed(1)
-    documents = [torch.randint(V, (11 + n % 13,), generator=generator).tolist() for n in range(47)]
+    documents = [
+        torch.randint(model.config.vocab_size, (11 + n % 13,), generator=generator).tolist() for n in range(47)
+    ]
     return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
 from families import IDS, ROTARY, V, answer, build, inputs_of, model_of, shake
+from matplotlib.image import imread, imsave
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import headwise as hw
+from headwise.heads.seen import Seen
 from headwise.models import reading
 from headwise.models.sites import sites_of
+from headwise.view.overlay import patches
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt_oss", "t5", "whisper", "vit"])
@@ -151,8 +156,9 @@ def test_every_attention_has_a_name_of_its_own() -> None:
     assert names == ["attn0.L0", "attn1.L0", "attn0.L1", "attn1.L1"]
 
 
-def test_padding_is_that_of_the_right_sequence() -> None:
-    """Pixels are not cut by the padding of a text, nor are they its tokens; places of an image are no copies."""
+@pytest.fixture(scope="module")
+def looked() -> tuple[Tensor, Seen]:
+    """A vision-language model on two images of 4 x 4 patches and texts around them, the second one padded."""
     text = {**{key: ROTARY[key] for key in ROTARY if key not in IDS}, "model_type": "llama"}
     vision = {"hidden_size": 30, "num_hidden_layers": 2, "num_attention_heads": 5, "intermediate_size": 37}
     config = tf.LlavaConfig(
@@ -166,15 +172,48 @@ def test_padding_is_that_of_the_right_sequence() -> None:
     ids[:, 6:22] = 7
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask, "pixel_values": torch.randn(2, 3, 20, 20)}
-    with torch.no_grad(), hw.watch(model) as seen:
-        model(**inputs)
-    tower, words = seen["vision_tower.L0.H0"], seen["language_model.L1.H3"]
+    pixels = torch.randn(2, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), hw.watch(model, maps=[-3, -1, 29]) as seen:
+        model(input_ids=ids, attention_mask=mask, pixel_values=pixels)
+    return pixels, seen
+
+
+def test_padding_is_that_of_the_right_sequence(looked: tuple[Tensor, Seen]) -> None:
+    """Pixels are not cut by the padding of a text, nor are they its tokens; places of an image are no copies."""
+    tower, words = looked[1]["vision_tower.L0.H0"], looked[1]["language_model.L1.H3"]
     assert len(tower.rows.entropy) == 2 * 17 and "same_token" not in tower.rows
     assert len(words.rows.entropy) == 29 + 24
     assert {"same_token", "induction", "image"} <= set(words.rows)
     assert words.rows.same_token[6:22].max() == 0 and words.rows["image"][:6].max() == 0
     assert words.rows["image"][22:29].min() > 0
+
+
+def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen], tmp_path: Path) -> None:
+    """The places of the image are told apart from the text, and each patch lies where it was cut."""
+    pixels, seen = looked
+    tower, words = seen["vision_tower.L0.H0"], seen["language_model.L1.H3"]
+    assert words.map.shape == (2, 29) and np.array_equal(words.image_map, words.map[:, 6:22])
+    assert words.image_map.sum(1) == pytest.approx(words.rows["image"][[-3, -1]], abs=1e-6)
+    weights = patches(words, None)
+    assert weights.shape == (4, 4) and weights[1, 2] == pytest.approx(words.map[:, 6 + 6].mean())
+    assert patches(tower, None) == pytest.approx(tower.map.mean(0)[1:].reshape(4, 4))
+    assert np.array_equal(patches(words, (2, 8)), weights.reshape(2, 8))
+    imsave(tmp_path / "in.png", np.random.default_rng(0).random((36, 48, 3)))
+    for image in (pixels[1], np.zeros((7, 5)), tmp_path / "in.png"):
+        hw.overlay(tmp_path / "out.png", image, words)
+    drawn = imread(tmp_path / "out.png")[30:, :, :3]  # below the line of text, 12.5 times as large
+    assert drawn.shape == (450, 600, 3)
+    light = drawn[1:-1, 1:-1].mean(-1)[:448, :596].reshape(4, 112, 4, 149).mean((1, 3))
+    assert np.corrcoef(light.ravel(), weights.ravel())[0, 1] > 0.95
+    (tmp_path / "no.png").write_bytes(b"no image")
+    for image, head, grid, said in (
+        (pixels[0], words, (5, 4), "sees 16 places of the image, fewer than 5 x 4; pass grid="),
+        (tmp_path / "no.png", words, None, "no.png cannot be read as an image"),
+        (np.zeros(7), words, None, r"an image is \(rows, columns, 3\) or \(3, rows, columns\), and this one is \(7,\)"),
+    ):
+        with pytest.raises(hw.HeadwiseError, match=said):
+            hw.overlay(tmp_path / "d.png", image, head, grid)
+    assert not (tmp_path / "d.png").exists()
 
 
 def test_eight_threads_watch_and_ablate_one_model() -> None:

@@ -57,7 +57,7 @@ class _SeenSite:
         self.growing: dict[str, _Growing] = {}  # the statistics that every document has
         self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
         self.documents: list[int] = []  # rows of each
-        self.maps: Array | None = None  # (H,T,S) of the last document
+        self.maps: Array | None = None  # (H,T,S) of the last document, or some rows of it
         self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
@@ -71,6 +71,7 @@ class _SeenSite:
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * len(measured.places)
         self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
         self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
+        self.image = (document.marks or {}).get("image")  # (S,) bool, which keys are of an image
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
@@ -149,10 +150,15 @@ class SeenHead(Statistics[float]):
 
     @property
     def map(self) -> Array:
-        """The weights (T,S) of the last call's last document, where they were asked for with maps=True."""
+        """The weights (T,S) of the last call's last document, or of some of its rows, as `watch(maps=...)` asks."""
         if self._site.maps is None:
             raise MissingError(f"the map of {self.name} was not kept; ask for it with watch(model, maps=True)")
         return np.asarray(self._site.maps[self._head])
+
+    @property
+    def image_map(self) -> Array:
+        """The columns of `map` that are of an image; in a tower that reads nothing else, all of them."""
+        return self.map if self._site.image is None else self.map[:, self._site.image.cpu().numpy()]
 
     @property
     def mean_out(self) -> Array:

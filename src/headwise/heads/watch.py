@@ -28,7 +28,7 @@ def watch(
     marks: Mapping[str, Sequence[int]] | None = None,
     top_rows: Sequence[int] = (),
     top_k: int = 5,
-    maps: bool = False,
+    maps: bool | Sequence[int] = False,
     rows: float | None = None,
     seed: int = 0,
 ) -> Iterator[Seen]:
@@ -47,7 +47,8 @@ def watch(
     offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
-    maps      also keep each head's map (T,S), `.map`, of the last call's last document; refused above 2^20 weights
+    maps      also keep each head's map (T,S), `.map`, of the last call's last document, or the rows of it that are
+              listed, (n,S); refused above 2^20 weights
     rows      a share of the rows, such as 0.125, one drawn by `seed` of each 8: seen["L3.H5"].interval("entropy")
 
     Statistics: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding is left out.
@@ -64,8 +65,8 @@ def watch(
         tops = [row for row in top_rows if -T <= row < T]
         for b, document in enumerate(some_rows(each, T, rows, seed) for each in documents):
             seen.add(site, measure(call, b, document, offsets, factors.of(site, call), top=False), document)
-            if maps:
-                seen.add_maps(site, _maps(call, b))
+            if maps is not False:
+                seen.add_maps(site, _maps(call, b, maps))
             if tops:
                 seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
@@ -79,14 +80,16 @@ def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
     return lambda ids: {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
 
 
-def _maps(call: Call, b: int) -> Tensor:
+def _maps(call: Call, b: int, maps: bool | Sequence[int]) -> Tensor:
     T, S = call.q.shape[2], call.k.shape[2]
-    if T * S > MAP:
+    rows = range(T) if isinstance(maps, bool) else [row % T for row in maps if -T <= row < T]
+    if len(rows) * S > MAP:
         raise HeadwiseError(
-            f"maps=True keeps up to {MAP:,} weights a head, and here {T:,} tokens look at {S:,}, {T * S:,} weights; "
-            f"watch a shorter text, or leave maps out: the statistics are exact at any length"
+            f"maps={maps!r} keeps up to {MAP:,} weights a head, and here {len(rows):,} tokens look at {S:,}, "
+            f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
+            f"statistics are exact at any length"
         )
-    return row_weights(call, b, range(T))
+    return row_weights(call, b, rows)
 
 
 def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:
