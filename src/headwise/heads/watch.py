@@ -47,8 +47,7 @@ def watch(
     offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
     top_rows  queries whose `top_k` most attended keys are noted, under `.top`
-    maps      also keep each head's map (T,S), `.map`, of the last call's last document, or the rows of it that are
-              listed, (n,S); refused above 2^20 weights
+    maps      also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed: up to 2^20
     rows      a share of the rows, such as 0.125, one drawn by `seed` of each 8: seen["L3.H5"].interval("entropy")
 
     Statistics: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding is left out.
