@@ -46,8 +46,8 @@ def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] 
     shade = DARK * (1 - weights / (weights.max() or 1))
     axes.imshow(np.zeros_like(weights), extent=place, alpha=shade, cmap="gray", aspect="auto")
     axes.set_axis_off()
-    said = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
-    figure.text(0.01, 1 - 0.05 / (tall + LINE), said, fontsize=8, va="top", parse_math=False)
+    line = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
+    figure.text(0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False)
     write_figure(path, figure)
 
 
