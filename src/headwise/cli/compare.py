@@ -76,8 +76,7 @@ def _show(
     from headwise.lab.compare.results import Ledger
     from headwise.view.claims import claims_page
     from headwise.view.compare import print_comparison, print_ledger
-    from headwise.view.compare_page import page_html
-    from headwise.view.compare_plot import write_png
+    from headwise.view.compare_page import page_html, write_png
 
     if html is not None:
         write_whole(html, page_html(record, lang))

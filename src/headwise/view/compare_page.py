@@ -1,92 +1,82 @@
-"""Comparisons and the ledger as one HTML page, with plots drawn in it.
-
-The page loads nothing and can be opened from a disk. Names and texts are data: all are escaped.
-"""
+"""Comparisons and the ledger as files: one HTML page, whose script writes the tables and draws the plots, and a PNG."""
 
 from __future__ import annotations
 
-import string
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from string import Template
+from typing import Any
 
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, Claim, Comparison, Ledger, Metric, Table
-from headwise.markup import escaped, table
+from headwise.lab.compare.results import Comparison, Ledger, Table
+from headwise.markup import escaped
 from headwise.view.compare import metric_table, setting, shown, spent, with_unit
-from headwise.view.compare_plot import DIFFERENCE, difference_plot, svg, value_plot
-from headwise.view.page.assemble import package_text, page, word
+from headwise.view.figure import figure_class, write_figure
+from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.survey_data import plain_data
 
-BADGES = {HOLDS: "holds", FAILS: "fails", DEPENDS: "depends", NOT_RUN: "elsewhere"}
+SEED, ACCENT = "#8c8794", "#2c4f8f"  # in a PNG; the page has its own colours, for light and dark
 
 
 def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
     """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
+    data: dict[str, Any] = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
     if isinstance(record, Comparison):
-        heading = f'<h1 lang="en">{escaped(record.question)}</h1>'
-        return _page(record.question, heading, setting(record), _comparison_sections(record), lang)
-    sections = {
-        word("compare.claims"): "".join(map(_claim, record.claims)),
-        word("compare.counted"): "".join(map(_table, record.tables)),
-    }
-    for comparison in record.comparisons:
-        name = f"<p><b>{escaped(comparison.name)}</b>: {escaped(setting(comparison))}</p>"
-        sections[escaped(comparison.question)] = name + "".join(_comparison_sections(comparison).values())
-    seeds = f"{record.seeds[0]} to {record.seeds[-1]}"
-    facts = {"command": record.command, **record.machine, "seeds": seeds}
-    sections[word("compare.machine")] = _list(f"{name}: {value}" for name, value in facts.items())
-    title, heading = word("compare.ledger", "title"), word("compare.ledger", "h1")
-    return _page(title, heading, spent(record), sections, lang)
+        title, lede = record.question, setting(record)
+        heading = f'<h1 lang="en">{escaped(title)}</h1>'
+    else:
+        title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
+        data = {
+            "claims": [asdict(claim) for claim in record.claims],
+            "tables": list(map(_table_data, record.tables)),
+            "comparisons": list(map(_comparison_data, record.comparisons)),
+            "facts": {"command": record.command, **record.machine, "seeds": f"{record.seeds[0]} to {record.seeds[-1]}"},
+        }
+    return page(
+        "compare",
+        Template(package_text("compare.html")).substitute(heading=heading, lede=escaped(lede)),
+        title=title,
+        styles=("compare.css",),
+        scripts=("compare.js",),
+        data={"record": json_block(plain_data(data))},
+        words=("compare",),
+        lang=lang,
+    )
 
 
-def _page(title: str, heading: str, lede: str, sections: dict[str, str], lang: str) -> str:
-    """`heading` and the titles of sections are HTML."""
-    names = {title: f"part-{number}" for number, title in enumerate(sections, 1)}
-    bodies = [
-        f'<section id="{names[title]}" aria-labelledby="{names[title]}-title">'
-        f'<h2 id="{names[title]}-title">{title}</h2><div lang="en">{body}</div></section>'
-        for title, body in sections.items()
+def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+    metrics = [
+        {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
+        for metric in comparison.metrics
     ]
-    body = string.Template(package_text("compare.html")).substitute(
-        heading=heading,
-        lede=escaped(lede),
-        links="".join(f'<li><a href="#{name}">{title}</a></li>' for title, name in names.items()),
-        sections="".join(bodies),
-    )
-    return page("compare", body, title=title, styles=("compare.css",), words=("compare",), lang=lang)
+    tables = list(map(_table_data, comparison.tables))
+    return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics, "tables": tables}
 
 
-def _list(lines: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escaped(line)}</li>" for line in lines) + "</ul>"
+def _table_data(table: Table) -> dict[str, Any]:
+    return {**asdict(table), "rows": [list(map(shown, row)) for row in table.rows]}
 
 
-def _comparison_sections(comparison: Comparison) -> dict[str, str]:
-    notes = "".join(f"<p>{escaped(line)}</p>" for line in comparison.notes)
-    sections = {
-        word("compare.verdict"): _list(comparison.verdicts) + notes,
-        word("compare.arms"): "".join(_metric(comparison, metric) for metric in comparison.metrics),
-    }
-    if comparison.tables:
-        sections[word("compare.besides")] = "".join(map(_table, comparison.tables))
-    return sections
-
-
-def _metric(comparison: Comparison, metric: Metric) -> str:
-    plots = {with_unit(metric): value_plot(comparison, metric), DIFFERENCE: difference_plot(comparison, metric)}
-    drawn = {escaped(caption): svg(plot) for caption, plot in plots.items() if plot is not None}
-    figures = "".join(f"<figure>{svg}<figcaption>{name}</figcaption></figure>" for name, svg in drawn.items())
-    return f'{_table(metric_table(comparison, metric))}<div class="plots">{figures}</div>'
-
-
-def _claim(claim: Claim) -> str:
-    kind = BADGES[claim.verdict]
-    badge = word(f"compare.{kind}", "p", f'class="badge {kind}"')
-    return (
-        f'<article class="claim">{badge}'
-        f"<h3>{escaped(claim.claim)}</h3><p>{escaped(claim.measured)}</p>"
-        f'<p class="caption">{escaped(claim.rule)}</p></article>'
-    )
-
-
-def _table(figures: Table) -> str:
-    rows = [[escaped(shown(cell)) for cell in row] for row in figures.rows]
-    note = f'<p class="caption">{escaped(figures.note)}</p>' if figures.note else ""
-    grid = table([escaped(column) for column in figures.columns], rows)
-    return f'<h3>{escaped(figures.title)}</h3><div class="scroll" tabindex="0">{grid}</div>{note}'
+def write_png(path: str | Path, comparisons: Sequence[Comparison]) -> None:
+    """Of the first metric of each comparison every seed with the mean, and beside it the differences' intervals."""
+    heights = [len(comparison.arms) + 2.5 for comparison in comparisons]
+    figure = figure_class()(figsize=(11, 0.4 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
+    for comparison, (values, differences) in zip(comparisons, panels, strict=True):
+        metric = comparison.metrics[0]
+        for row, arm in enumerate(comparison.arms):
+            score = arm.scores.get(metric.name)
+            if score is not None:
+                values.plot(score.values, [row] * len(score.values), "o", color=SEED, alpha=0.55)
+                values.plot(score.mean.mean, row, "|", color=ACCENT, markersize=16, markeredgewidth=2.5)
+            if score is not None and (difference := score.difference) is not None:
+                differences.errorbar(difference.mean, row, xerr=difference.half_width, fmt="o", color=ACCENT)
+        values.set_title(f"{comparison.name}: {setting(comparison)}", fontsize=9, loc="left", parse_math=False)
+        values.set_xlabel(with_unit(metric), fontsize=9)
+        differences.set_xlabel("difference from the first arm, with its 95 % interval", fontsize=9)
+        differences.axvline(0, color=SEED)
+        for axes in (values, differences):
+            axes.set_yticks(range(len(comparison.arms)), [arm.name for arm in comparison.arms], parse_math=False)
+            axes.set_ylim(len(comparison.arms) - 0.5, -0.5)
+            axes.grid(axis="x", alpha=0.4)
+    write_figure(path, figure)

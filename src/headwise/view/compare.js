@@ -1,0 +1,134 @@
+// --- Comparisons and claims: the tables as they were printed, and plots of every seed and every difference ---
+
+const BADGES = { holds: 'holds', 'does not hold': 'fails', depends: 'depends', 'not run here': 'elsewhere' };
+const PLOT = { width: 440, left: 176, right: 18, top: 6, row: 30, bottom: 26 }; // in units of the view box
+const LONGEST = 21; // characters of an arm's name that fit at its left
+
+function list(lines) {
+  const made = element('ul');
+  made.append(...lines.map((line) => element('li', '', line)));
+  return made;
+}
+
+function table({ title, columns, rows, note }) {
+  const frame = element('div', 'scroll'), made = element('table');
+  frame.tabIndex = 0;
+  const heading = (text, scope) => Object.assign(element('th', '', text), { scope });
+  made.createTHead().insertRow().append(...columns.map((column) => heading(column, 'col')));
+  const body = made.createTBody();
+  for (const [first, ...cells] of rows) {
+    body.insertRow().append(heading(first, 'row'), ...cells.map((cell) => element('td', '', cell)));
+  }
+  frame.append(made);
+  return [element('h3', '', title), frame, ...(note ? [element('p', 'caption', note)] : [])];
+}
+
+function claim({ claim: said, measured, verdict, rule }) {
+  const made = element('article', 'claim'), kind = BADGES[verdict];
+  made.append(worded('p', `badge ${kind}`, `compare.${kind}`), element('h3', '', said));
+  made.append(element('p', '', measured), element('p', 'caption', rule));
+  return made;
+}
+
+// --- The plots: a line for each arm ---
+
+// At most seven round numbers, evenly spaced, that hold both ends; at least two.
+function roundTicks(low, high) {
+  const span = high - low || Math.abs(low) || 1, power = 10 ** Math.floor(Math.log10(span));
+  const step = [power / 5, power / 2, power, 2 * power].find((size) => span <= 5 * size);
+  const first = Math.floor(low / step), last = Math.max(Math.ceil(high / step), first + 1);
+  return Array.from({ length: last - first + 1 }, (_, n) => Number(((first + n) * step).toPrecision(12)));
+}
+
+// Every tick has a number, or every other one where they would run into one another; 0 keeps its own.
+function numbered(ticks) {
+  const longest = Math.max(...ticks.map((tick) => String(tick).length));
+  return ticks.length * longest <= 28 ? ticks : ticks.filter((_, n) => n % 2 === Math.max(0, ticks.indexOf(0)) % 2);
+}
+
+// A figure of `values`, which hold all that `marks(arm, x, y)` draws; nothing where a number is missing.
+function plot(arms, caption, words, values, marks, zero) {
+  if (!values.length || values.includes(null)) return [];
+  const { width, left, right, top, row } = PLOT, bottom = top + row * arms.length;
+  const ticks = roundTicks(Math.min(...values), Math.max(...values)), low = ticks[0], high = ticks[ticks.length - 1];
+  const x = (value) => left + (value - low) / (high - low) * (width - left - right);
+  const box = { class: 'plot', viewBox: `0 0 ${width} ${bottom + PLOT.bottom}`, role: 'img', 'aria-label': words };
+  const drawing = svg('svg', box), figure = element('figure');
+  for (const tick of ticks) drawing.append(line(zero && tick === 0 ? 'zero' : 'grid-line', x(tick), top, x(tick), bottom));
+  for (const tick of numbered(ticks)) {
+    drawing.append(svg('text', { class: 'tick', x: x(tick), y: bottom + 18, 'text-anchor': 'middle' }, String(tick)));
+  }
+  arms.forEach((arm, place) => {
+    const y = top + row * (place + 0.5), name = [...arm.name];
+    const text = name.length > LONGEST ? `${name.slice(0, LONGEST - 1).join('')}…` : arm.name;
+    drawing.append(svg('text', { class: 'arm', x: left - 12, y: y + 4.5, 'text-anchor': 'end' }, text));
+    drawing.append(...marks(arm, x, y));
+  });
+  figure.append(drawing, element('figcaption', '', caption));
+  return [figure];
+}
+
+function line(kind, x1, y1, x2, y2) { return svg('line', { class: kind, x1, y1, x2, y2 }); }
+
+function plots(comparison, { name, words, table: { title } }) {
+  const scored = comparison.arms.filter((arm) => arm.scores[name]), score = (arm) => arm.scores[name];
+  const compared = scored.filter((arm) => score(arm).difference), made = element('div', 'plots');
+  const seeds = (arm, x, y) => !score(arm) ? [] : [
+    ...score(arm).values.map((value) => svg('circle', { class: 'seed', cx: x(value), cy: y, r: 3.5 })),
+    line('mean', x(score(arm).mean.mean), y - 9, x(score(arm).mean.mean), y + 9),
+  ];
+  const interval = (arm, x, y) => !score(arm)?.difference ? [] : [
+    line('reach', x(score(arm).difference.low), y, x(score(arm).difference.high), y),
+    svg('circle', { class: 'middle', cx: x(score(arm).difference.mean), cy: y, r: 5 }),
+  ];
+  const means = scored.map((arm) => `${arm.name} ${score(arm).mean.mean?.toFixed(3)}`).join('; ');
+  const verdicts = compared.map((arm) => score(arm).verdict).join('. ');
+  const ends = compared.flatMap((arm) => [score(arm).difference.low, score(arm).difference.high, 0]);
+  const values = scored.flatMap((arm) => score(arm).values);
+  made.append(...plot(comparison.arms, title, `${words}: ${means}`, values, seeds, false));
+  made.append(...plot(comparison.arms, 'difference from the first arm', verdicts, ends, interval, true));
+  return made;
+}
+
+// --- The sections, and the links to them ---
+
+function addSection(title, parts) {
+  const section = element('section'), heading = element('h2'), body = element('div');
+  const item = element('li'), link = element('a');
+  section.id = `part-${byId('links').children.length + 1}`;
+  heading.id = `${section.id}-title`;
+  section.setAttribute('aria-labelledby', heading.id);
+  link.href = `#${section.id}`;
+  for (const target of [heading, link]) {
+    if (title in PHRASES[language()]) setWord(target, title);
+    else target.textContent = title;
+  }
+  body.lang = 'en';
+  body.append(...parts);
+  section.append(heading, body);
+  item.append(link);
+  byId('links').append(item);
+  byId('sections').append(section);
+}
+
+function partsOf(comparison) {
+  return {
+    'compare.verdict': [list(comparison.verdicts), ...comparison.notes.map((note) => element('p', '', note))],
+    'compare.arms': comparison.metrics.flatMap((metric) => [...table(metric.table), plots(comparison, metric)]),
+    'compare.besides': comparison.tables.flatMap(table),
+  };
+}
+
+const { claims, tables, comparisons, facts } = readData('record');
+if (claims) {
+  addSection('compare.claims', claims.map(claim));
+  addSection('compare.counted', tables.flatMap(table));
+  for (const comparison of comparisons) {
+    const about = element('p');
+    about.append(element('b', '', comparison.name), `: ${comparison.setting}`);
+    addSection(comparison.question, [about, ...Object.values(partsOf(comparison)).flat()]);
+  }
+  addSection('compare.machine', [list(Object.entries(facts).map(([name, value]) => `${name}: ${value}`))]);
+} else {
+  for (const [title, parts] of Object.entries(partsOf(comparisons[0]))) if (parts.length) addSection(title, parts);
+}
