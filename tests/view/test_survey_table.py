@@ -102,11 +102,6 @@ def test_an_unknown_order_is_refused_with_the_nearest(order: str, message: str) 
         printed(survey_of(), order)
 
 
-def test_a_survey_without_heads_is_refused() -> None:
-    with pytest.raises(HeadwiseError, match="toy has 0 heads"):
-        printed(replace(survey_of(), profiles=()))
-
-
 def test_differences_from_another_model() -> None:
     survey = survey_of(2, 3)
     first = survey.profiles[0]

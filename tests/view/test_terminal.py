@@ -9,9 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from headwise.errors import HeadwiseError
 from headwise.records import HeadMap, HeadMaps
-from headwise.view.terminal import block_maximum, check_maps, print_maps, visible
+from headwise.view.terminal import block_maximum, print_maps, visible
 
 
 def causal_maps(length: int = 7, layers: int = 2, heads: int = 3, tokens: tuple[str, ...] | None = None) -> HeadMaps:
@@ -37,7 +36,7 @@ def printed(maps: HeadMaps, width: int = 80, **options: object) -> str:
 
 def test_cells_have_the_shade_of_their_weight() -> None:
     text = printed(one_map([[1, 0, 0], [0.3, 0.7, 0], [0.04, 0.5, 0.1]], ("a", "b", "c")))
-    rows = [line[14:] for line in text.splitlines() if line[:14].strip() in ("a", "b", "c")]
+    rows = [line[14:].rstrip() for line in text.splitlines() if line[:14].strip() in ("a", "b", "c")]
     assert rows == ["█", "▒█", " ▓░"]
 
 
@@ -108,22 +107,6 @@ def test_a_very_narrow_console_still_gets_every_head(width: int) -> None:
 
 def test_a_console_one_column_wide_is_no_crash() -> None:
     assert max(map(len, printed(causal_maps(), 1).splitlines())) == 1
-
-
-@pytest.mark.parametrize(
-    ("maps", "message"),
-    [
-        (one_map([[1, 0, 0], [0, 1, 0], [0, 0, 1]], ("a", "b")), r"\(3, 3\).*2 tokens.*\(2, 2\)"),
-        (one_map([[1, 0, 0], [0, 1, 0]], ("a", "b")), r"\(2, 3\).*2 tokens"),
-        (one_map([[1, 0], [float("nan"), 1]], ("a", "b")), "L0.H0.*nan.*outside 0 to 1"),
-        (one_map([[1, 0], [-2, 3]], ("a", "b")), "from -2 to 3"),
-        (HeadMaps("toy", (), ()), "0 head maps over 0 tokens"),
-        (HeadMaps("toy", ("a",), (HeadMap(0, 1, np.ones((1, 1), np.float32)),) * 2), "L0.H1 is given 2 times"),
-    ],
-)
-def test_maps_that_do_not_fit_are_refused_with_the_numbers(maps: HeadMaps, message: str) -> None:
-    with pytest.raises(HeadwiseError, match=message):
-        check_maps(maps)
 
 
 def test_what_cannot_be_seen_is_spelled_out() -> None:

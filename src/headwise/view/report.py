@@ -17,9 +17,8 @@ from headwise.markup import escaped
 from headwise.records import HeadMaps, RunSummary
 from headwise.view import film as film_page
 from headwise.view.page.assemble import json_block, package_text, page, word
-from headwise.view.survey_data import check_survey, plain_data, survey_data
+from headwise.view.survey_data import plain_data, survey_data
 from headwise.view.survey_words import columns_of
-from headwise.view.terminal import check_maps
 
 STYLES = (
     "report_look.css",
@@ -61,15 +60,7 @@ def report_html(
     model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
     lang          the language that the page opens in: en or es; a switch is in it
     film          what the heads did while the model trained
-
-    Raises HeadwiseError when there is nothing to draw or when arrays do not fit; see `check_survey` and `check_maps`.
     """
-    for each in (survey, against):
-        if each is not None:
-            check_survey(each)
-    for pictures in (maps, against_maps):
-        if pictures is not None:
-            check_maps(pictures)
     pane = package_text("report_pane.html")
     blocks = {}
     if film is not None:

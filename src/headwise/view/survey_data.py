@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headwise.errors import HeadwiseError
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary
 from headwise.view.sentences import head_parts
-from headwise.view.survey_words import Column, badges_of, notes_of, only_here, paired, value_of
-from headwise.view.terminal import check_names, check_range, visible
+from headwise.view.survey_words import Column, badges_of, n_layers, notes_of, only_here, paired, value_of
+from headwise.view.terminal import visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
@@ -27,37 +26,6 @@ DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
 CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
 
 Shares = NDArray[np.float64]
-
-
-def check_survey(survey: Survey) -> None:
-    """Raise HeadwiseError unless there is a head, names differ, and each head's pictures and lists fit together."""
-    if not survey.profiles:
-        raise HeadwiseError(f"nothing to draw: the survey of {survey.model} has 0 heads; survey a model that has some")
-    if survey.passage > len(survey.tokens):
-        raise HeadwiseError(
-            f"passage={survey.passage} but there are {len(survey.tokens)} tokens; pass a passage of at most as many"
-        )
-    check_names(list(survey))
-    for profile in survey.profiles:
-        _check_profile(profile, {role.name for role in survey.roles})
-
-
-def _check_profile(profile: HeadProfile, roles: set[str]) -> None:
-    name, thumbnail = profile.name, profile.thumbnail
-    if thumbnail.ndim != 2 or not thumbnail.size or profile.first_key.shape != thumbnail.shape[:1]:
-        raise HeadwiseError(
-            f"{name} has a thumbnail of shape {thumbnail.shape} and a first key of shape {profile.first_key.shape}; "
-            "pass (rows, columns) and (rows,), each at least 1"
-        )
-    check_range(thumbnail, f"{name} has a thumbnail", "means of attention weights")
-    if profile.top_keys.shape != profile.top_weights.shape or profile.top_keys.ndim != 2:
-        raise HeadwiseError(
-            f"{name} has top keys of shape {profile.top_keys.shape} and top weights of shape "
-            f"{profile.top_weights.shape}; pass both as (tokens, k)"
-        )
-    unknown = [role for role in profile.roles if role not in roles]
-    if unknown:
-        raise HeadwiseError(f"{name} has the role {unknown[0]!r}, which is not among the {len(roles)} of the survey")
 
 
 def survey_data(
@@ -74,7 +42,11 @@ def survey_data(
     return {
         "model": survey.model,
         "against": None if against is None else against.model,
-        "extent": _extent(survey),
+        "extent": {
+            **{name: getattr(survey, name) for name in ("family", "n_documents", "n_tokens", "longest")},
+            "n_heads": len(survey),
+            "n_layers": n_layers(survey),
+        },
         "texts": survey.texts,
         "loss": survey.loss,
         "other_loss": None if against is None else against.loss,
@@ -96,12 +68,6 @@ def survey_data(
     }
 
 
-def _extent(survey: Survey) -> dict[str, Any]:
-    layers = {(profile.part, profile.layer) for profile in survey.profiles}
-    counts = {"n_documents": survey.n_documents, "n_tokens": survey.n_tokens, "longest": survey.longest}
-    return {"family": survey.family, "n_heads": len(survey), "n_layers": len(layers), **counts}
-
-
 def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[dict[str, Any]]:
     """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
     pictures = shares_of(survey)
@@ -110,9 +76,8 @@ def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, 
     heads = []
     for profile, other in paired(survey, against):
         head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
-        head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
-        head["says"] = head_parts(survey, profile)
-        head["roles"] = [roles[role] for role in profile.roles]
+        head |= {name: getattr(profile, name) for name in ("name", "part", "layer", "head")}
+        head |= {"says": head_parts(survey, profile), "roles": [roles[role] for role in profile.roles]}
         if against is not None and other is not None:
             head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
             head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
@@ -140,12 +105,11 @@ def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
     """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
-    keys, weights = profile.top_keys[:passage], np.nan_to_num(profile.top_weights[:passage])
-    whole = np.clip(keys, 0, None).astype("<u4" if wide else "<u2")
+    keys = np.clip(profile.top_keys[:passage], 0, None).astype("<u4" if wide else "<u2")
     return {
         "k": keys.shape[1],
-        "keys": base64.b64encode(whole.tobytes()).decode("ascii"),
-        "weights": quantised(weights),
+        "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
+        "weights": quantised(profile.top_weights[:passage]),
         "largest": largest,
         "received": quantised(received / largest),
     }
@@ -182,8 +146,8 @@ def text_length(survey: Survey, profile: HeadProfile) -> int | None:
 
 
 def quantised(weights: NDArray[Any]) -> str:
-    """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535."""
-    levels = np.rint(np.clip(weights.astype(np.float64), 0.0, 1.0) * LEVELS).astype("<u2")
+    """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
+    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS).astype("<u2")
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
@@ -191,8 +155,7 @@ def _maps(maps: HeadMaps, names: dict[str, str]) -> dict[str, Any]:
     """Every head's map under its name, or under the one that `names` has for it."""
     # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
     causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
-    count = len(maps.tokens)
-    kept = np.tri(count, dtype=bool) if causal else np.ones((count, count), dtype=bool)
+    kept = np.tri(len(maps.tokens), dtype=bool) | (not causal)
     return {
         "tokens": [visible(token) for token in maps.tokens],
         "causal": causal,

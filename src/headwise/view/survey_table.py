@@ -12,7 +12,6 @@ from rich.text import Text
 from headwise.errors import HeadwiseError, unknown
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.markup import listed
-from headwise.view.survey_data import check_survey
 from headwise.view.survey_words import (
     Column,
     both_names,
@@ -43,9 +42,8 @@ def print_survey(console: Console, survey: Survey, sort_by: str = "name", agains
     against  numbers are then those of `survey` minus those of `against`, heads are matched by name, and the roles are
              those that only one of the two has, with + and -
 
-    Raises HeadwiseError for a survey without heads and for an order that is not known.
+    Raises HeadwiseError for an order that is not known.
     """
-    check_survey(survey)
     key = check_order(survey.statistics, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")

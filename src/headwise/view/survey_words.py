@@ -7,24 +7,11 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headwise.heads.profiles import HeadProfile, Role, Survey
+from headwise.heads.profiles import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
 from headwise.markup import plural
 
-LABELS = {"same_token": "same token"}
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
-KNOWN = (
-    "previous token",
-    "first token",
-    "delimiter",
-    "duplicate token",
-    "induction",
-    "self",
-    "rare token",
-    "copying",
-    "positional",
-    "next token",
-)
 FEW = 10  # so many statistics are all shown at once
 KINDS = 10  # kinds of badges in the style sheet
 
@@ -52,7 +39,7 @@ class Badge:
 
 def label(key: str) -> str:
     """What the reader calls a statistic: `same token` for same_token, `offset 3` for offset_3."""
-    return LABELS.get(key, key.replace("_", " "))
+    return key.replace("_", " ")
 
 
 def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, ...]:
@@ -108,12 +95,10 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
     """A badge for each role, the same in every report; the letter is the first of its name that is not taken yet."""
     names = [role.name for role in roles]
     badges: dict[str, Badge] = {}
-    taken: set[str] = set()
-    for place, name in enumerate([*KNOWN, *(name for name in names if name not in KNOWN)]):
-        candidates = [c for c in name.upper() if c.isalpha()] + list(string.ascii_uppercase + string.digits)
-        letter = next((c for c in candidates if c not in taken), "?")
-        taken.add(letter)
-        badges[name] = Badge(name, letter, place % KINDS)
+    for place, name in enumerate(dict.fromkeys([*(role.name for role in ROLES), *names])):
+        taken = {badge.letter for badge in badges.values()}
+        candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
+        badges[name] = Badge(name, next((c for c in candidates if c not in taken), "?"), place % KINDS)
     return {name: badges[name] for name in names}
 
 
@@ -122,10 +107,13 @@ def short(role: str) -> str:
     return role.removesuffix(" token")
 
 
+def n_layers(survey: Survey) -> int:
+    return len({(profile.part, profile.layer) for profile in survey.profiles})
+
+
 def extent(survey: Survey) -> tuple[str, str]:
     """How many heads in how many layers, and how many tokens in how many documents."""
-    layers = {(profile.part, profile.layer) for profile in survey.profiles}
-    heads = f"{plural(len(survey), 'head')} in {plural(len(layers), 'layer')}"
+    heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
     return heads, f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
 
 

@@ -15,9 +15,9 @@ from rich.color import Color
 from rich.color_triplet import ColorTriplet
 from rich.console import Console
 from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
-from headwise.errors import HeadwiseError
 from headwise.records import HeadMaps
 from headwise.view.tables import say
 
@@ -25,7 +25,7 @@ LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13
 GAP = 3  # columns between two pictures
 
-SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "": "∅"}
+SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
 # The first level is "less than the second number"; few levels, so the numbers are printed under the pictures.
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
@@ -34,38 +34,9 @@ ASCII_SHADES = " .:*#"
 RAMP = np.array([[29, 29, 39], [63, 75, 147], [197, 111, 134], [255, 231, 168]], dtype=np.float64)
 
 
-def check_maps(maps: HeadMaps) -> None:
-    """Raise HeadwiseError unless there is a map, each is (T, T) for T tokens, and each weight lies in 0..1."""
-    count = len(maps.tokens)
-    if not maps.maps or not count:
-        raise HeadwiseError(f"nothing to draw: {len(maps.maps)} head maps over {count} tokens; give at least 1 of each")
-    check_names([head.name for head in maps.maps])
-    for head in maps.maps:
-        if head.weights.shape != (count, count):
-            raise HeadwiseError(
-                f"{head.name} has weights of shape {head.weights.shape} but there are {count} tokens; "
-                f"pass weights of shape ({count}, {count}) or the tokens they belong to"
-            )
-        check_range(head.weights, f"{head.name} has weights", "attention weights after the softmax")
-
-
-def check_names(names: list[str]) -> None:
-    for place, name in enumerate(names):
-        if name in names[:place]:
-            raise HeadwiseError(f"{name} is given 2 times among {len(names)} heads; pass each once")
-
-
-def check_range(weights: NDArray[np.float32], what: str, wanted: str) -> None:
-    low, high = float(weights.min()), float(weights.max())
-    if not (low >= 0.0 and high <= 1.001):  # also false for nan; a float32 softmax may exceed 1 by a rounding
-        raise HeadwiseError(f"{what} from {low:.4g} to {high:.4g}, outside 0 to 1; pass {wanted}")
-
-
 def visible(token: str) -> str:
     """The token with each space, line break, tab and unseen character shown by a sign or by its code point."""
-    if token == "":
-        return SIGNS[token]
-    return "".join(_visible_character(character) for character in token)
+    return "".join(map(_visible_character, token)) or "∅"
 
 
 def _visible_character(character: str) -> str:
@@ -82,35 +53,35 @@ def block_maximum(weights: NDArray[np.float32], side: int) -> NDArray[np.float32
 
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
-    length = weights.shape[0]
-    size = -(-length // side)
-    starts = np.arange(0, length, size)
+    starts = np.arange(0, len(weights), -(-len(weights) // side))
     rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
-def print_maps(console: Console, maps: HeadMaps, *, largest_side: int = LARGEST_SIDE) -> None:
+def print_maps(console: Console, maps: HeadMaps) -> None:
     """Draw every head's (T, T) map, as many side by side as the console is wide.
 
-    A text of more than `largest_side` tokens, or wider than the console, is drawn in blocks, each as bright as the
-    largest weight in it, and a line says so. Raises HeadwiseError when the maps do not fit their tokens.
+    A text of more than 40 tokens, or wider than the console, is drawn in blocks, each as bright as the largest weight
+    in it, and a line says so.
     """
-    check_maps(maps)
-    if largest_side < 1:
-        raise HeadwiseError(f"largest_side={largest_side} leaves no cell to draw; pass 1 or more")
     count = len(maps.tokens)
     labelled = console.width >= 2 * LABEL_WIDTH
     room = console.width - (LABEL_WIDTH + 1 if labelled else 0)
-    size = -(-count // max(1, min(count, largest_side, room)))
+    size = -(-count // max(1, min(count, LARGEST_SIDE, room)))
     coloured = _has_colours(console)
     pictures = [_picture(console, block_maximum(head.weights, -(-count // size)), coloured) for head in maps.maps]
-    width = max(pictures[0][0].cell_len, max(len(head.name) for head in maps.maps))
-    labels = _row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only) if labelled else None
+    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
+    labels = Text("\n".join(_row_labels(maps, size, 2 if coloured else 1, console.options.ascii_only)))
     say(console, f"{maps.model}: each row is a token that looks, each column a token looked at")
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        names = [head.name for head in maps.maps[start : start + across]]
-        _print_band(console, names, pictures[start : start + across], labels, width)
+        band = slice(start, start + across)
+        grid = Table.grid()
+        for column in (LABEL_WIDTH + 1,) * labelled + (width + GAP,) * (len(pictures[band]) - 1) + (width,):
+            grid.add_column(width=column, no_wrap=True, overflow="crop")
+        grid.add_row(*[""] * labelled, *(Text(head.name) for head in maps.maps[band]))
+        grid.add_row(*[labels] * labelled, *(Text("\n").join(picture) for picture in pictures[band]))
+        console.print(grid, "", crop=True)
     if size > 1:
         say(console, f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
     console.print(_legend(console, coloured), highlight=False, markup=False)
@@ -120,28 +91,6 @@ def _has_colours(console: Console) -> bool:
     """Sixteen colours cannot make a ramp; there the shades say more."""
     enough = console.color_system in ("256", "truecolor")
     return console.is_terminal and enough and not console.no_color and not console.options.ascii_only
-
-
-def _print_band(
-    console: Console, names: list[str], pictures: list[list[Text]], labels: list[str] | None, width: int
-) -> None:
-    """One row of pictures: a line of names, then the pictures line by line with the row tokens at the left."""
-    gap = " " * GAP
-    margin = " " * (LABEL_WIDTH + 1) if labels else ""
-    _row(console, Text(margin + gap.join(name.ljust(width) for name in names)))
-    for index in range(len(pictures[0])):
-        line = Text(labels[index] + " " if labels else "")
-        for place, picture in enumerate(pictures):
-            line.append(gap if place else "")
-            line.append_text(picture[index])
-            line.append(" " * (width - picture[index].cell_len))
-        _row(console, line)
-    _row(console, Text())
-
-
-def _row(console: Console, line: Text) -> None:
-    line.rstrip()
-    console.print(line, no_wrap=True, overflow="crop", crop=True, highlight=False)
 
 
 def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool) -> list[str]:
