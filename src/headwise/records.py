@@ -332,6 +332,10 @@ class LadderSizes:
     n_heads: int
     n_kv_heads: int
 
+    def __str__(self) -> str:
+        heads = f"{self.n_heads} heads, {self.n_kv_heads} key/value heads"
+        return f"batch {self.batch}, {self.tokens} tokens, width {self.d_model}, {heads}"
+
     @property
     def kv_width(self) -> int:
         """Width of all keys of a token together."""

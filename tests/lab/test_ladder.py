@@ -201,8 +201,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rung, where = WRONG[name]
-    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
-    ladder = run_ladder(width=18, heads=6, kv_heads=2, tokens=5, batch=2, repeats=1, extra=[rung])
+    monkeypatch.setattr(study, "RUNGS", (RUNGS[0], rung))
+    ladder = run_ladder(width=18, heads=6, kv_heads=2, tokens=5, batch=2, repeats=1)
     wrong = rung_of(ladder, "spoiled")
     assert not ladder.agrees and not wrong.agrees
     assert wrong.ms is None and wrong.peak_bytes is None and wrong.repeats == 0
@@ -213,9 +213,9 @@ def test_a_rung_that_disagrees_gets_no_time(name: str, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_right_rung_from_outside_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
     right = Rung("mine", "my own", "array", RUNGS[6].prepare)
-    mine = rung_of(run_ladder(**MHA, repeats=1, extra=[right]), "mine")
+    monkeypatch.setattr(study, "RUNGS", (RUNGS[0], right))
+    mine = rung_of(run_ladder(**MHA, repeats=1), "mine")
     assert mine.agrees and mine.ms is not None and mine.how == "my own"
 
 
@@ -327,9 +327,9 @@ def test_slow_rungs_are_called_less_often(monkeypatch: pytest.MonkeyPatch) -> No
         forward(x, None)
         return prices.get(calls[-1] if calls else "", 1e-3)
 
-    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
+    monkeypatch.setattr(study, "RUNGS", (RUNGS[0], *map(rung, prices)))
     monkeypatch.setattr(study, "_seconds", seconds)
-    ladder = run_ladder(**MQA, repeats=7, longest=1.0, extra=[rung(name) for name in prices])
+    ladder = run_ladder(**MQA, repeats=7, longest=1.0)
     assert {one.name: (one.ms, one.repeats) for one in ladder.rungs[1:]} == {
         "fast": (10.0, 7),
         "middling": (400.0, 3),
@@ -438,9 +438,9 @@ def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, An
 
 
 def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "RUNGS", RUNGS[:1])
     wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
-    text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1, extra=[wrong]), width=100)
+    monkeypatch.setattr(study, "RUNGS", (RUNGS[0], wrong))
+    text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1), width=100)
     values, _, costs = cells(text, "broken loop")
     assert values[-2:] == ["wrong", "NO"] and costs[1:4] == ["-", "-", "-"]
     assert "broken loop is not timed: it disagrees in output, timed float32" in text

@@ -148,9 +148,9 @@ def steps_of(name: str) -> HeadSteps:
 
 def tables_of(steps: HeadSteps, lang: str = "en") -> dict[str, Shown]:
     """The tables that are drawn, by their names."""
-    parts = [part for section in Content(steps, lang).sections() for part in section.parts]
+    parts = [part for _, parts in Content(steps, lang).sections() for part in parts]
     return {
-        part.name: Shown(part.columns, [(f"{row.label} {row.token}".rstrip(), [*row.cells]) for row in part.rows])
+        part.name: Shown(part.columns, [(row.label.rstrip(), [*row.cells]) for row in part.rows])
         for part in parts
         if isinstance(part, Table)
     }

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,6 @@ def run_ladder(
     repeats: int = 7,
     seed: int = 0,
     longest: float = 3.0,
-    extra: Sequence[Rung] = (),
     report: Report | None = None,
 ) -> Ladder:
     """Run one causal attention layer on every rung: the certificate, then the costs of the rungs that agree.
@@ -50,24 +49,23 @@ def run_ladder(
     repeats   timed calls of each rung, in turn, the median counts; fewer where they would take long
     seed      of the weights W_Q, W_K, W_V, W_O (standard normal times 1/sqrt(width)) and of x (standard normal)
     longest   seconds; the scalar loops are not timed when one call would take longer
-    extra     more rungs, held to the same
 
     What is too large for the scalar loops is certified at a smaller size: see `certified` and `note`. Costs are of
     forward calls without gradients, in float32 (scalars: float64). HeadwiseError for sizes that do not fit.
     """
     sizes = LadderSizes(batch, tokens, width, heads, heads if kv_heads is None else kv_heads)
     _check(sizes, repeats, seed)
-    rungs, small = (*RUNGS, *extra), certificate_sizes(sizes)
-    total, tell = 2 * len(rungs) + 1, report or (lambda text, done, total: None)
+    small, total = certificate_sizes(sizes), 2 * len(RUNGS) + 1
+    tell = report or (lambda text, done, total: None)
     with torch.random.fork_rng(devices=[]):  # the modules draw weights of their own before they are given these
         certificate = Certificate(small, seed)
         results = []
-        for i, rung in enumerate(rungs):
+        for i, rung in enumerate(RUNGS):
             tell(f"certify {rung.name}", i, total)
             results.append(replace(certificate.certify(rung), parameters=rung.parameters(sizes)))
         leaves, calls, scalar_call = draw_leaves(sizes, seed), {}, certificate.seconds * _work(sizes) / _work(small)
-        for i, rung in enumerate(rungs):
-            tell(f"call {rung.name}", len(rungs) + i, total)
+        for i, rung in enumerate(RUNGS):
+            tell(f"call {rung.name}", len(RUNGS) + i, total)
             if rung.kind == "plain" and scalar_call > longest:
                 reason = f"a call would take about {scalar_call:.0f} s, more than longest={longest:g}"
                 results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
@@ -79,23 +77,15 @@ def run_ladder(
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
     agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
-    tolerances, threads = certificate.tolerances, torch.get_num_threads()
-    return Ladder(sizes, small, seed, threads, tolerances, priced, agree, _note(sizes, small))
-
-
-def _note(sizes: LadderSizes, small: LadderSizes) -> str | None:
-    if small == sizes:
-        return None
-    return (
-        f"certified at batch {small.batch}, {small.tokens} tokens, width {small.d_model}, {small.n_heads} heads, "
-        f"{small.n_kv_heads} key/value heads: the scalar loops would take too long at the size asked for"
-    )
+    note = f"certified at {small}: the scalar loops would take too long at the size asked for"
+    threads = torch.get_num_threads()
+    return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, None if small == sizes else note)
 
 
 def _check(n: LadderSizes, repeats: int, seed: int) -> None:
-    for name, value in zip(("batch", "tokens", "width", "heads", "kv_heads"), vars(n).values(), strict=True):
+    names = ("batch", "tokens", "width", "heads", "kv_heads", "repeats")
+    for name, value in zip(names, (*vars(n).values(), repeats), strict=True):
         require_size(name, value)
-    require_size("repeats", repeats)
     if seed < 0:
         raise HeadwiseError(f"seed={seed} is negative; pass 0 or more")
     if n.d_model % n.n_heads:
@@ -165,16 +155,12 @@ def _seconds(forward: Forward, x: Any) -> float:
 
 def _python_peak(forward: Forward, x: Any) -> int:
     """The most bytes that Python and NumPy held at a time."""
-    running = tracemalloc.is_tracing()
-    tracemalloc.start()  # changes nothing where it runs already
+    tracemalloc.start()
     try:
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
         forward(x, None)
-        return tracemalloc.get_traced_memory()[1] - before
+        return tracemalloc.get_traced_memory()[1]
     finally:
-        if not running:
-            tracemalloc.stop()
+        tracemalloc.stop()
 
 
 def _torch_peak(forward: Forward, x: Any) -> int:

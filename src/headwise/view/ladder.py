@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 
 from headwise.lab.ladder_certificate import LEAVES, STAGES
 from headwise.markup import BINARY, plural, scaled
-from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.records import Ladder, LadderRung
 from headwise.view.tables import print_table, say
 
 COURSE = (
@@ -18,7 +20,7 @@ COURSE = (
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """The certificate, of values and of gradients, then the costs; below them why a rung has no number."""
     certified = [rung for rung in ladder.rungs if rung.another is None]
-    say(console, f"One causal attention layer on {len(certified)} rungs: {_shape(ladder.sizes)}, seed {ladder.seed}")
+    say(console, f"One causal attention layer on {len(certified)} rungs: {ladder.sizes}, seed {ladder.seed}")
     if ladder.note is not None:
         say(console, ladder.note)
     say(console, "")
@@ -43,15 +45,11 @@ def print_ladder(console: Console, ladder: Ladder) -> None:
         say(console, f"NOT the same function: {', '.join(wrong)}")
 
 
-def _shape(n: LadderSizes) -> str:
-    return f"batch {n.batch}, {n.tokens} tokens, width {n.d_model}, {n.n_heads} heads, {n.n_kv_heads} key/value heads"
-
-
 def _print_values(console: Console, ladder: Ladder, certified: list[LadderRung]) -> None:
-    rows = []
-    for rung in certified:
-        agrees = "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
-        rows.append([rung.name, *(_far(rung.differences, key) for key in STAGES), agrees])
+    def agrees(rung: LadderRung) -> str:
+        return "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
+
+    rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in certified]
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
     title = "Certificate: largest difference from the plain loop, float64"
     print_table(console, title, ("rung", *STAGES, "agrees"), rows, last=1)
@@ -60,11 +58,9 @@ def _print_values(console: Console, ladder: Ladder, certified: list[LadderRung])
 def _print_gradients(console: Console, ladder: Ladder, certified: list[LadderRung]) -> None:
     rows = []
     for rung in certified:
-        absent, output = "none", f"{_number(rung.timed_difference)} {rung.dtype}"
-        if rung.refused is not None:
-            absent = output = "-"
-        cells = [absent if rung.gradients is None else _far(rung.gradients, key) for key in LEAVES]
-        rows.append([rung.name, *cells, output])
+        absent = "none" if rung.refused is None else "-"
+        output = f"{_number(rung.timed_difference)} {rung.dtype}" if rung.refused is None else "-"
+        rows.append([rung.name, *(_far(rung.gradients or {}, key, absent) for key in LEAVES), output])
     formats = sorted({rung.dtype for rung in ladder.rungs}, reverse=True)
     for dtype in formats:
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
@@ -74,20 +70,19 @@ def _print_gradients(console: Console, ladder: Ladder, certified: list[LadderRun
 
 
 def _print_costs(console: Console, ladder: Ladder) -> None:
-    rows = []
-    others = [rung for rung in ladder.rungs if rung.another is not None]
-    for rung in [rung for rung in ladder.rungs if rung.another is None] + others:
+    rows, others = [], sum(rung.another is not None for rung in ladder.rungs)
+    for rung in sorted(ladder.rungs, key=lambda rung: rung.another is not None):
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
         speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
         memory = "-" if peak is None else scaled(peak, 1024, BINARY)
         rows.append([rung.name, f"{rung.parameters:,}", _three_digits(ms), speed, memory, rung.how])
-    title = f"Costs: {_shape(ladder.sizes)}, {plural(ladder.threads, 'torch thread')}"
-    print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5), len(others))
+    title = f"Costs: {ladder.sizes}, {plural(ladder.threads, 'torch thread')}"
+    print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5), others)
 
 
-def _far(differences: dict[str, float | None] | dict[str, float], key: str) -> str:
-    """A difference; "-" where the rung does not hand out that stage."""
-    return _number(differences[key]) if key in differences else "-"
+def _far(differences: Mapping[str, float | None], key: str, absent: str = "-") -> str:
+    """A difference; or what stands where the rung does not hand out that stage."""
+    return _number(differences[key]) if key in differences else absent
 
 
 def _number(far: float | None) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from headwise.records import HeadSteps, KeySteps
 from headwise.view.page.words import check_lang, say
@@ -17,18 +17,15 @@ GAP = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of a table; `token` belongs to the label."""
+class Row(NamedTuple):
+    """One line of a table."""
 
     label: str
     cells: list[str]
-    token: str = ""
     strong: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Rows of numbers that are text already. `name` is the same in every language."""
 
     name: str
@@ -36,26 +33,8 @@ class Table:
     rows: list[Row]
 
 
-@dataclass(frozen=True)
-class Token:
-    position: int
-    text: str
-    asked: bool
-    hidden: bool
-
-    def __str__(self) -> str:
-        marked = f"{'→' if self.asked else ''}{self.position} {self.text}"
-        return f"({marked})" if self.hidden else marked
-
-
-Part = str | Table | list[Token]
-
-
-@dataclass(frozen=True)
-class Section:
-    name: str
-    title: str
-    parts: list[Part]
+Part = str | Table | list[str]  # a paragraph, a table, the tokens of the text
+Section = tuple[str, list[Part]]  # with its title
 
 
 def decimals_for(steps: HeadSteps) -> int:
@@ -87,7 +66,8 @@ class Content:
     def __init__(self, steps: HeadSteps, lang: str) -> None:
         check_lang(lang)
         self.steps, self.lang, self.decimals = steps, lang, decimals_for(steps)
-        self.features = shown_features(len(steps.query[0].values), steps.pairs)
+        self.head_dim = len(steps.query[0].values)
+        self.features = shown_features(self.head_dim, steps.pairs)
         self.values = shown_features(len(steps.out))
         self.width = shown_features(len(steps.x))
         kept = _largest([key.weight for key in steps.keys], MOST_KEYS)
@@ -103,7 +83,7 @@ class Content:
         return say(self.lang, f"trace.{phrase}", **shared | {"kv": steps.kv_head, "decimals": self.decimals} | facts)
 
     def sections(self) -> list[Section]:
-        parts: dict[str, list[Part]] = {
+        parts = {
             "text": self._text(),
             "vectors": self._vectors(),
             "products": self._products(),
@@ -113,7 +93,7 @@ class Content:
             "output": self._output(),
             "residual": self._residual(),
         }
-        return [Section(name, self.say(name), contents) for name, contents in parts.items()]
+        return [(self.say(name), contents) for name, contents in parts.items()]
 
     def number(self, value: float) -> str:
         text = f"{value:.{self.decimals}f}"
@@ -123,38 +103,42 @@ class Content:
         """Numbers with a sign in each gap between those shown."""
         return [GAP if i is None else self.number(values[i]) for i in _with_gaps(shown, len(values))]
 
-    def _names(self, shown: list[int], width: int) -> list[str]:
-        return [GAP if i is None else str(i) for i in _with_gaps(shown, width)]
-
     def _rest(self, values: Sequence[float], shown: list[int]) -> list[str]:
         """The sum of what is not shown, as one cell; none where all is shown."""
         hidden = [value for i, value in enumerate(values) if i not in shown]
         return [self.number(math.fsum(hidden))] if hidden else []
 
-    def _some(self, shown: list[int], width: int) -> list[str]:
+    def _sum(self, values: Sequence[float], shown: list[int], terms: Sequence[float], total: float) -> list[str]:
+        """What is shown of the values, the terms of the others summed up, and what all terms make."""
+        return [*(self.number(values[i]) for i in shown), *self._rest(terms, shown), self.number(total)]
+
+    def _sum_columns(self, shown: list[int], width: int, rest: str, total: str) -> list[str]:
+        return [*map(str, shown), *[self.say(rest)] * (len(shown) < width), total]
+
+    def _some(self, shown: list[int], width: int) -> list[Part]:
         return [self.say("some_features", width=width, shown=len(shown))] if len(shown) < width else []
 
-    def _key_row(self, name: str, key: KeySteps, cells: list[str]) -> Row:
-        return Row(f"{name}{key.position}", cells, self.tokens[key.position])
+    def _key_rows(self, name: str, cells: Callable[[KeySteps], list[str]]) -> list[Row]:
+        return [Row(f"{name}{key.position} {self.tokens[key.position]}", cells(key)) for key in self.keys]
 
     def _text(self) -> list[Part]:
-        steps = self.steps
-        seen = {key.position for key in steps.keys}
-        tokens = [Token(i, token, i == steps.at, i not in seen) for i, token in enumerate(self.tokens)]
+        at, seen = self.steps.at, {key.position for key in self.steps.keys}
+        marked = [f"{'→' * (i == at)}{i} {token}" for i, token in enumerate(self.tokens)]
+        tokens = [text if i in seen else f"({text})" for i, text in enumerate(marked)]
         asked = self.say("asked", seen=len(seen), count=len(tokens))
         return [asked, tokens, self.say("legend_hidden" if len(seen) < len(tokens) else "legend")]
 
     def _vectors(self) -> list[Part]:
-        steps, width = self.steps, len(self.steps.query[0].values)
+        steps = self.steps
         parts: list[Part] = [self.say("query_is") if steps.keys else self.say("nothing")]
         if steps.sharing:
             parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
-        parts += self._some(self.features, width)
+        parts += self._some(self.features, self.head_dim)
         if self.others:
             parts.append(self.say("some_keys", count=len(steps.keys), shown=len(self.keys)))
         for i, stage in enumerate(steps.query):
             if stage.kind == "normed":
-                parts += [self.say("normed", width=width, eps=steps.norm_eps), self._gains()]
+                parts += [self.say("normed", width=self.head_dim, eps=steps.norm_eps), self._gains()]
             elif stage.kind == "turned":
                 pairs = [pair for pair in steps.pairs if pair[0] in self.features]
                 parts += [self.say("turned", pairs=", ".join(map(str, pairs))), self._angles(i, len(pairs))]
@@ -166,13 +150,13 @@ class Content:
     def _gains(self) -> Table:
         gains = {"gain_q": self.steps.q_gain or (), "gain_k": self.steps.k_gain or ()}
         rows = [Row(self.say(name), self._cells(gain, self.features)) for name, gain in gains.items()]
-        return Table("gains", self._names(self.features, len(gains["gain_q"])), rows)
+        return Table("gains", _names(self.features, self.head_dim), rows)
 
     def _angles(self, stage: int, n: int) -> Table:
         """Cosine and sine of each shown pair, a line a position."""
         stages = {self.steps.at: self.steps.query[stage]} | {key.position: key.stages[stage] for key in self.keys}
         rows = [
-            Row(str(j), list(map(self.number, ((turned.cos or ())[:n] + (turned.sin or ())[:n]))), self.tokens[j])
+            Row(f"{j} {self.tokens[j]}", list(map(self.number, ((turned.cos or ())[:n] + (turned.sin or ())[:n]))))
             for j, turned in sorted(stages.items())
         ]
         return Table("angles", [f"{name}{m}" for name in ("cos", "sin") for m in range(n)], rows)
@@ -182,90 +166,85 @@ class Content:
         kind = self.steps.query[stage].kind
         vectors = [("q", self.steps.at, self.steps.query)]
         vectors += [(f"k{key.position}", key.position, key.stages) for key in self.keys]
-        columns, rows = self._names(self.features, len(self.steps.query[0].values)), []
+        columns, rows = _names(self.features, self.head_dim), []
         for label, position, stages in vectors:
             cells = self._cells(stages[stage].values, self.features)
             rms = stages[stage].rms
             if rms is not None:
                 squares = [value * value for value in stages[stage - 1].values]
                 cells += [*self._rest(squares, self.features), self.number(rms)]
-            rows.append(Row(label, cells, self.tokens[position]))
+            rows.append(Row(f"{label} {self.tokens[position]}", cells))
         if kind == "normed":
             columns += [self.say("rest_squares")] * (len(rows[0].cells) - len(columns) - 1) + ["r"]
         return Table(kind, columns, rows)
 
     def _products(self) -> list[Part]:
-        rest = [self.say("rest")] * (len(self.features) < len(self.steps.query[0].values))
-        rows = []
-        for key in self.keys:
-            cells = [self.number(key.products[i]) for i in self.features]
-            cells += [*self._rest(key.products, self.features), self.number(key.dot)]
-            rows.append(self._key_row("k", key, cells))
-        return [self.say("products_are"), Table("products", [*map(str, self.features), *rest, "q·k"], rows)]
+        rows = self._key_rows("k", lambda key: self._sum(key.products, self.features, key.products, key.dot))
+        columns = self._sum_columns(self.features, self.head_dim, "rest", "q·k")
+        return [self.say("products_are"), Table("products", columns, rows)]
 
     def _scores(self) -> list[Part]:
-        steps, width = self.steps, len(self.steps.query[0].values)
+        steps = self.steps
         biased = any(key.bias for key in steps.keys)
         names = ["score"] + ["capped"] * (steps.softcap is not None)
         shown = [*names, "bias", "logit"] if biased else [*names[:-1], "logit"]
         words = [self.say(name) for name in shown]
-        usual = math.isclose(steps.scale, 1 / math.sqrt(width))
-        sentences = [
-            self.say("scaled" if usual else "scaled_by", name=words[0], width=width, scale=self.number(steps.scale))
-        ]
+        scaled = "scaled" if math.isclose(steps.scale, 1 / math.sqrt(self.head_dim)) else "scaled_by"
+        parts: list[Part] = [self.say(scaled, name=words[0], width=self.head_dim, scale=self.number(steps.scale))]
         if steps.softcap is not None:
-            sentences.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
+            parts.append(self.say("softcap", name=words[1], cap=f"{steps.softcap:g}"))
         if biased:
-            sentences.append(self.say("bias_is", before=words[-3]))
-        rows = [
-            self._key_row("k", key, [self.number(getattr(key, name)) for name in ("dot", *shown)]) for key in self.keys
-        ]
-        return [*sentences, Table("scores", ["q·k", *words], rows)]
+            parts.append(self.say("bias_is", before=words[-3]))
+        rows = self._key_rows("k", lambda key: [self.number(getattr(key, name)) for name in ("dot", *shown)])
+        return [*parts, Table("scores", ["q·k", *words], rows)]
 
     def _softmax(self) -> list[Part]:
         steps, names = self.steps, ("logit", "shifted", "exp", "weight")
-        rows = [self._key_row("k", key, [self.number(getattr(key, name)) for name in names]) for key in self.keys]
+        rows = self._key_rows("k", lambda key: [self.number(getattr(key, name)) for name in names])
         if self.others:
             sums = (math.fsum(key.exp for key in self.others), math.fsum(key.weight for key in self.others))
             rows.append(Row(self.say("others"), [GAP, GAP, *map(self.number, sums)]))
         weights = math.fsum(key.weight for key in steps.keys)
-        sentences = [self.say("softmax_is", top=self.number(steps.top))]
+        parts: list[Part] = [self.say("softmax_is", top=self.number(steps.top))]
         if steps.sink is not None and steps.sink_exp is not None and steps.sink_weight is not None:
-            sentences.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
+            parts.append(self.say("sink_is", sink=self.number(steps.sink), left=self.number(weights)))
             sink = (steps.sink, steps.sink - steps.top, steps.sink_exp, steps.sink_weight)
             rows.append(Row(self.say("sink"), list(map(self.number, sink))))
             weights += steps.sink_weight
         rows.append(Row(self.say("total"), [NONE, NONE, self.number(steps.total), self.number(weights)], strong=True))
         columns = [self.say("logit"), self.say("shifted"), "exp", self.say("weight")]
-        return [*sentences, Table("softmax", columns, rows)]
+        return [*parts, Table("softmax", columns, rows)]
 
     def _values(self) -> list[Part]:
         steps, shown = self.steps, self.values
-        names = self._names(shown, len(steps.out))
-        values = [self._key_row("v", key, self._cells(key.value, shown)) for key in self.keys]
-        rows = [self._key_row(f"w{key.position} v", key, self._cells(key.weighted, shown)) for key in self.keys]
+        names = _names(shown, len(steps.out))
+        values = self._key_rows("v", lambda key: self._cells(key.value, shown))
+        rows = [
+            Row(f"w{key.position} v{key.position} {self.tokens[key.position]}", self._cells(key.weighted, shown))
+            for key in self.keys
+        ]
         if self.others:
-            sums = [math.fsum(column) for column in zip(*(key.weighted for key in self.others), strict=True)]
-            rows.append(Row(self.say("others"), self._cells(sums, shown)))
+            rows.append(
+                Row(self.say("others"), self._cells(_column_sums([key.weighted for key in self.others]), shown))
+            )
         rows.append(Row(self.say("sum"), self._cells(steps.summed, shown), strong=True))
-        parts: list[Part] = [*self._some(shown, len(steps.out)), self.say("values_are")]
-        parts += [Table("values", names, values), self.say("weighted_are"), Table("weighted", names, rows)]
+        parts = [*self._some(shown, len(steps.out)), self.say("values_are"), Table("values", names, values)]
+        parts += [self.say("weighted_are"), Table("weighted", names, rows)]
         if steps.gate is not None:
             gated = Row(self.say("sum"), self._cells(steps.out, shown), strong=True)
             parts += [self.say("gate_is", gate=self.number(steps.gate)), Table("gated", names, [gated])]
         return parts
 
     def _output(self) -> list[Part]:
-        steps = self.steps
-        rest = [self.say("rest")] * (len(self.values) < len(steps.out))
+        steps, shown = self.steps, self.values
         block = []
         for c in self.width:
             products = [weight * out for weight, out in zip(steps.wo[c], steps.out, strict=True)]
-            cells = [self.number(steps.wo[c][e]) for e in self.values] + self._rest(products, self.values)
-            block.append(Row(f"c={c}", [*cells, self.number(steps.added[steps.head][c])]))
+            block.append(Row(f"c={c}", self._sum(steps.wo[c], shown, products, steps.added[steps.head][c])))
+        columns = self._sum_columns(shown, len(steps.out), "rest", self.say("added"))
+        parts = [*self._some(self.width, len(steps.x)), self.say("wo_is"), Table("wo", columns, block)]
+        parts.append(self.say("added_are"))
         heads = _largest(steps.norms, ALL_SHOWN, steps.head)
-        parts: list[Part] = [*self._some(self.width, len(steps.x)), self.say("wo_is")]
-        parts += [Table("wo", [*map(str, self.values), *rest, self.say("added")], block), self.say("added_are")]
         if len(heads) < steps.n_heads:
             parts.append(self.say("some_heads", count=steps.n_heads, shown=len(heads)))
         return [*parts, self._heads(heads)]
@@ -273,30 +252,35 @@ class Content:
     def _heads(self, heads: list[int]) -> Table:
         """What each head adds, the bias, and the layer's output, with the length of every line."""
         steps = self.steps
-
-        def row(label: str, values: Sequence[float], strong: bool = False) -> Row:
-            squares = [value * value for value in values]
-            cells = [self.number(values[c]) for c in self.width] + self._rest(squares, self.width)
-            return Row(label, [*cells, self.number(math.sqrt(math.fsum(squares)))], strong=strong)
-
-        mark = {steps.head: "→"}
-        rows = [row(mark.get(h, "") + self.say("head", number=h), steps.added[h]) for h in heads]
+        lines = {"→" * (h == steps.head) + self.say("head", number=h): steps.added[h] for h in heads}
         if hidden := [steps.added[h] for h in range(steps.n_heads) if h not in heads]:
-            rows.append(row(self.say("others"), [math.fsum(column) for column in zip(*hidden, strict=True)]))
+            lines[self.say("others")] = _column_sums(hidden)
         if steps.out_bias is not None:
-            rows.append(row("b_O", steps.out_bias))
-        rows.append(row(self.say("layer_out"), steps.layer_out, strong=True))
-        rest = [self.say("rest_squares")] * (len(self.width) < len(steps.x))
-        return Table("added", [*map(str, self.width), *rest, "|·|"], rows)
+            lines["b_O"] = steps.out_bias
+        lines[self.say("layer_out")] = steps.layer_out
+        rows = []
+        for label, values in lines.items():
+            squares = [value * value for value in values]
+            cells = self._sum(values, self.width, squares, math.sqrt(math.fsum(squares)))
+            rows.append(Row(label, cells, strong=values is steps.layer_out))
+        return Table("added", self._sum_columns(self.width, len(steps.x), "rest_squares", "|·|"), rows)
 
     def _residual(self) -> list[Part]:
         steps = self.steps
+        lines = {"before": ("", steps.x), "layer_out": ("+ ", steps.layer_out), "new": ("", steps.x_new)}
         rows = [
-            Row(self.say("before"), self._cells(steps.x, self.width)),
-            Row(f"+ {self.say('layer_out')}", self._cells(steps.layer_out, self.width)),
-            Row(self.say("new"), self._cells(steps.x_new, self.width), strong=True),
+            Row(sign + self.say(name), self._cells(values, self.width), strong=name == "new")
+            for name, (sign, values) in lines.items()
         ]
-        return [self.say("residual_is"), Table("residual", self._names(self.width, len(steps.x)), rows)]
+        return [self.say("residual_is"), Table("residual", _names(self.width, len(steps.x)), rows)]
+
+
+def _column_sums(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(math.fsum(column) for column in zip(*rows, strict=True))
+
+
+def _names(shown: list[int], width: int) -> list[str]:
+    return [GAP if i is None else str(i) for i in _with_gaps(shown, width)]
 
 
 def _with_gaps(shown: list[int], width: int) -> list[int | None]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headwise.records import HeadSteps
-from headwise.view.step_tables import GAP, Content, Table, Token
+from headwise.view.step_tables import GAP, Content, Table
 from headwise.view.terminal import visible
 
 WIDEST = 100  # columns in the terminal
@@ -32,10 +32,10 @@ def print_steps(console: Console, steps: HeadSteps, lang: str = "en") -> None:
     content = Content(steps, lang)
     _say(console, content.heading, "bold")
     _say(console, content.say("lede"))
-    for number, section in enumerate(content.sections(), 1):
+    for number, (title, parts) in enumerate(content.sections(), 1):
         _say(console, "")
-        _say(console, f"{number}. {section.title}", "bold")
-        for part in section.parts:
+        _say(console, f"{number}. {title}", "bold")
+        for part in parts:
             if isinstance(part, Table):
                 _print_table(console, part)
             elif isinstance(part, str):
@@ -68,9 +68,9 @@ def _ascii(text: str) -> str:
     return unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
 
 
-def _print_tokens(console: Console, tokens: list[Token]) -> None:
+def _print_tokens(console: Console, tokens: list[str]) -> None:
     line = ""
-    for token in map(str, tokens):
+    for token in tokens:
         if line and cell_len(line) + cell_len(token) + 3 > _width(console):
             _line(console, line)
             line = ""
@@ -80,7 +80,7 @@ def _print_tokens(console: Console, tokens: list[Token]) -> None:
 
 def _print_table(console: Console, table: Table) -> None:
     """Columns side by side as far as they fit, the others in further bands, each with the labels at its left."""
-    labels = [f"{row.label} {row.token}".rstrip() for row in table.rows]
+    labels = [row.label.rstrip() for row in table.rows]
     side = min(LABEL_WIDTH, max(map(cell_len, labels), default=0))
     labels = [label if cell_len(label) <= side else set_cell_size(label, side - 1) + GAP for label in labels]
     columns = list(zip(table.columns, *(row.cells for row in table.rows), strict=True))
