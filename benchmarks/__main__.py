@@ -21,6 +21,7 @@ from benchmarks import (
     onnx_peers,
     reshape,
     small,
+    step,
     texts,
     training,
 )
@@ -32,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "decode": decode.run,
     "plan": attention.plan,
     "small": small.run,
+    "step": step.run,
     "ladder": ladder.run,
     "heads": heads.run,
     "causes": causes.run,

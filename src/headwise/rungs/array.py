@@ -18,11 +18,16 @@ Array = NDArray[Any]
 
 def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
     """Multi-head attention of NumPy arrays; see `headwise.attend`."""
-    return trace(q, k, v, options).out
+    return _steps(q, k, v, options, keep=False).out
 
 
 def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
+    return _steps(q, k, v, options, keep=True)
+
+
+def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
+    """All steps; where they need not be kept, the weights are written over the scores."""
     mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
         raise HeadwiseError(f"dropout={dropout} on NumPy arrays: dropout needs the tensor rung; pass torch tensors")
@@ -44,7 +49,7 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     masked = capped if bias is None else capped + bias
     if allowed is not None:
         masked = np.where(allowed, masked, dtype.type(-np.inf))
-    weights, lse = _softmax(masked, sink)
+    weights, lse = _softmax(masked, sink, None if keep else masked)
     out = _by_group(weights, v)
     if gate is not None:
         out = out * gate
@@ -60,15 +65,16 @@ def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
     return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
 
 
-def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
-    """Weights (B,H,T,S) and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf."""
+def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple[Array, Array]:
+    """Weights (B,H,T,S), in `out` if given, and their log-sum-exp (B,H,T); a row of -inf gives zeros and -inf."""
     top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
     empty = top == -np.inf
     if sink is not None:
         sink = np.minimum(sink, np.finfo(sink.dtype).max)
         top = np.maximum(top, sink)
     top = np.where(empty, 0, top)
-    weights = np.exp(masked_bhts - top)
+    weights = np.subtract(masked_bhts, top, out=out)
+    np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - top)
