@@ -16,7 +16,7 @@ from invoking import Invoke
 
 from headwise.errors import HeadwiseError
 from headwise.teach import marking
-from headwise.teach.course import open_course
+from headwise.teach.course import open_course, told
 from headwise.teach.evaluate import outcome
 from headwise.teach.exercises import LANGUAGES, WORDS, Exercise, exercises, find_exercise
 from headwise.teach.marking import guess_of, mark
@@ -84,9 +84,9 @@ def test_a_blank_says_what_is_missing_and_a_solution_passes(in_process: None, ex
 @every("exercise", ALL, ids=[exercise.name for exercise in ALL])
 def test_every_bug_is_named(in_process: None, exercise: Exercise) -> None:
     code = exercise.code()
-    for bug in exercise.bugs:
-        source = written(exercise, exercise.variants()[bug["id"]])
-        assert exercise.variants()[bug["id"]] != code
+    for place, bug in enumerate(exercise.bugs):
+        source = written(exercise, exercise.variants()[str(place)])
+        assert exercise.variants()[str(place)] != code
         verdict = mark(exercise, source, "es")
         assert verdict.bugs == (bug["id"],), (bug["id"], verdict)
         assert verdict.fix == bug["es"] and verdict.evidence
@@ -94,7 +94,8 @@ def test_every_bug_is_named(in_process: None, exercise: Exercise) -> None:
 
 def test_two_bugs_are_named_together_and_unknown_ones_are_not(in_process: None) -> None:
     exercise = find_exercise(9)
-    both = exercise.variants()["scale-missing mask-missing"]
+    ids = [bug["id"] for bug in exercise.bugs]
+    both = exercise.variants()[f"{ids.index('scale-missing')} {ids.index('mask-missing')}"]
     assert mark(exercise, written(exercise, both), "en").bugs == ("scale-missing", "mask-missing")
     odd = exercise.code().replace("math.sqrt(self.d_head)", "1.25")
     verdict = mark(exercise, written(exercise, odd), "en")
@@ -127,6 +128,21 @@ def test_what_does_not_run_is_said_with_its_line(in_process: None) -> None:
     assert guess_of("answer = 'B)'") == "b"
 
 
+def test_what_goes_wrong_first_is_said_first(in_process: None) -> None:
+    exercise = find_exercise(8)
+    silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))
+    assert mark(exercise, silent, "en").evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
+    rotary = find_exercise(14)
+    halves = written(rotary, rotary.code().replace("np.concatenate([a", "tuple([a").replace("], axis=1)", "])"))
+    verdict = mark(rotary, halves, "en")  # a later call fails, since a tuple has no .T
+    assert verdict.status == "wrong" and "has the shape (2, 5, 3); it must have (5, 6)" in verdict.evidence
+    assert verdict.bugs == ("halves-apart",) and verdict.fix.startswith("Two halves are returned")
+    lines = told(rotary, verdict, "en", 0, "f", "c")
+    assert "  The bug: Two halves are returned. Put them together: np.concatenate([..., ...], axis=1)." in lines
+    outside = exercise.source("en", True, "a") + "\nimport nowhere_at_all\n"
+    assert mark(exercise, outside, "en").evidence.startswith("ModuleNotFoundError")
+
+
 @pytest.mark.slow
 def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
     exercise = find_exercise(1)
@@ -136,7 +152,7 @@ def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
     verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
     assert verdict.status == "failed" and "ended the process" in verdict.evidence
     job = {"name": exercise.file, "source": "while True: pass", "setup": "", "calls": [], "variants": {"": ""}}
-    assert "timeout" in marking.run(job, seconds=2)[exercise.file]
+    assert marking.run(job, seconds=2)[exercise.file]["end"] == "timeout"
 
 
 @pytest.mark.slow
@@ -162,7 +178,7 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
     untouched = invoke("learn")
     assert untouched.code == 1 and "is not finished" in untouched.out and "Hint" not in untouched.out
 
-    wrong = written(exercise, exercise.variants()["norm-missing"], answer="c")
+    wrong = written(exercise, exercise.variants()["0"], answer="c")
     path.write_text(wrong)
     for step in (1, 2, 3, 3):
         again = invoke("learn")
@@ -249,13 +265,16 @@ def test_watching_checks_at_each_save(
     def save(seconds: float) -> None:
         nonlocal looks
         looks += 1
-        if looks == 3:
+        if looks == 2:  # a blank that is saved is no try
+            (folder / ALL[0].file).write_text(ALL[0].source("en", False, "b"), encoding="utf-8")
+        if looks == 4:
             (folder / ALL[0].file).write_text(ALL[0].source("en", True, "b"), encoding="utf-8")
-        if looks == 5:
+        if looks == 6:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("headwise.cli.learn.time.sleep", save)
     outcome = invoke("learn", folder, "--watch")
     assert outcome.code == 130
-    assert outcome.out.count("is not finished") == 1 and outcome.out.count("Exercise 1 is right") == 1
+    assert outcome.out.count("is not finished") == 2 and outcome.out.count("Exercise 1 is right") == 1
+    assert "Hint" not in outcome.out
     assert "Next, Exercise 2 of 18" in outcome.out

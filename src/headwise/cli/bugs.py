@@ -49,7 +49,7 @@ def bugs(
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(folder) as report:
-        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report)
+        comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
     _write(html, page, shown, seeds, steps, lang)
     if as_json:
         compared = asdict(comparison) if comparison else None

@@ -92,7 +92,7 @@ def _command(course: Course, option: str = "") -> str:
     return f"headwise learn{name}{option}"
 
 
-def _step(course: Course, new: bool, quiet: bool = False) -> dict[str, Any]:
+def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) -> dict[str, Any]:
     """Mark from the current exercise on, as far as they are right, and open the next; what a program should know."""
     from headwise.teach.course import told
     from headwise.teach.exercises import exercises
@@ -106,7 +106,7 @@ def _step(course: Course, new: bool, quiet: bool = False) -> dict[str, Any]:
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
     while not new and (exercise := course.current):
-        verdict = course.mark(exercise)
+        verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
             break  # it has just been opened
         step = course.hint(exercise)
@@ -149,7 +149,7 @@ def _watch(course: Course) -> None:
             time.sleep(LOOK)
             continue
         seen = content
-        _step(course, new=False)
+        _step(course, new=False, asked=False)
         out.print("")
         if course.current is not exercise and course.current is not None:
             seen = course.path(course.current).read_bytes()

@@ -61,8 +61,8 @@ class Course:
                 if not picture.exists():
                     write_whole(picture, room(exercise.figure_file(self.language)).read_bytes())
 
-    def mark(self, exercise: Exercise) -> Mark:
-        """Mark one file and keep what comes of it."""
+    def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
+        """Mark one file and keep what comes of it; unless it was `asked` for, a blank is no try that brings a hint."""
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
         if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
@@ -71,8 +71,9 @@ class Course:
             self.tries.pop(str(exercise.number), None)
         else:
             self.passed = [number for number in self.passed if number != exercise.number]
-            first_look = verdict.status == "open" and str(exercise.number) not in self.tries
-            self.tries[str(exercise.number)] = 0 if first_look else self.tries.get(str(exercise.number), 0) + 1
+            times = self.tries.get(str(exercise.number))
+            counts = verdict.status != "open" or (asked and times is not None)
+            self.tries[str(exercise.number)] = (times or 0) + counts
         self.save()
         return verdict
 
@@ -147,8 +148,8 @@ def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str,
         return [*lines, words[right].format(guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])]
     lines.append(f"  {verdict.evidence}")
     if verdict.bugs:
-        named = [f"{catalogue()[bug].name(language)} ({bug})" if bug in catalogue() else bug for bug in verdict.bugs]
-        lines.append(f"  {words['bug'].format(bugs='; '.join(named))} {verdict.fix}")
+        known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
+        lines.append(f"  {words['bug'].format(bugs=' '.join([*known, verdict.fix]))}")
     elif verdict.status == "wrong":
         lines.append(f"  {words['unknown_bug']}")
     if verdict.line and verdict.quoted:

@@ -30,11 +30,12 @@ def plain(value: Any) -> Any:
 
 
 def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
-    """What the calls give: `values`, or `error`, `line` and the number of the `call` at which it happened.
+    """What the calls give: `values`, and where one fails `call`, `error` and `line`.
 
     code  the text of a file, or the names that it has defined
     """
     values: list[Any] = []
+    call = ""
     try:
         module: dict[str, Any] = {"__name__": "exercise", "__file__": name} if isinstance(code, str) else {**code}
         if isinstance(code, str):
@@ -48,7 +49,7 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
         text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
-        return {"error": text, "line": line, "call": len(values), "syntax": isinstance(error, SyntaxError)}
+        return {"values": values, "call": call, "error": text, "line": line}
     return {"values": values}
 
 

@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import combinations
 from typing import Any
 
 from headwise.errors import HeadwiseError, unknown
@@ -34,7 +35,7 @@ class Exercise:
     figure: str | None
     name_of_class: str | None  # that `headwise.check` reads as a whole
     causal: bool  # ought that class to be causal by itself?
-    bugs: tuple[dict[str, Any], ...]  # id, replace (pairs of texts), and a sentence for each language
+    bugs: tuple[dict[str, Any], ...]  # id (several may have the same), replace (pairs of texts), a sentence for each language
     texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
 
     @property
@@ -66,16 +67,14 @@ class Exercise:
         return f'"""{head}\n"""\n\nanswer = "{answer}"  # {words["choose"]}\n\n\n{self.code(language, solved)}'
 
     def variants(self) -> dict[str, str]:
-        """The solution with each bug, by its id, then with each two of them that do not touch the same text."""
-        code = self.code()
-        singles = {bug["id"]: replaced(code, bug["replace"]) for bug in self.bugs}
-        pairs = {}
-        for index, first in enumerate(self.bugs):
-            for second in self.bugs[index + 1 :]:
-                both = replaced(singles[first["id"]], second["replace"])
-                if both is not None and singles[first["id"]] is not None:
-                    pairs[f"{first['id']} {second['id']}"] = both
+        """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
+        singles = {str(place): replaced(self.code(), bug["replace"]) for place, bug in enumerate(self.bugs)}
+        pairs = {f"{a} {b}": replaced(singles[a], self.bugs[int(b)]["replace"]) for a, b in combinations(singles, 2)}
         return {name: variant for name, variant in (singles | pairs).items() if variant is not None}
+
+    def bugs_of(self, variant: str) -> list[dict[str, Any]]:
+        """The bugs of a variant."""
+        return [self.bugs[int(place)] for place in variant.split()]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"

@@ -40,9 +40,9 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     try:
         guess = guess_of(source)
     except SyntaxError as error:
-        return _failed(exercise, source, {"error": f"SyntaxError: {error.msg}", "line": error.lineno}, None, language)
-    lines = source.splitlines()
-    blanks = [number for number, line in enumerate(lines, 1) if BLANK.match(line)]
+        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
+        return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
+    blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
     if blanks or guess is None:
         words = WORDS[language]
         missing = [words["unanswered"]] * (guess is None) + [words["blank"].format(line=line) for line in blanks]
@@ -61,39 +61,30 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
 def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    if "error" in learner:
-        broken = [name for name, known in outcomes.items() if known.get("error") == learner["error"]]
-        return _failed(exercise, source, learner, guess, language, tuple(broken[:1]))
-    difference = first_difference(exercise, learner["values"], right["values"], language)
-    if difference is None:
+    values = learner["values"]
+    difference = first_difference(exercise, values, right["values"], language)
+    if difference is None and "error" not in learner:
         return Mark("passed", guess)
-    same = [name for name, known in outcomes.items() if "values" in known and close(learner["values"], known["values"])]
-    bugs = tuple(same[0].split()) if same else ()
-    line, quoted = likely_line(exercise, source, bugs)
-    return Mark("wrong", guess, line, quoted, bugs, difference, _fix(exercise, bugs, language))
+    same = [
+        name
+        for name, known in outcomes.items()
+        if close(values, known["values"]) and known.get("error") == learner.get("error")
+    ]
+    variant = same[0] if same else ""
+    bugs = exercise.bugs_of(variant)
+    status, evidence = ("wrong", difference) if difference else ("failed", error_of(learner, language))
+    line, quoted = likely_line(exercise, source, variant) if difference else (learner.get("line"), "")
+    if line and not difference:
+        quoted = "".join(source.splitlines()[line - 1 : line]).strip()
+    named = tuple(bug["id"] for bug in bugs)
+    return Mark(status, guess, line, quoted, named, evidence, " ".join(bug[language] for bug in bugs))
 
 
-def _failed(
-    exercise: Exercise,
-    source: str,
-    learner: Mapping[str, Any],
-    guess: str | None,
-    language: str,
-    bugs: tuple[str, ...] = (),
-) -> Mark:
-    line = learner.get("line")
-    lines = source.splitlines()
-    quoted = lines[line - 1].strip() if line and line <= len(lines) else ""
-    text = learner["error"]
-    if "timeout" in learner or "ended" in learner:
-        text = WORDS[language]["timeout" if "timeout" in learner else "ended"].format(seconds=SECONDS)
-    elif 0 <= learner.get("call", -1) < len(exercise.calls):
-        text = f"{shortened(exercise.calls[learner['call']])}: {text}"
-    return Mark("failed", guess, line, quoted, bugs, text, _fix(exercise, bugs, language))
-
-
-def _fix(exercise: Exercise, bugs: tuple[str, ...], language: str) -> str:
-    return " ".join(bug[language] for bug in exercise.bugs if bug["id"] in bugs)
+def error_of(learner: Mapping[str, Any], language: str) -> str:
+    """An error of the learner's code, with the call that fails."""
+    if "end" in learner:
+        return WORDS[language][learner["end"]].format(seconds=SECONDS)
+    return f"{shortened(learner['call'])}: {learner['error']}" if learner["call"] else str(learner["error"])
 
 
 def guess_of(source: str) -> str | None:
@@ -114,7 +105,8 @@ def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
     """The outcomes of a job of `evaluate`, run in a process of its own."""
     ended = run_apart("headwise.teach.evaluate", job, seconds)
     if ended.answer is None:
-        return {job["name"]: {"error": "", "timeout" if ended.code is None else "ended": True}}
+        end = "timeout" if ended.code is None else "ended"
+        return {job["name"]: {"values": [], "error": "", "end": end}}
     outcomes: dict[str, Any] = json.loads(ended.answer)
     return outcomes
 
@@ -131,9 +123,11 @@ def close(a: Any, b: Any) -> bool:
 def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
     """The first number that differs, in words; None where all is close."""
     words = WORDS[language]
-    for call, got, wanted in zip(exercise.calls, values, right, strict=True):
+    for call, got, wanted in zip(exercise.calls, values, right, strict=False):  # an error ends the learner's early
         if close(got, wanted):
             continue
+        if got is None:
+            return words["nothing"].format(call=shortened(call))
         shapes = _shape(got), _shape(wanted)
         if shapes[0] != shapes[1]:
             pairs = zip(shapes, (got, wanted), strict=True)
@@ -156,12 +150,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def likely_line(exercise: Exercise, source: str, bugs: tuple[str, ...]) -> tuple[int | None, str]:
+def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | None, str]:
     """The line of the file that looks most like what the first bug makes of the solution."""
-    if not bugs:
+    if not variant:
         return None, ""
     before = exercise.code().splitlines()
-    wrong = [line.strip() for line in exercise.variants()[bugs[0]].splitlines() if line not in before]
+    wrong = [line.strip() for line in exercise.variants()[variant.split()[0]].splitlines() if line not in before]
     candidates = [
         (SequenceMatcher(None, line.strip(), text).ratio(), -number, line.strip())
         for number, line in enumerate(source.splitlines(), 1)
@@ -178,7 +172,7 @@ def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, 
         return Mark("open", evidence=WORDS[language]["unanswered"])
     known = {exercise.file: outcome(names, exercise.file, exercise.setup, exercise.calls)}
     known[""] = outcome(exercise.code(), "", exercise.setup, exercise.calls)
-    if not close(known[exercise.file].get("values"), known[""]["values"]):
+    if not close(known[exercise.file]["values"], known[""]["values"]):
         variants = exercise.variants().items()
         known |= {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants}
     return judge(exercise, "", known, guess, language)

@@ -20,7 +20,7 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
-from headwise.teach.catalogue import Bug, bug_named
+from headwise.teach.catalogue import Bug, bug_named, words
 from headwise.teach.form import Masks, Stages, Weights, compute
 from headwise.teach.switches import changes
 
@@ -28,13 +28,13 @@ STEPS, SEEDS = 400, 3
 LINE = "he will write = él escribirá"
 # Bugs that need something which the training of the verb model lacks: these are shown by the check alone.
 UNTRAINED = {
-    "mask-head-order": "lines are not padded here",
-    "padding-on-queries": "lines are not padded here",
-    "cache-offset": "training uses no cache",
-    "cache-order": "training uses no cache",
-    "dropout-in-eval": "the model has no dropout",
-    "dropout-on-scores": "the model has no dropout",
-    "bias-dropped": "the model has no biases",
+    "mask-head-order": "padding",
+    "padding-on-queries": "padding",
+    "cache-offset": "cache",
+    "cache-order": "cache",
+    "dropout-in-eval": "dropout",
+    "dropout-on-scores": "dropout",
+    "bias-dropped": "biases",
 }
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
@@ -163,42 +163,46 @@ class Shown:
 
 
 def study(
-    bugs: Sequence[str], out: Path, seeds: int = SEEDS, steps: int = STEPS, workers: int = 1, report: Report = silent
+    bugs: Sequence[str], out: Path, seeds: int = SEEDS, steps: int = STEPS, workers: int = 1, report: Report = silent,
+    lang: str = "en",
 ) -> tuple[Comparison | None, tuple[Shown, ...]]:
     """Train with each bug and without; what is finished in the folder `out` is not trained again."""
     if seeds < SEEDS:
         raise HeadwiseError(f"seeds={seeds} is too few to tell a bug from chance; pass {SEEDS} or more")
     trained = [bug for bug in bugs if bug_named(bug).id not in UNTRAINED]
     comparison = compare([experiment(trained)], out, seeds, steps, None, workers, report)[0] if trained else None
-    return comparison, tuple(shown(bug_named(bug), comparison) for bug in bugs)
+    return comparison, tuple(shown(bug_named(bug), comparison, lang) for bug in bugs)
 
 
-def shown(bug: Bug, comparison: Comparison | None) -> Shown:
-    """The verdict on one bug.
+def shown(bug: Bug, comparison: Comparison | None, lang: str = "en") -> Shown:
+    """The verdict on one bug, in words.
 
     The rule: the loss betrays a bug if training fails, or if every seed's loss is more than twice or less than half
     that of the correct model with the same seed. Whatever is less, nobody sees without the correct curve beside it.
     """
+    say = words(lang)
     if bug.id in UNTRAINED or comparison is None:
-        return Shown(bug.id, None, None, None, None, f"not trained: {UNTRAINED.get(bug.id, '')}")
+        return Shown(bug.id, None, None, None, None, say["untrained"].format(why=say[f"lacks_{UNTRAINED[bug.id]}"]))
     arm = comparison.arm(bug.id)
     right = comparison.arm("correct, grouped" if bug.id.startswith("group") else "correct").scores
     if arm.failure is not None:
-        return Shown(bug.id, None, right["loss"].mean, None, True, f"the loss betrays it: training {arm.failure}")
+        return Shown(bug.id, None, right["loss"].mean, None, True, say["fails"].format(failure=arm.failure))
     pairs = list(zip(arm.scores["loss"].values, right["loss"].values, strict=True))
     betrayed = all(a > 2 * b for a, b in pairs) or all(a < b / 2 for a, b in pairs)
     difference = interval_of([a - b for a, b in pairs])
-    losses = f"{arm.scores['loss'].mean.mean:.2f} against {right['loss'].mean.mean:.2f} nats"
-    losses += f" (difference {difference.mean:+.2f} ± {difference.half_width:.2f}, {len(pairs)} seeds)"
-    differing = [
-        f"{metric.words} {arm.scores[metric.name].mean.mean:.2f} against {right[metric.name].mean.mean:.2f}"
+    means = {name: (score.mean.mean, right[name].mean.mean) for name, score in arm.scores.items()}
+    differing = ", ".join(
+        say["against"].format(what=say[f"of_{metric.name}"], wrong=means[metric.name][0], right=means[metric.name][1])
         for metric in (FUTURE, ROWS, EVEN)
-        if metric.name in arm.scores
-        and abs(arm.scores[metric.name].mean.mean - right[metric.name].mean.mean) > (0.1 if metric is EVEN else 0.02)
-    ]
-    start = "the loss betrays it" if betrayed else "training hides it"
+        if metric.name in means
+        and abs(means[metric.name][0] - means[metric.name][1]) > (0.1 if metric is EVEN else 0.02)
+    )
+    text = say["betrayed" if betrayed else "hidden"].format(
+        wrong=means["loss"][0], right=means["loss"][1],
+        difference=difference.mean, width=difference.half_width, seeds=len(pairs),
+    )  # fmt: skip
     if differing:
-        end = f"; {'and the maps' if betrayed else 'the maps do not'}: {', '.join(differing)}"
-    else:
-        end = "" if betrayed else "; the maps look sound too: only a check finds it"
-    return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, f"{start}: {losses}{end}")
+        text += say["maps_too" if betrayed else "maps_show"].format(maps=differing)
+    elif not betrayed:
+        text += say["maps_sound"]
+    return Shown(bug.id, arm.scores["loss"].mean, right["loss"].mean, difference, betrayed, text)
