@@ -35,7 +35,9 @@ class Exercise:
     figure: str | None
     name_of_class: str | None  # that `headwise.check` reads as a whole
     causal: bool  # ought that class to be causal by itself?
-    bugs: tuple[dict[str, Any], ...]  # id (several may have the same), replace (pairs of texts), a sentence for each language
+    bugs: tuple[
+        dict[str, Any], ...
+    ]  # id (several may have the same), replace (pairs of texts), a sentence for each language
     texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
 
     @property

@@ -163,7 +163,12 @@ class Shown:
 
 
 def study(
-    bugs: Sequence[str], out: Path, seeds: int = SEEDS, steps: int = STEPS, workers: int = 1, report: Report = silent,
+    bugs: Sequence[str],
+    out: Path,
+    seeds: int = SEEDS,
+    steps: int = STEPS,
+    workers: int = 1,
+    report: Report = silent,
     lang: str = "en",
 ) -> tuple[Comparison | None, tuple[Shown, ...]]:
     """Train with each bug and without; what is finished in the folder `out` is not trained again."""
