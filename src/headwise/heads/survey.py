@@ -233,12 +233,21 @@ class _Study:
         probe = Tally(model, uniform_on, first_row=self.second_half)
         blank = partial(Tally, model, uniform_on, probe=probe, **more)
 
-        def run(part: Sequence[Sequence[int]], take: Any, progress: Callable[[int, int], None]) -> None:
-            run_documents(model, part, take, self.text.marks, progress)
-
         alone = ALONE if self.parts > 1 else ranks
+        at_once = self.probes if stream_of(model) is not None and alone.world == 1 else []  # the weights are read once
+
+        def run(part: Sequence[Sequence[int]], take: Any, progress: Callable[[int, int], None]) -> None:
+            def either(number: int, *seen: Any) -> None:
+                if number < len(part):
+                    take(number, *seen)
+                else:
+                    probe.take(number - len(part), *seen)
+
+            run_documents(model, [*part, *at_once] if at_once else part, either, self.text.marks, progress)
+
         tally = read_corpus(blank, documents, run, partial(self.progress, stages[0]), alone, keep)
-        run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
+        if not at_once:
+            run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float]:
@@ -268,14 +277,14 @@ class _Study:
             self.notes.append(f"The heads are spread over {self.parts} processes: copying, importance, ablation, the "
                               "untrained control and relations, which need the whole model, are left out.")  # fmt: skip
             return
+        if stream_of(self.model) is not None:
+            self.notes.append("The model was run layer by layer: importance and ablation, which run it again and "
+                              "again, are left out.")  # fmt: skip
+            return
         if ask.predicts(self.model) != "next":
             self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
                               "whose change could tell what a head is worth: importance and ablation are left "
                               "out.")  # fmt: skip
-            return
-        if stream_of(self.model) is not None:
-            self.notes.append("The model was run layer by layer: importance and ablation, which run it again and "
-                              "again, are left out.")  # fmt: skip
             return
         documents = self.text.documents
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)

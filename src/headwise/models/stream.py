@@ -54,6 +54,8 @@ class Stream:
         self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
         self.number = 0  # of the batch that runs now
         self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
+        # Names of weights that were looked through for NaN and inf: what lies in memory was, when it was read.
+        self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
         self._users = Counter[int]()
         self._slots: list[list[tuple[nn.Module, str, str, nn.Parameter]]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
@@ -79,8 +81,10 @@ class Stream:
         tensor = self.borrow(name)
         if tensor.shape != like.shape:
             raise HeadwiseError(f"{name} is {tuple(tensor.shape)} in its file, and {tuple(like.shape)} by config.json")
-        if not tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite():
+        wide = torch.float32 if tensor.dtype == torch.float16 else None  # the sum of a large matrix passes its range
+        if name not in self.finite and not tensor.sum(dtype=wide).isfinite():
             raise HeadwiseError(f"the model has NaN or inf in {name}; it is not usable")
+        self.finite.add(name)
         return nn.Parameter(tensor.to(like.dtype), requires_grad=False)
 
     def _draw(self, layer: int, seed: int) -> None:
