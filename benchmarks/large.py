@@ -3,6 +3,7 @@
 The model has the shape of 8 B parameters (or 1 B), bf16, in one shard a layer, written to a temporary folder.
 Each way runs in a process of its own, which watches its resident memory, the pages of files apart (RssAnon). The limit
 is the time of reading the files once, from the disk, plus that of the plain matrix products of all tokens that pass.
+What is being done is told on standard error, with the forecast that `headwise heads --stream` prints.
 
     python -m benchmarks.large [--shape 8b|1b|LAYERS] [--folder FOLDER]
 """
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +41,37 @@ DOCUMENTS, TOKENS, KV_HEADS = 4, 512, 4
 # documents to calibrate on, and one held out, through parent and child.
 PASSES = {"heads": (DOCUMENTS * TOKENS + 512, 0), "share": ((DOCUMENTS + 1) * TOKENS, 2 * TOKENS)}
 BAR_GIB, BAR_TIMES = 3.0, 1.3
+HEADER = "way      seconds   CPU s   reading   products  times  times, CPU  peak GiB of its own"
+LONGEST = 900  # seconds of one way
+EVERY = 10.0  # seconds between two lines of progress
+began = time.perf_counter()
+
+
+def tell(line: str) -> None:
+    print(f"{time.perf_counter() - began:6.0f} s  {line}", file=sys.stderr, flush=True)
+
+
+def sides(shape: dict[str, int]) -> tuple[dict[str, tuple[int, ...]], tuple[int, int]]:
+    """The weights of a layer, and of the embedding."""
+    sizes = {**COMMON, **shape}
+    C, F_ = sizes["hidden_size"], sizes["intermediate_size"]
+    kv = C // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
+    layer: dict[str, tuple[int, ...]] = {f"self_attn.{x}_proj": (C, C) for x in "qo"}
+    layer |= {f"self_attn.{x}_proj": (kv, C) for x in "kv"}
+    layer |= {"mlp.gate_proj": (F_, C), "mlp.up_proj": (F_, C), "mlp.down_proj": (C, F_)}
+    layer |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (C,))
+    return layer, (sizes["vocab_size"], C)
+
+
+def size_of(shape: dict[str, int]) -> int:
+    """Bytes of the model."""
+    layer, embedding = sides(shape)
+    return 2 * (shape["num_hidden_layers"] * sum(map(math.prod, layer.values())) + 2 * math.prod(embedding))
 
 
 def make_model(folder: Path, shape: dict[str, int]) -> None:
     """Write a random Llama layer by layer, so that no more than one is ever held."""
-    sizes = {**COMMON, **shape}
-    C, F_, V = sizes["hidden_size"], sizes["intermediate_size"], sizes["vocab_size"]
-    kv = C // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    attention = {
-        f"self_attn.{x}_proj": rows for x, rows in (("q", (C, C)), ("k", (kv, C)), ("v", (kv, C)), ("o", (C, C)))
-    }
-    forward = {"mlp.gate_proj": (F_, C), "mlp.up_proj": (F_, C), "mlp.down_proj": (C, F_)}
-    norms = ("input_layernorm", "post_attention_layernorm")
+    layer, embedding = sides(shape)
     generator, where = torch.Generator().manual_seed(0), {}
 
     def write(number: int, tensors: dict[str, Any]) -> None:
@@ -60,13 +83,13 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
         write_shard(folder / name, drawn)
         where.update(dict.fromkeys(drawn, name))
 
-    for n in range(sizes["num_hidden_layers"]):
-        layer = {**attention, **forward, **dict.fromkeys(norms, (C,))}
+    for n in range(shape["num_hidden_layers"]):
         write(n, {f"model.layers.{n}.{key}.weight": rows for key, rows in layer.items()})
-    write(90_000, {"model.embed_tokens.weight": (V, C), "model.norm.weight": (C,)})
-    write(90_001, {"lm_head.weight": (V, C)})
+        tell(f"layer {n + 1} of {shape['num_hidden_layers']} is written")
+    write(90_000, {"model.embed_tokens.weight": embedding, "model.norm.weight": embedding[1:]})
+    write(90_001, {"lm_head.weight": embedding})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
-    config = {**sizes, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
+    config = {**COMMON, **shape, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -132,20 +155,31 @@ def watched_memory() -> Iterator[Callable[[], float]]:
 def child(way: str, folder: Path) -> None:
     import headwise as hw
     from headwise.models.stream import stream_of
+    from headwise.reshape.job import Listener
+
+    last = 0.0
+
+    def progress(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.perf_counter() > last + EVERY:
+            last = time.perf_counter()
+            tell(f"{way}: {stage}, {done:,} of {total:,}")
 
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(COMMON["vocab_size"], (DOCUMENTS, TOKENS), generator=generator)
     with watched_memory() as peak:
-        began = time.perf_counter()
+        start = time.perf_counter()
         model = hw.open(folder, stream=True)
         stream = stream_of(model)
         assert stream is not None
         if way == "heads":
-            result: dict[str, Any] = {"heads": len(hw.survey(model, [row.tolist() for row in ids]))}
+            tell(stream.forecast(PASSES[way][0], TOKENS))
+            survey = hw.survey(model, [row.tolist() for row in ids], progress=progress)
+            result: dict[str, Any] = {"heads": len(survey)}
         else:
-            shared = hw.share(model, KV_HEADS, text=ids)
+            shared = hw.share(model, KV_HEADS, text=ids, listener=Listener(lambda line: tell(f"{way}: {line}")))
             result = {"loss": [shared.damage.loss.before, shared.damage.loss.after], "kl": shared.damage.kl}
-        result |= {"seconds": time.perf_counter() - began, "cpu": time.process_time(), "peak_gib": peak()}
+        result |= {"seconds": time.perf_counter() - start, "cpu": time.process_time(), "peak_gib": peak()}
     print(json.dumps(result))
 
 
@@ -159,25 +193,33 @@ def main() -> None:
         child(options.child, options.folder)
         return
     shape = SHAPES.get(options.shape) or {**SHAPES["8b"], "num_hidden_layers": int(options.shape)}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the model is removed then, too
+    with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.json").exists():
-            folder.mkdir(exist_ok=True)
+            needed, free = int(1.2 * size_of(shape)), shutil.disk_usage(folder).free  # share writes a part anew
+            if needed > free:
+                parser.error(
+                    f"{needed / 1e9:.1f} GB are written to {folder}, where {free / 1e9:.1f} are free; --folder"
+                )
             make_model(folder, shape)
+        tell("reading all weights once, from the disk")
         read = reading(folder)
-        print("way      seconds   CPU s  reading + products, s  times (CPU)  peak GiB of its own")
+        rows = [HEADER]
         for way, (tokens, answered) in PASSES.items():
+            tell(f"{way}: its plain products")
             limit = read + products(folder, tokens, answered)
             forget(folder)
             command = [sys.executable, "-m", "benchmarks.large", "--child", way, "--folder", str(folder)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise RuntimeError(f"{way} failed: {done.stderr[-3000:]}")
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONGEST)
             row = json.loads(done.stdout.splitlines()[-1])
-            print(
-                f"{way:6} {row['seconds']:9.1f} {row['cpu']:7.1f} {limit:22.1f} {row['cpu'] / limit:12.2f} "
-                f"{row['peak_gib']:20.2f}   {json.dumps(row)}"
+            rows.append(
+                f"{way:6} {row['seconds']:9.1f} {row['cpu']:7.1f} {read:9.1f} {limit - read:10.1f} "
+                f"{row['seconds'] / limit:6.2f} {row['cpu'] / limit:11.2f} {row['peak_gib']:20.2f}   {json.dumps(row)}"
             )
+            tell(rows[-1])
+        print("\n".join(rows))
         print(f"bars: {BAR_TIMES} times, {BAR_GIB} GiB")
 
 

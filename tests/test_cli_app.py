@@ -43,6 +43,16 @@ def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) 
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
 
 
+def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    for kept, shown in ((io.StringIO(), "é"), (io.TextIOWrapper(io.BytesIO(), "ascii"), "\\u00e9")):
+        monkeypatch.setattr(sys, "stdout", kept)
+        print_json({"letter": "é"})
+        kept.seek(0)
+        assert shown in kept.read()
+    monkeypatch.setattr(sys, "stdout", text := io.StringIO())
+    assert invoke("cost", "gpt2", "--json").code == 0 and json.loads(text.getvalue())
+
+
 def test_long_work_prints_a_line_from_the_first_seconds_on_then_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

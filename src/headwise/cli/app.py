@@ -226,7 +226,8 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
 
 def print_json(document: dict[str, Any]) -> None:
     if sys.stdout is not None and not out.quiet:
-        text = json.dumps(document, ensure_ascii="utf" not in sys.stdout.encoding.lower(), indent=2)
+        encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
+        text = json.dumps(document, ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 

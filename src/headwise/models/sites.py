@@ -7,7 +7,6 @@ may look at it and may replace what the heads gave.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -209,12 +208,9 @@ def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]
 
 
 def _has_foreign(model: nn.Module) -> bool:
-    """Is there a model of transformers inside? Without loading transformers for those who do not use it."""
-    if "transformers" not in sys.modules:
-        return False
-    from headwise.models.hf import is_hf
-
-    return any(is_hf(module) for module in model.modules())
+    """Is there a model of transformers inside? It is told by its classes: only who uses transformers loads it."""
+    kinds = {(kind.__module__, kind.__name__) for module in model.modules() for kind in type(module).__mro__}
+    return ("transformers.modeling_utils", "PreTrainedModel") in kinds
 
 
 def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:

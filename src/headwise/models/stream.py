@@ -17,7 +17,7 @@ import tempfile
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,17 +45,23 @@ class Stream:
     model   of a family that has a record, with one stack of layers
     stored  the weights by the names of the model: in files, or as tensors
     seed    draw those of the layers anew each time, as untrained ones
+    finite  names of weights that were looked through for NaN and inf; what lies in memory was, when it was read
     """
 
-    def __init__(self, model: nn.Module, stored: Mapping[str, Place | Tensor], seed: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        stored: Mapping[str, Place | Tensor],
+        seed: int | None = None,
+        finite: Collection[str] = (),
+    ) -> None:
         self.model, self.stored, self.seed = model, dict(stored), seed
         self.blocks = blocks(model)
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
         self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
         self.number = 0  # of the batch that runs now
         self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
-        # Names of weights that were looked through for NaN and inf: what lies in memory was, when it was read.
-        self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
+        self.finite = {*finite, *(name for name, place in self.stored.items() if isinstance(place, Tensor))}
         self._users = Counter[int]()
         self._slots: list[list[tuple[nn.Module, str, str, nn.Parameter]]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
@@ -156,7 +162,7 @@ class Stream:
         The files lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
         """
         like = next(self.model.parameters())
-        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored)
+        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored, finite=self.finite)
         folder = Path(tempfile.mkdtemp(prefix="headwise-", dir=self.scratch))
         weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
         for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
@@ -171,6 +177,7 @@ class Stream:
             path = folder / f"layer-{layer}.safetensors"
             write_shard(path, {name: getattr(module, leaf).detach() for module, leaf, name, _ in slots})
             child.stored |= tensors_in(path)
+            child.finite -= {name for _, _, name, _ in slots}
             for module, leaf, _, rest in slots:
                 setattr(module, leaf, rest)
         return child.model

@@ -140,11 +140,12 @@ class Job:
 
     def _reshaped(self) -> Reshaped:
         folder, out = self._weights_folder(), None if self.out is None else Path(self.out)
-        self._claim({**self.change.settings, **self._settings(folder)})
+        self._claim(lambda: {**self.change.settings, **self._settings(folder)})
         self.listener.say("reading the text to calibrate")
         changed = self.change.apply(self.source, self.calibration)
         damage = self._damage(changed.model, changed)
         streamed = (STREAMED,) if stream_of(changed.model) is not None else ()
+        unread = streamed and out is None  # a digest of all weights takes as long as reading them
         whole_lines = (WHOLE_LINES,) if self.calibration.built_in and damage.loss is not None else ()
         report = Reshaped(
             model=changed.model,
@@ -153,7 +154,7 @@ class Job:
             what=changed.what,
             notes=(*changed.notes, *whole_lines, *streamed),
             details={**self.change.settings, **changed.details},
-            ancestors=() if folder is None else ancestors(folder, changed.origins, out),
+            ancestors=() if folder is None or unread else ancestors(folder, changed.origins, out),
             damage=damage,
         )
         self.listener.damage(report.what, report.notes, damage)
@@ -181,12 +182,12 @@ class Job:
             **({} if self.recipe is None else asdict(self.recipe)),
         }
 
-    def _claim(self, settings: Mapping[str, object]) -> None:
+    def _claim(self, settings: Callable[[], Mapping[str, object]]) -> None:
         workplace = self.workplace
         if workplace is not None and (workplace.has_state or self.recipe is not None):
             if self.resume and not workplace.has_state:
                 self.listener.say(f"nothing to resume in {workplace.path}; beginning")
-            workplace.claim(settings, self.resume)
+            workplace.claim(settings(), self.resume)
 
     def _damage(self, child: nn.Module, changed: Changed, speed: Speed | None = None) -> Damage:
         held_out, context = self.calibration.evaluation, self.source.context
@@ -195,7 +196,7 @@ class Job:
     def _healed(self, recipe: HealRecipe, changed: Changed, report: Reshaped) -> Reshaped:
         """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
         path = None if self.workplace is None else self.workplace.path
-        self._claim({"origins": changed.origins, "silent": changed.silent})
+        self._claim(lambda: {"origins": changed.origins, "silent": changed.silent})
         self.listener.say(f"healing for {recipe.steps} steps" + (f"; the state goes to {path}" if path else ""))
         dtype = next(changed.model.parameters()).dtype
         healed = Healing(
