@@ -119,9 +119,8 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     # A Cholesky factor of the products in float64 is one, too, in less than half the time; a silent head has none.
     products = blocks_hce.double().mT @ blocks_hce.double()
     factors, failed = torch.linalg.cholesky_ex(products, upper=True)
-    if failed.any():
-        factors = torch.linalg.qr(blocks_hce, mode="r").R
-    return factors.to(blocks_hce)
+    whole: Tensor = torch.linalg.qr(blocks_hce, mode="r").R if failed.any() else factors.to(blocks_hce)
+    return whole
 
 
 def run(work: Pass) -> Tensor:
