@@ -12,8 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise import RoPE
+from headwise.gpt.data import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.gpt.token_file import token_file
+from headwise.gpt.tokens import Tokens
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
 TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes
@@ -97,3 +100,8 @@ def by_paper() -> Callable[[Tensor, RoPE, Tensor], Tensor]:
         return out
 
     return turn
+
+
+def text_stream(tokens: Tokens, text: str, context: int) -> Stream:
+    """A text in memory to learn from."""
+    return Stream(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), context)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from processes import Ended, Started, command, together
+from small_models import text_stream
 
 from headwise import HeadwiseError
 from headwise.gpt import train as training
@@ -36,7 +37,7 @@ HALF = STEPS // 2 + 1
 
 
 def data() -> Stream:
-    return Stream.of_text(Tokens.characters(TEXT, boundary=False), TEXT, SHAPE["context"])
+    return text_stream(Tokens.characters(TEXT, boundary=False), TEXT, SHAPE["context"])
 
 
 def config() -> GPTConfig:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import text_stream
 
 from headwise import HeadwiseError
 from headwise.gpt.data import Documents, Stream
@@ -35,7 +36,7 @@ ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 def data(prose: Any) -> Stream:
     text = prose(150)
     tokens = Tokens.characters(text, boundary=False)
-    return Stream.of_text(tokens, text, 11)
+    return text_stream(tokens, text, 11)
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_training_lowers_the_loss(tiny_config: Any, prose: Any, tmp_path: Path, 
         data: Any = Documents.of_lines(tokens, lines[:130], lines[130:], 11)
     else:
         tokens = Tokens.characters(text, boundary=False)
-        data = Stream.of_text(tokens, text, 11)
+        data = text_stream(tokens, text, 11)
     config = tiny_config(name, len(tokens), n_layers=1)
     recipe = replace(PRESETS[name].recipe, steps=100, batch=16, warmup=5, lr=1e-2)
     torch.manual_seed(0)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import text_stream
 from torch import nn
 
 from headwise import HeadwiseError
 from headwise.gpt import verbs
-from headwise.gpt.data import Stream, verb_corpus
+from headwise.gpt.data import verb_corpus
 from headwise.gpt.run import Settings, run_training
 from headwise.gpt.tokens import Tokens
 from headwise.models.open import Folder, open_folder
@@ -54,7 +55,7 @@ def test_a_stream_is_cut_side_by_side_and_its_last_tenth_held_out(path: Path) ->
     assert torch.equal(torch.cat(found.train), ids[:cut])
     assert torch.equal(torch.cat(found.held_out)[: len(ids) - cut], ids[cut : cut + len(torch.cat(found.held_out))])
     assert {len(x) for x in found.train[:-1]} == {16}
-    stream = Stream.of_text(tokens, TEXT, 16)
+    stream = text_stream(tokens, TEXT, 16)
     assert stream._cut == cut  # what a run of headwise held out of its own text stays held out
 
 

@@ -49,11 +49,6 @@ class Stream:
                     f"pass a longer text or a smaller --context"
                 )
 
-    @classmethod
-    def of_text(cls, tokens: Tokens, text: str, context: int) -> Stream:
-        """Of a text in memory."""
-        return cls(token_file(lambda: ([[tokens.encode(text)]], len(tokens), {})), context)
-
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         return self._pieces(torch.randint(self._cut - self.context, (size, 1), generator=generator))
 

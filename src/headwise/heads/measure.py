@@ -117,8 +117,8 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
     # A Cholesky factor of the products in float64 is one, too, in less than half the time; a silent head has none.
-    products = blocks_hce.double().mT @ blocks_hce.double()
-    factors, failed = torch.linalg.cholesky_ex(products, upper=True)
+    wide = blocks_hce.double()
+    factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
     whole: Tensor = torch.linalg.qr(blocks_hce, mode="r").R if failed.any() else factors.to(blocks_hce)
     return whole
 

@@ -9,8 +9,9 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import Context
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -210,64 +211,51 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def decoder(model: nn.Module, prompt: Tensor) -> Callable[[], Callable[[Tensor], object]]:
-    """Let the model read a prompt (1,T) into its cache. Each call of the result begins anew from there.
+@dataclass
+class Reader:
+    """Reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next token."""
 
-    What it begins is a function that gives the model one more token (1,1) at a time.
-    """
-    if isinstance(model, GPT):
-        cache: Any = model.new_caches()
-        model(prompt, cache, last_only=True)
-    else:
-        cache = model(input_ids=prompt, use_cache=True).past_key_values
+    model: nn.Module
+    cache: Any = None  # of a GPT those of its layers; of transformers what the last call gave, if it keeps any
+    text: Tensor = field(default_factory=lambda: torch.empty(1, 0, dtype=torch.long))
 
-    def begin() -> Callable[[Tensor], object]:
-        copied = copy.deepcopy(cache)
+    def __call__(self, ids: Tensor) -> Tensor:
+        model: Any = self.model
         if isinstance(model, GPT):
-            return lambda token: model(token, copied, last_only=True)
-        return lambda token: model(input_ids=token, past_key_values=copied, use_cache=True)
+            row: Tensor = model(ids, self.cache, last_only=True)[0, -1]
+            return row
+        self.text = torch.cat([self.text.to(ids), ids], 1)
+        options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
+        if "logits_to_keep" in _parameters(model):
+            options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
+        # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
+        past = {} if self.cache is None else {"past_key_values": self.cache}
+        answer = model(input_ids=ids if past else self.text, **past, **options)
+        self.cache = getattr(answer, "past_key_values", None)
+        last: Tensor = answer.logits[0, -1]
+        return last
 
-    return begin
+    def fork(self) -> Reader:
+        """Another one that goes on from here."""
+        return replace(self, cache=copy.deepcopy(self.cache))
 
 
-def reader(model: nn.Module, plan: Plan | None = None) -> Callable[[Tensor], Tensor]:
-    """A function that reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next.
-
-    plan  what each key/value head keeps and sees of the text; None: all
-    """
+def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
+    """What reads a text from its beginning; `plan` is what each key/value head keeps and sees of it, None: all."""
     if isinstance(model, GPT):
-        caches = model.new_caches(plan)
-        return lambda ids: model(ids, caches, last_only=True)[0, -1]
+        return Reader(model, model.new_caches(plan))
     if plan is not None:
         raise HeadwiseError(f"{type(model).__name__} keeps its own cache, which takes no plan; pass a run of headwise")
-    options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
-    if "logits_to_keep" in _parameters(model):
-        options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
-    past: Any = None
-    text = torch.empty(1, 0, dtype=torch.long)
-
-    def read(ids: Tensor) -> Tensor:
-        nonlocal past, text
-        text = torch.cat([text.to(ids), ids], 1)
-        # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
-        more = {"input_ids": text} if past is None else {"input_ids": ids, "past_key_values": past}
-        answer: Any = model(**more, **options)
-        past = getattr(answer, "past_key_values", None)
-        logits: Tensor = answer.logits[0, -1]
-        return logits
-
-    return read
+    return Reader(model)
 
 
 @contextmanager
 def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     """The hooks are there within this block and gone after it."""
-    held = list(handles)
-    try:
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
         yield
-    finally:
-        for handle in held:
-            handle.remove()
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from headwise.models.sites import Site, held_here, sites_of
 
 # Names by which modules and configs call the same thing, tried in this order.
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # of the name of a class
 PROJECTIONS, PACKED, COUNTS, CROSS = (_NAMES[key] for key in ("projections", "packed", "counts", "cross"))
 
 
@@ -128,13 +129,9 @@ def without_maps(model: nn.Module) -> list[str]:
 
 def _words(kind: type, modules: Mapping[str, nn.Module]) -> str:
     """The name of a class as words, without what all classes of its family begin with."""
-    pairs = itertools.takewhile(
-        lambda pair: pair[0] == pair[1], zip(kind.__name__, type(modules[""]).__name__, strict=False)
-    )
-    family = "".join(letter for letter, _ in pairs)
-    family = family[: max((m.start() for m in re.finditer(r"[A-Z]|$", family)), default=0)] if family else ""
-    rest = kind.__name__.removeprefix(family) or kind.__name__
-    return " ".join(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+", rest)).lower()
+    name, model = (WORD.findall(each.__name__) for each in (kind, type(modules[""])))
+    shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(name, model, strict=False))))
+    return " ".join(name[shared:] or name).lower()
 
 
 def _ranges(place: str, numbers: Sequence[int]) -> str:

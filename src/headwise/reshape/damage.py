@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headwise.cost import cache_bytes_per_token
 from headwise.heads.documents import Document, listening
 from headwise.heads.measure import measure as measure_call
-from headwise.models.ask import answers, config_fields, decoder, each, predicts
+from headwise.models.ask import answers, config_fields, each, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.stream import stream_of
 from headwise.records import Call
@@ -141,11 +141,13 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
     prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
-    decoders = [decoder(model, prompt) for model in (parent, child)]
+    readers = [reader(model) for model in (parent, child)]
+    for read in readers:
+        read(prompt)
     speeds: tuple[list[float], list[float]] = ([], [])
     for run in range(RUNS):
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
-            speeds[i].append(_run_speed(decoders[i](), prompt))
+            speeds[i].append(_run_speed(readers[i].fork(), prompt))
     # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
     (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
