@@ -57,17 +57,17 @@ def test_long_work_prints_a_line_from_the_first_seconds_on_then_less_often(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Progress, "FIRST", 0.1)
-    with Progress() as progress:
+    with Progress("reading the text") as progress:
         time.sleep(0.15)  # one step that says nothing
         progress("head", 3, 7, "L0.H3")
         time.sleep(0.75)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "working  (0 s)"
+    assert lines[0] == "reading the text  (0 s)"
     assert lines[1].startswith("head 3/7  L0.H3  (") and 2 <= len(lines) <= 4  # after 0.1, 0.3, 0.7 s; never every 0.1
 
 
 def test_a_milestone_has_its_line_at_once_and_short_work_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress() as progress:
+    with Progress("reading the text") as progress:
         progress("step", 1, 2)
         progress("step", 2, 2, "loss 0.5", milestone=True)
     assert capsys.readouterr().err == "step 2/2  loss 0.5\n"
@@ -78,7 +78,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(err, "_file", screen)
     monkeypatch.setattr(err, "_force_terminal", True)
     monkeypatch.setattr(err, "is_interactive", True)
-    with Progress() as progress:
+    with Progress("reading the text") as progress:
         progress("documents", 2, 5, "L1.H0")
         progress("documents", 5, 5, "L1.H0")
     assert "documents" in screen.getvalue() and "5/5" in screen.getvalue()

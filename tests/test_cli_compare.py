@@ -114,7 +114,7 @@ def test_the_workers_end_with_the_command_and_leave_what_is_done(end: signal.Sig
     child = subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True, preexec_fn=listen)
     assert child.stderr is not None
     try:
-        first = next(line for line in child.stderr if not line.startswith("working"))  # a unit is done
+        first = next(line for line in child.stderr if not line.startswith("the first models"))  # a unit is done
         if end is signal.SIGINT:
             os.killpg(child.pid, end)  # as a terminal does: to all processes
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -66,6 +67,15 @@ def run(original: Path) -> Iterator[Path]:
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the fresh process, for tests of something else: it takes seconds."""
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
+
+
+def test_the_text_may_come_from_standard_input(
+    invoke: Invoke, run: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    piped = json.loads(invoke("share", run, "--kv-heads", 3, "--text", "-", "--json").out)
+    named = json.loads(invoke("share", run, "--kv-heads", 3, "--text", text, "--json").out)
+    assert piped["damage"]["loss"] == named["damage"]["loss"]
 
 
 def assert_refused(outcome: Outcome, said: str) -> None:

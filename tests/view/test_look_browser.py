@@ -258,12 +258,19 @@ def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> No
     assert page.is_hidden("#ranking")
 
 
-def test_the_question_leads_to_its_answer(page: Page) -> None:
+def test_the_question_leaves_time_to_think_before_its_answer(page: Page) -> None:
     page.fill("#own-text", "I work")
     until(page, "own.text === 'I work'")
+    question = page.inner_text("#question")
+    page.click("#question")
+    assert words(page)[1:] == TEXT.split() and page.evaluate("view.pinned") and lit(page) == AT
+    assert page.is_visible("#think") and page.is_hidden("#ranking")
+    page.click("#languages [lang=es]")
+    assert page.inner_text("#question").startswith("Ya tengo una respuesta")
+    page.click("#languages [lang=en]")
     page.click("#question")
     page.wait_for_selector("#ranking li >> nth=5")
-    assert words(page)[1:] == TEXT.split() and page.evaluate("view.pinned") and lit(page) == AT
+    assert page.is_hidden("#think") and page.inner_text("#question") == question
 
 
 def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path, open_page: Opener) -> None:

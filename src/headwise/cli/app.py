@@ -61,12 +61,13 @@ COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 class Progress:
     """How far long work is, on standard error: a bar for each stage on a terminal, plain lines elsewhere.
 
-    A plain line comes after 2 seconds without one, then after 4, 8, 16 and every 30, also while one step takes long.
+    A plain line comes after 2 seconds without one, then after 4, 8, 16 and every 30, also while one step takes long;
+    `begins` is what it says before the first stage.
     """
 
     FIRST, LONGEST = 2.0, 30.0  # seconds
 
-    def __init__(self) -> None:
+    def __init__(self, begins: str) -> None:
         columns = (
             rich_progress.TextColumn("{task.description}"),
             rich_progress.MofNCompleteColumn(),
@@ -78,7 +79,7 @@ class Progress:
         self._tasks: dict[str, rich_progress.TaskID] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
-        self._state, self._began, self._printed = "working", time.monotonic(), time.monotonic()
+        self._state, self._began, self._printed = begins, time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -217,7 +218,7 @@ def check_outputs(**paths: Path | None) -> None:
 def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
     """Reports (message, done, total) the units of a study, and says after Ctrl-C that the folder keeps them."""
     try:
-        with Progress() as progress:
+        with Progress("the first models are being trained") as progress:
             yield lambda message, done, total: progress("unit", done, total, message, milestone=True)
     except KeyboardInterrupt:
         err.print(f"finished units are kept in {folder}; the same command goes on from there", soft_wrap=True)

@@ -48,7 +48,7 @@ def generate(
     if samples == 1 and not as_json:
         _print_text(texts[0], (token for (token,) in stream if token is not None), decode)
     else:
-        with Progress() as progress:
+        with Progress("reading the prompt") as progress:
             for n, step in enumerate(stream):
                 for text, token in zip(texts, step, strict=True):
                     text += [] if token is None else [token]

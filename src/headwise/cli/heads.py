@@ -111,8 +111,7 @@ def _circuits(model: Path, as_json: bool, **options: Any) -> None:
     from headwise.view.circuits import print_circuits
 
     folder = open_folder(model)
-    with Progress() as progress:
-        progress("circuits", 0, 0)
+    with Progress("reading the weights of all heads"):
         result = circuits(folder.model)
     if as_json:
         print_json({"model": folder.name, **result.plain()})
@@ -226,7 +225,7 @@ def look(
     read = None
     if ids is not None:
         read = read_ids(folder, ids, documents)
-    with Progress() as progress:
+    with Progress("reading the text") as progress:
         if ids is None and (text or relations is None):
             read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)
         labelled = text_of(folder, read, tokens, documents, relations)

@@ -30,7 +30,7 @@ def ladder(
     with needs_torch():
         from headwise.lab.ladder import run_ladder
         from headwise.view.ladder import print_ladder
-    with Progress() as progress:
+    with Progress("drawing weights") as progress:
         sizes = (width, heads, kv_heads, tokens, batch, repeats, seed)
         record = run_ladder(*sizes, report=lambda rung, done, total: progress("rung", done, total, rung))
     if as_json:

@@ -30,7 +30,7 @@ def replay_microgpt(
     steps = 1000 if options["steps"] is None else options["steps"]
     shape = options["shape"] or {}
     began = time.perf_counter()
-    with Progress() as progress:
+    with Progress("reading the names") as progress:
         every = max(1, steps // 200)  # a bar that moves at each step would take longer than the steps
 
         def report(step: int, loss: float) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from headwise.cli.app import Debug, Json, Progress, err, out, print_json
 from headwise.errors import HeadwiseError
+from headwise.files import STDIN, read_text
 from headwise.reshape.report import HealRecipe
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def reshape(options: Options, verb: Callable[..., Reshaped]) -> None:
     from headwise.view.reshape import print_reshaped
 
     arguments = {name: value for name, value in vars(options).items() if name not in ("model", "as_json", "debug")}
+    if options.text == Path(STDIN):
+        arguments["text"] = read_text(STDIN)
     if options.heal is None:
         for name in ("batch", "lr", "hidden", "refit", "seed"):
             if arguments[name] != getattr(HealRecipe, name):
@@ -98,5 +101,5 @@ def _listening(as_json: bool) -> Iterator[Listener]:
             print_changed(out, what, notes)
             print_damage(out, "Before any training, on held-out text", first)
 
-    with Progress() as progress:
+    with Progress("measuring the model as it is, and changed") as progress:
         yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)

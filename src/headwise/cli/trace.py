@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from headwise.cli.app import Debug, Json, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.cli.app import Debug, Json, Progress, check_outputs, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 
 
@@ -37,7 +37,7 @@ def trace(
     if text == "":
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
-        with Progress() as progress:
+        with Progress("training a small model on names") as progress:
             progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
     else:
@@ -54,3 +54,5 @@ def trace(
     print_steps(out, steps, lang)
     if html is not None:
         out.print(f"\npage: {html}")
+    if run is None:
+        err.print("\nthis is a small model, trained on names just now; for one of yours: headwise trace runs/verbs")

@@ -29,7 +29,7 @@ def why(
     from headwise.view.why import print_story, story_page
 
     folder = open_folder(model)
-    with Progress() as progress:
+    with Progress("adding up what each head writes") as progress:
         story = story_of(folder, prompt, answer, corrupt, progress)
     if html is not None:
         story_page(html, story, lang)

@@ -48,7 +48,7 @@ def windows(
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
     folder = open_folder(model)
-    with Progress() as progress:
+    with Progress("reading the text") as progress:
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:

@@ -77,19 +77,25 @@ function listen() {
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { buildRamps(); redraw(); });
 }
 
-// The suggested question: looks where the answer is given, and tries every head there.
+// The suggested question: the first press leads to the place and leaves time to think, the second tries every head.
 function askQuestion() {
+  const asked = isAsked();
   if (own.text !== opening) setOwn(opening);
   view.at = restingPlace();
   view.pinned = true;
   showPoint();
   changeAddress();
-  silenceEach();
+  if (asked) silenceEach();
+  byId('think').hidden = asked;
+  sayQuestion(!asked);
 }
+
+function isAsked() { return !byId('think').hidden && own.text === opening && view.at === restingPlace(); }
 
 // Everything that the scripts have put into words.
 function showWords() {
   showTop();
+  sayQuestion(!byId('think').hidden);
   nameHeads();
   makeTable();
   makeRoles();

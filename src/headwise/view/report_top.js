@@ -21,6 +21,8 @@ function showTop() {
   byId('no-model').textContent = modelMissing();
   byId('no-model').hidden = hasModel();
   byId('question').hidden = !hasModel();
-  setText('question', `report.question_${data.question}`, {});
   byId('meanings').replaceChildren(...data.columns.flatMap((column) => [element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
 }
+
+// The button that leads to the question, and from there to the answer.
+function sayQuestion(asked) { setText('question', asked ? 'report.question_answer' : `report.question_${data.question}`, {}); }
