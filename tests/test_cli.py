@@ -73,7 +73,7 @@ def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
     assert "Traceback" not in err, err
     assert code_given == code, err
     assert [line for line in lines if line.startswith("headwise: ")] == lines[-1:], err
-    assert all(re.match(r"step \d+/\d+ |training |reading ", line) for line in lines[:-1]), err
+    assert all(re.match(r"step \d+/\d+ |training |preparing ", line) for line in lines[:-1]), err
     for word in words:
         assert word in lines[-1]
     assert out == ""

@@ -23,7 +23,7 @@ from headwise.view.cost import print_choice, print_models, print_price, print_va
 from headwise.view.ladder import print_ladder
 from headwise.view.reshape import print_curve
 from headwise.view.survey_table import print_survey
-from headwise.view.tables import print_table
+from headwise.view.tables import print_table, say
 
 Draw = Callable[[Console], None]
 
@@ -96,3 +96,12 @@ def test_a_wide_console_gets_one_table() -> None:
     lines = drawn(VIEWS["plain"], 500)
     assert sum(line.startswith("Many") for line in lines) == 1
     assert sum(line.startswith("Many") for line in drawn(VIEWS["plain"], 60)) > 2
+
+
+def test_a_terminal_wraps_paragraphs_between_words_and_a_pipe_does_not() -> None:
+    line = " ".join(["previous"] * 20)
+    for terminal, widest in ((True, 59), (False, len(line))):
+        console = Console(file=io.StringIO(), width=60, soft_wrap=True, force_terminal=terminal)
+        say(console, line)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert set(" ".join(lines).split()) == {"previous"} and max(map(len, lines)) <= widest

@@ -240,7 +240,7 @@ def _print_result(result: Result) -> None:
 def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
     """Of the steps, and of what else takes long. Where there is no terminal, each evaluation has a line."""
     held_out = ""
-    with Progress("reading the text") as progress:
+    with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out

@@ -14,8 +14,8 @@ WORDS = 10  # columns of the console that a column of words keeps, however narro
 
 
 def say(console: Console, line: str) -> None:
-    """A paragraph as it is: brackets are no markup, numbers get no colour."""
-    console.print(Text(line), highlight=False, markup=False)
+    """A paragraph as it is: brackets are no markup, numbers get no colour. A terminal wraps it between words."""
+    console.print(Text(line), highlight=False, markup=False, soft_wrap=console.soft_wrap and not console.is_terminal)
 
 
 def print_table(
