@@ -272,9 +272,9 @@ def _run() -> int:
     except typer.Exit as stop:
         code = stop.exit_code
     except TyperException as error:
-        context = getattr(error, "ctx", None)
-        helped = "" if context is None else f"; {context.command_path} --help has an example"
-        code = _failed(error, error.format_message().rstrip(".") + helped)
+        asked = getattr(error, "ctx", None)
+        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
+        code = _failed(error, error.format_message().rstrip(".?") + helped)
     except HeadwiseError as error:
         code = _failed(error, str(error))
     except BrokenPipeError:
