@@ -23,8 +23,9 @@ from headwise.heads.effect import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
 from headwise.reshape.job import Job
-from headwise.reshape.prune import head_scores, pruning
-from headwise.reshape.share import sharing
+from headwise.reshape.prune import Pruning, head_scores
+from headwise.reshape.report import Options
+from headwise.reshape.share import Sharing
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 
@@ -125,32 +126,32 @@ NANOGPT: Any = {"norm": "layer", "position": "learned", "activation": "gelu", "g
 REFUSED: list[tuple[Any, Any, str]] = [
     (
         lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT)),
-        pruning("L0.H1", None, None, False),
+        Pruning("L0.H1"),
         "BertForQuestionAnswering answers with something other than tokens",
     ),
     (
         lambda: tf.LlamaForSequenceClassification(tf.LlamaConfig(**ROTARY)),
-        sharing(3, "mean", "adjacent"),
+        Sharing(3, "mean", "adjacent"),
         "LlamaForSequenceClassification answers with something other than tokens",
     ),
     (
         lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2, scale_attn_by_inverse_layer_idx=True)),
-        pruning("L0.H1", None, None, False),
+        Pruning("L0.H1"),
         "scale_attn_by_inverse_layer_idx",
     ),
     (
         BUILD["bert"],
-        pruning(None, 0.75, "importance", False),
+        Pruning(keep=0.75),
         "by='importance' needs the loss of a next token, and BertForMaskedLM predicts none",
     ),
     (
         BUILD["llama"],
-        pruning(None, 0.8, "importance", True),
+        Pruning(keep=0.8, uniform=True),
         "num_attention_heads to divide hidden_size=24, and 5 does not; 1, 2, 3, 4 would; leave out --uniform",
     ),
     (
         lambda: GPT(GPTConfig(**OWN | {"head_dim": None, "d_model": 24}, **NANOGPT)),
-        sharing(3, "mean", "adjacent"),
+        Sharing(3, "mean", "adjacent"),
         "gpt2's config has no num_key_value_heads",
     ),
 ]
@@ -160,7 +161,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
 def test_what_cannot_be_done_is_said_before_a_text_is_read(make: Any, change: Any, said: str) -> None:
     model = make().eval()
     with pytest.raises(HeadwiseError) as refusal:
-        Job(model, change, text=Path("no such text")).run()
+        Job(model, change, Options(text=Path("no such text"))).run()
     assert said in str(refusal.value)
 
 

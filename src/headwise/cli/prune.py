@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwise.cli.app import command, needs_torch
-from headwise.cli.reshape import Options, reshape, with_options
+from headwise.cli.reshape import with_options
 
 
 @command()
 @with_options
 def prune(
-    options: Options,
     heads: str | None = None,
     keep: float | None = None,
     by: str | None = None,
     uniform: bool = False,
-) -> None:
+) -> Any:
     """Remove query heads from a model.
 
     Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
@@ -22,8 +23,5 @@ def prune(
     damage is measured, healed if you ask for it, and a verified folder is written.
     """
     with needs_torch():
-        from headwise.reshape.prune import prune as prune_model
-    reshape(
-        options,
-        lambda **common: prune_model(options.model, heads, keep=keep, by=by, uniform=uniform, **common),
-    )
+        from headwise.reshape.prune import Pruning
+    return Pruning(heads, keep, by, uniform)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwise.cli.app import command, needs_torch
-from headwise.cli.reshape import Options, reshape, with_options
+from headwise.cli.reshape import with_options
 
 
 @command()
 @with_options
 def share(
-    options: Options,
     kv_heads: int,
     method: str = "aligned+norm",
     groups: str = "adjacent",
     group: str | None = None,
-) -> None:
+) -> Any:
     """Let query heads share key/value heads: a smaller cache.
 
     MODEL is a run of headwise or a folder of Llama, Mistral, Qwen2 or Qwen3. The damage is measured before any
@@ -22,7 +23,5 @@ def share(
     appears. The last tenth of TEXT is held out to measure on.
     """
     with needs_torch():
-        from headwise.reshape.share import share as share_model
-    reshape(
-        options, lambda **common: share_model(options.model, kv_heads, method=method, groups=group or groups, **common)
-    )
+        from headwise.reshape.share import Sharing
+    return Sharing(kv_heads, method, group or groups)

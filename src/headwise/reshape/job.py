@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -25,8 +26,8 @@ from headwise.models.weights import AttentionWeights, cast, family_of, read_laye
 from headwise.reshape.damage import HeadPairs, cache_bytes, measure
 from headwise.reshape.export import export
 from headwise.reshape.heal import Healing
-from headwise.reshape.report import Damage, HealPoint, HealRecipe, Reshaped, Speed
-from headwise.reshape.text import Calibration, Ids, read_calibration
+from headwise.reshape.report import Damage, HealPoint, HealRecipe, Options, Reshaped, Speed
+from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 
 STREAMED = "the model was run layer by layer, so decoding was not timed: it would read all weights for each token"
@@ -53,13 +54,16 @@ class Changed:
         return [[(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows]
 
 
-@dataclass(frozen=True)
-class Change:
-    """A way to reshape: `check` refuses before a text is read, `apply` makes the child."""
+class Change(ABC):
+    """A way to reshape; its fields, with the text, determine the child."""
 
-    settings: dict[str, object]
-    check: Callable[[nn.Module], None]
-    apply: Callable[[Folder, Calibration], Changed]
+    @abstractmethod
+    def check(self, model: nn.Module) -> None:
+        """Refuse what cannot be done, before a text is read."""
+
+    @abstractmethod
+    def apply(self, job: Job) -> Changed:
+        """Make the child of `job.source`."""
 
 
 @dataclass(frozen=True)
@@ -73,39 +77,31 @@ class Listener:
 
 @dataclass
 class Job:
-    """A change to a model, and all that goes with it: arguments of `share` and `prune`, which explain them."""
+    """A change to a model, and all that goes with it."""
 
     model: nn.Module | str | Path
     change: Change
-    text: Path | str | Ids | None = None
-    out: str | Path | None = None
-    tokens: int | None = None
-    recipe: HealRecipe | None = None
-    force: bool = False
-    resume: bool = False
+    options: Options
     listener: Listener = field(default_factory=Listener)
-    stream: bool | None = None
     source: Folder = field(init=False)
     calibration: Calibration = field(init=False)
     workplace: Workplace | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        if self.out is None and (self.force or self.resume):
-            raise HeadwiseError("--force and --resume are about the folder that is written; pass --out")
-        if self.resume and self.recipe is None:
-            raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
+        self.recipe, self.out = self.options.recipe, None if self.options.out is None else Path(self.options.out)
+        self.settings = vars(self.change)
 
     def run(self) -> Reshaped:
         """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
-        model = self.model
+        model, options = self.model, self.options
         if isinstance(model, nn.Module):
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
             )
         path = self.source.path if isinstance(model, nn.Module) else Path(model)
-        with nullcontext() if self.out is None else Workplace(path, Path(self.out), self.force) as self.workplace:
+        with nullcontext() if self.out is None else Workplace(path, self.out, options.force) as self.workplace:
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=self.stream)
+                self.source = open_folder(path, stream=options.stream)
             with _left_alone(self.source.model):
                 _check_model(self.source.model)
                 self._check_stream()
@@ -115,7 +111,7 @@ class Job:
                         "with hw.open, or leave out= away and keep the model of the result"
                     )
                 self.change.check(self.source.model)
-                self.calibration = read_calibration(self.text, self.source, self.tokens)
+                self.calibration = read_calibration(options.text, self.source, options.tokens)
                 stream = stream_of(self.source.model)
                 if stream is not None:
                     parts = self.calibration.statistics, self.calibration.evaluation, self.calibration.evaluation
@@ -139,10 +135,10 @@ class Job:
             raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
 
     def _reshaped(self) -> Reshaped:
-        folder, out = self._weights_folder(), None if self.out is None else Path(self.out)
-        self._claim(lambda: {**self.change.settings, **self._settings(folder)})
+        folder, out = self._weights_folder(), self.out
+        self._claim(lambda: {**self.settings, **self._settings(folder)})
         self.listener.say("reading the text to calibrate")
-        changed = self.change.apply(self.source, self.calibration)
+        changed = self.change.apply(self)
         damage = self._damage(changed.model, changed)
         streamed = (STREAMED,) if stream_of(changed.model) is not None else ()
         unread = streamed and out is None  # a digest of all weights takes as long as reading them
@@ -153,7 +149,7 @@ class Job:
             out=None if out is None else str(out),
             what=changed.what,
             notes=(*changed.notes, *whole_lines, *streamed),
-            details={**self.change.settings, **changed.details},
+            details={**self.settings, **changed.details},
             ancestors=() if folder is None or unread else ancestors(folder, changed.origins, out),
             damage=damage,
         )
@@ -185,9 +181,9 @@ class Job:
     def _claim(self, settings: Callable[[], Mapping[str, object]]) -> None:
         workplace = self.workplace
         if workplace is not None and (workplace.has_state or self.recipe is not None):
-            if self.resume and not workplace.has_state:
+            if self.options.resume and not workplace.has_state:
                 self.listener.say(f"nothing to resume in {workplace.path}; beginning")
-            workplace.claim(settings(), self.resume)
+            workplace.claim(settings(), self.options.resume)
 
     def _damage(self, child: nn.Module, changed: Changed, speed: Speed | None = None) -> Damage:
         held_out, context = self.calibration.evaluation, self.source.context
@@ -227,7 +223,7 @@ class Job:
                 raise
             raise Stopped(report.curve[-1].step) from None
         if stream_of(report.model) is not None and self.out is not None:  # its files have moved
-            report = replace(report, model=open_folder(Path(self.out), stream=True).model)
+            report = replace(report, model=open_folder(self.out, stream=True).model)
         return replace(report, verified=verified)
 
 

@@ -9,11 +9,12 @@ of the window is tried, too. A plain window drops the first token, on which many
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,13 @@ from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import evaluating, next_token_losses, require_next
 from headwise.models.open import Folder
 from headwise.models.sites import attach, attend_by_rows, sites_of
+from headwise.models.stream import stream_of
 from headwise.models.weights import head_counts, reads_as_stock
 from headwise.models.windows import cannot_narrow, windows_of, with_windows
 from headwise.records import Call
 from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.report import HealRecipe, Reshaped
-from headwise.reshape.text import Calibration, Ids, batches, spread
+from headwise.reshape.report import Options, Reshaped
+from headwise.reshape.text import batches, spread
 
 LOOK = 16_384  # tokens, at most, that one choice is measured on
 
@@ -42,18 +44,8 @@ def narrow(
     tolerance: float | None = None,
     cache: float | None = None,
     window: int | None = None,
-    text: Path | str | Ids | None = None,
-    out: str | Path | None = None,
-    tokens: int | None = None,
-    heal: int | None = None,
-    batch: int = HealRecipe.batch,
-    lr: float = HealRecipe.lr,
-    hidden: float = HealRecipe.hidden,
-    refit: int = HealRecipe.refit,
-    seed: int = HealRecipe.seed,
-    force: bool = False,
-    resume: bool = False,
     listener: Listener | None = None,
+    **options: Any,
 ) -> Reshaped:
     """Give layers a window: they see the latest tokens alone, and keep no others in the cache.
 
@@ -69,48 +61,47 @@ def narrow(
     The other arguments are those of `share`, and so are the errors. With `heal`, layers are chosen as if they could
     keep the first token beside their window; they then learn to do without it.
     """
-    recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
-    listener = listener or Listener()
-    change = narrowing(tolerance, cache, window, recipe is not None, listener.say)
-    return Job(model, change, text, out, tokens, recipe, force, resume, listener).run()
+    return Job(model, Narrowing(tolerance, cache, window), Options(**options), listener or Listener()).run()
 
 
-def narrowing(
-    tolerance: float | None,
-    cache: float | None,
-    window: int | None,
-    heals: bool,
-    say: Callable[[str], None] = lambda line: None,
-) -> Change:
-    if (tolerance is None) == (cache is None):
-        raise HeadwiseError(
-            "say how much may be lost, --tolerance 0.01 nats, or kept, --cache 0.5 of the bytes; one of the two"
-        )
-    if tolerance is not None and not 0 <= tolerance < math.inf:
-        raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
-    if cache is not None and not 0 < cache < 1:
-        raise HeadwiseError(f"cache={cache} must lie between 0 and 1; 0.5 keeps half of the bytes")
-    if window is not None and window < 1:
-        raise HeadwiseError(f"window={window} must be at least 1 token")
+@dataclass(frozen=True)
+class Narrowing(Change):
+    """The arguments of `narrow` that say how much goes."""
 
-    def check(model: nn.Module) -> None:
+    tolerance: float | None
+    cache: float | None
+    window: int | None
+
+    def __post_init__(self) -> None:
+        tolerance, cache, window = self.tolerance, self.cache, self.window
+        if (tolerance is None) == (cache is None):
+            raise HeadwiseError(
+                "say how much may be lost, --tolerance 0.01 nats, or kept, --cache 0.5 of the bytes; one of the two"
+            )
+        if tolerance is not None and not 0 <= tolerance < math.inf:
+            raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
+        if cache is not None and not 0 < cache < 1:
+            raise HeadwiseError(f"cache={cache} must lie between 0 and 1; 0.5 keeps half of the bytes")
+        if window is not None and window < 1:
+            raise HeadwiseError(f"window={window} must be at least 1 token")
+
+    def check(self, model: nn.Module) -> None:
+        if stream_of(model) is not None:
+            raise HeadwiseError("narrow measures with the whole model in memory; leave out --stream")
         require_next(model)
         if problem := cannot_narrow(model):
             raise HeadwiseError(problem)
-        there = set(windows_of(model)) - {None}
+        there = {window for window in windows_of(model) if window is not None}
         if None not in windows_of(model):
-            raise HeadwiseError(f"every layer has a window already, of {max(filter(None, there))} tokens")
-        if there and window not in (None, *there):
+            raise HeadwiseError(f"every layer has a window already, of {max(there)} tokens")
+        if there and self.window not in (None, *there):
             raise HeadwiseError(
-                f"window={window}: some layers have one of {max(filter(None, there))} tokens already, and a config has "
-                f"one length for all; leave --window out"
+                f"window={self.window}: some layers have one of {max(there)} tokens already, and a config has one "
+                f"length for all; leave --window out"
             )
 
-    def apply(source: Folder, calibration: Calibration) -> Changed:
-        return _Search(source, calibration, tolerance, cache, heals, say).changed(window)
-
-    settings: dict[str, object] = {"tolerance": tolerance, "cache": cache, "window": window}
-    return Change(settings, check, apply)
+    def apply(self, job: Job) -> Changed:
+        return _Search(self, job).changed()
 
 
 @contextmanager
@@ -137,37 +128,29 @@ class Choice(NamedTuple):
 class _Search:
     """The layers of a model that can do with a window, by the loss with the windows in place."""
 
-    def __init__(
-        self,
-        source: Folder,
-        calibration: Calibration,
-        tolerance: float | None,
-        cache: float | None,
-        heals: bool,
-        say: Callable[[str], None],
-    ) -> None:
-        self.source, self.model, self.tolerance, self.cache, self.say = source, source.model, tolerance, cache, say
-        self.sinks = int(heals)  # healing makes up for the first token
-        documents = spread(calibration.train, LOOK)
+    def __init__(self, asked: Narrowing, job: Job) -> None:
+        self.asked, self.model, self.say = asked, job.source.model, job.listener.say
+        self.sinks = int(job.recipe is not None)  # healing makes up for the first token
+        documents = spread(job.calibration.train, LOOK)
         self.batches = batches(documents)
         self.now = windows_of(self.model)
-        self.longest = source.context or calibration.length
+        self.longest = job.source.context or job.calibration.length
         self.known: dict[tuple[tuple[int, ...], int, int], float] = {}
         self.base = self._loss({})
-        say("measuring how far each head looks")
-        self.reach = windows(self.model, _text(source, documents))
+        self.say("measuring how far each head looks")
+        self.reach = windows(self.model, _text(job.source, documents))
         retrieving = {head.layer for head in self.reach.heads if head.retrieves}
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
 
-    def changed(self, window: int | None) -> Changed:
+    def changed(self) -> Changed:
         there = [w for w in self.now if w is not None]
         limit = max(map(len, (ids for group in self.batches for ids in group)))
         sizes = [SMALLEST << k for k in range(limit.bit_length()) if SMALLEST << k <= limit // 2] or [limit // 2 or 1]
-        tried = there[:1] or ([window] if window else sizes)
+        tried = there[:1] or ([self.asked.window] if self.asked.window else sizes)
         choices = [choice for size in tried if (choice := self._choice(size)) is not None]
         if not choices:
             raise HeadwiseError(self._refusal(tried))
-        best = min(choices, key=lambda c: (c.cost, c.share) if self.tolerance is None else (c.share, c.cost))
+        best = min(choices, key=lambda c: (c.cost, c.share) if self.asked.tolerance is None else (c.share, c.cost))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = ", ".join(f"L{n}" for n in best.layers)
         what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
@@ -189,13 +172,13 @@ class _Search:
         order, chosen = sorted(self.open, key=lambda n: alone[n]), tuple[int, ...]()
         for n in order:
             more = (*chosen, n)
-            if self.tolerance is None:
-                if self.cache is not None and self._share(chosen, window) > self.cache:
+            if self.asked.tolerance is None:
+                if self.asked.cache is not None and self._share(chosen, window) > self.asked.cache:
                     chosen = more
-            elif alone[n] <= self.tolerance and self._cost(more, window, self.sinks) <= self.tolerance:
+            elif alone[n] <= self.asked.tolerance and self._cost(more, window, self.sinks) <= self.asked.tolerance:
                 chosen = more
         share = self._share(chosen, window)
-        if not chosen or (self.cache is not None and share > self.cache):
+        if not chosen or (self.asked.cache is not None and share > self.asked.cache):
             return None
         return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), share)
 
@@ -241,14 +224,14 @@ class _Search:
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
         kept = sorted(set(range(len(self.now))) - set(self.open) - {n for n, w in enumerate(self.now) if w})
         rest = f"; {', '.join(f'L{n}' for n in kept)} keep all, for heads there find needles" if kept else ""
-        if self.cache is not None or not self.open:
+        if self.asked.cache is not None or not self.open:
             least = self._share(self.open, tried[0])
             return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger --cache"
         cost, n, size = min((self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried)
         learn = "" if self.sinks else ", or --heal STEPS to learn without the first token"
         return (
-            f"no layer does with a window of {lengths} tokens for {self.tolerance} nats{rest}; the cheapest is L{n} "
-            f"with {size}, {cost:+.4f}: pass a larger --tolerance{learn}"
+            f"no layer does with a window of {lengths} tokens for {self.asked.tolerance} nats{rest}; the cheapest is "
+            f"L{n} with {size}, {cost:+.4f}: pass a larger --tolerance{learn}"
         )
 
 

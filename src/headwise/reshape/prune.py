@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -25,8 +26,8 @@ from headwise.models.weights import attentions, cannot_carry, head_counts, layer
 from headwise.records import head_name, parse_head
 from headwise.reshape.damage import cache_bytes
 from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silenced
-from headwise.reshape.report import HealRecipe, Reshaped
-from headwise.reshape.text import Calibration, Ids
+from headwise.reshape.report import Options, Reshaped
+from headwise.reshape.text import Calibration
 
 SCORES = ("importance", "ablation", "role")
 
@@ -38,19 +39,8 @@ def prune(
     keep: float | None = None,
     by: str | None = None,
     uniform: bool = False,
-    text: Path | str | Ids | None = None,
-    out: str | Path | None = None,
-    tokens: int | None = None,
-    heal: int | None = None,
-    batch: int = HealRecipe.batch,
-    lr: float = HealRecipe.lr,
-    hidden: float = HealRecipe.hidden,
-    refit: int = HealRecipe.refit,
-    seed: int = HealRecipe.seed,
-    force: bool = False,
-    resume: bool = False,
-    stream: bool | None = None,
     listener: Listener | None = None,
+    **options: Any,
 ) -> Reshaped:
     """Remove query heads from a model, which is left alone.
 
@@ -66,40 +56,45 @@ def prune(
     Heads leave the weights where the format can carry what remains, and are zeroed otherwise; `notes` says why. The
     other arguments are those of `share`, and so are the errors.
     """
-    recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
-    change = pruning(heads, keep, by, uniform)
-    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener(), stream).run()
+    return Job(model, Pruning(heads, keep, by, uniform), Options(**options), listener or Listener()).run()
 
 
-def pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None, uniform: bool) -> Change:
-    if (heads is None) == (keep is None):
-        raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
-    if heads is not None and by is not None:
-        raise HeadwiseError(f"by={by!r} chooses heads where --keep says how many stay; --heads names them")
-    by = by or SCORES[0]
-    if by not in SCORES:
-        raise unknown(f"by={by!r} is not known", by, SCORES)
+@dataclass(frozen=True)
+class Pruning(Change):
+    """The arguments of `prune` that say which heads go."""
 
-    def chosen(model: nn.Module, scores: Mapping[str, float]) -> Gone:
-        if heads is not None:
-            return named_heads(model, heads)
-        assert keep is not None
-        return weakest(model, scores, keep, uniform)
+    heads: str | Sequence[str] | None = None
+    keep: float | None = None
+    by: str | None = None
+    uniform: bool = False
 
-    def check(model: nn.Module) -> None:
-        if keep is not None and by != "role" and predicts(model) != "next":
+    def __post_init__(self) -> None:
+        if (self.heads is None) == (self.keep is None):
+            raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
+        if self.heads is not None and self.by is not None:
+            raise HeadwiseError(f"by={self.by!r} chooses heads where --keep says how many stay; --heads names them")
+        if self.by not in (None, *SCORES):
+            raise unknown(f"by={self.by!r} is not known", self.by, SCORES)
+        if self.keep is not None:
+            object.__setattr__(self, "by", self.by or SCORES[0])
+
+    def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
+        if self.keep is None:
+            return named_heads(model, self.heads or "")
+        return weakest(model, scores, self.keep, self.uniform)
+
+    def check(self, model: nn.Module) -> None:
+        if self.by not in (None, "role") and predicts(model) != "next":
             raise HeadwiseError(
-                f"by={by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass --by role, "
-                f"or --heads"
+                f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass "
+                f"--by role, or --heads"
             )
-        obstacle(model, chosen(model, defaultdict(float)), uniform)  # as if all scores were equal
+        obstacle(model, self._gone(model, defaultdict(float)), self.uniform)  # as if all scores were equal
 
-    def apply(source: Folder, calibration: Calibration) -> Changed:
-        scores = {} if keep is None else head_scores(by, source, calibration)
-        return _changed(source.model, prune_heads(source.model, chosen(source.model, scores), uniform), scores)
-
-    settings: dict[str, object] = {"heads": heads, "keep": keep, "by": None if keep is None else by, "uniform": uniform}
-    return Change(settings, check, apply)
+    def apply(self, job: Job) -> Changed:
+        model = job.source.model
+        scores = {} if self.by is None else head_scores(self.by, job.source, job.calibration)
+        return _changed(model, prune_heads(model, self._gone(model, scores), self.uniform), scores)
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:

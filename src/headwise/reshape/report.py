@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
@@ -45,6 +46,46 @@ class HealRecipe:
         if not 0 <= self.hidden < math.inf:
             raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
         check_seed(self.seed)
+
+
+HEALING = ("batch", "lr", "hidden", "refit", "seed")  # options that are about healing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `share`, `prune` and `narrow` have in common; `share` explains it."""
+
+    text: Any = None  # a path, a text, or ids
+    out: str | Path | None = None
+    tokens: int | None = None
+    heal: int | None = None
+    batch: int = HealRecipe.batch
+    lr: float = HealRecipe.lr
+    hidden: float = HealRecipe.hidden
+    refit: int = HealRecipe.refit
+    seed: int = HealRecipe.seed
+    force: bool = False
+    resume: bool = False
+    stream: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.heal is None:
+            for name in HEALING:
+                if getattr(self, name) != getattr(HealRecipe, name):
+                    raise HeadwiseError(
+                        f"--{name} is about healing; pass --heal STEPS with it, or --heal 0 --refit TOKENS"
+                    )
+        if self.out is None and (self.force or self.resume):
+            raise HeadwiseError("--force and --resume are about the folder that is written; pass --out")
+        if self.resume and self.heal is None:
+            raise HeadwiseError("--resume goes on with a healing; pass --heal with the steps it began with")
+
+    @property
+    def recipe(self) -> HealRecipe | None:
+        """None where nothing is healed. Raises HeadwiseError for numbers that make no recipe."""
+        if self.heal is None:
+            return None
+        return HealRecipe(steps=self.heal, **{name: getattr(self, name) for name in HEALING})
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.markup import plural
-from headwise.models.open import Folder
 from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, layers_in_turn, with_layers
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPS, Groups, adjacent, best
 from headwise.reshape.job import Change, Changed, Job, Listener
 from headwise.reshape.moments import moments_in_turn
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
-from headwise.reshape.report import HealRecipe, Reshaped
-from headwise.reshape.text import Calibration, Ids
+from headwise.reshape.report import Options, Reshaped
 
 
 def share(
@@ -32,19 +32,8 @@ def share(
     *,
     method: str = "aligned+norm",
     groups: str = "adjacent",
-    text: Path | str | Ids | None = None,
-    out: str | Path | None = None,
-    tokens: int | None = None,
-    heal: int | None = None,
-    batch: int = HealRecipe.batch,
-    lr: float = HealRecipe.lr,
-    hidden: float = HealRecipe.hidden,
-    refit: int = HealRecipe.refit,
-    seed: int = HealRecipe.seed,
-    force: bool = False,
-    resume: bool = False,
-    stream: bool | None = None,
     listener: Listener | None = None,
+    **options: Any,
 ) -> Reshaped:
     """Let query heads share key/value heads: a smaller cache.
 
@@ -56,7 +45,7 @@ def share(
     method      how one head is made of several: first, mean, medoid, aligned, aligned+norm or principal (`pool`)
     groups      adjacent: neighbours share; best: heads whose sharing should cost least (`group`)
 
-    The arguments from here on are also those of `prune`:
+    options, which are also those of `prune` and `narrow`:
 
     text    to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents of ids;
             default: what a run of headwise was trained on
@@ -72,20 +61,25 @@ def share(
     Raises HeadwiseError for what cannot be done, and for a request that would change nothing; Stopped after Ctrl-C in a
     healing whose state waits beside `out`. Architecture: Ainslie et al. 2023, arXiv 2305.13245.
     """
-    recipe = None if heal is None else HealRecipe(steps=heal, batch=batch, lr=lr, hidden=hidden, refit=refit, seed=seed)
-    change = sharing(n_kv_heads, method, groups)
-    return Job(model, change, text, out, tokens, recipe, force, resume, listener or Listener(), stream).run()
+    return Job(model, Sharing(n_kv_heads, method, groups), Options(**options), listener or Listener()).run()
 
 
-def sharing(n_kv_heads: int, method: str, groups: str) -> Change:
+@dataclass(frozen=True)
+class Sharing(Change):
+    """The arguments of `share` that say what is shared, and how."""
 
-    def apply(source: Folder, calibration: Calibration) -> Changed:
-        blind = groups == "adjacent" and method in BLIND
-        roots = () if blind else moments_in_turn(source.model, calibration.statistics)
-        return share_heads(source.model, n_kv_heads, method, groups, roots)
+    n_kv_heads: int
+    method: str
+    groups: str
 
-    settings: dict[str, object] = {"n_kv_heads": n_kv_heads, "method": method, "groups": groups}
-    return Change(settings, lambda model: check_share(model, n_kv_heads, method, groups), apply)
+    def check(self, model: nn.Module) -> None:
+        check_share(model, self.n_kv_heads, self.method, self.groups)
+
+    def apply(self, job: Job) -> Changed:
+        model = job.source.model
+        blind = self.groups == "adjacent" and self.method in BLIND
+        roots = () if blind else moments_in_turn(model, job.calibration.statistics)
+        return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
 
 
 def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:
