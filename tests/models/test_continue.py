@@ -74,8 +74,8 @@ def test_a_plan_is_kept_and_refused_by_name() -> None:
         assert text == list(generate(masked, PROMPT, 67, cache=False, **options))
         assert text == list(generate(model, PROMPT, 67, plan=plan, cache=False, **options))
         assert text != list(generate(model, PROMPT, 67, **options))
-    with pytest.raises(HeadwiseError, match="LlamaForCausalLM keeps its own cache, which takes no plan; pass a run"):
-        list(generate(llama(), PROMPT, 3, plan=plan))
+    with pytest.raises(HeadwiseError, match="no cache that takes a plan: gpt2 is none of llama, mistral"):
+        list(generate(gpt2(), PROMPT, 3, plan=plan))
     with pytest.raises(HeadwiseError, match="the plan is for 1 layers of 3 key/value heads, and the model has 2 of 3"):
         list(generate(model, PROMPT, 3, plan=hw.Plan(plan.keep[:1])))
 

@@ -13,6 +13,7 @@ import headwise as hw
 from headwise import HeadwiseError
 from headwise.gpt.decode import Texts
 from headwise.models.generate import decode_form, decode_loss
+from headwise.reshape.narrow import seeing
 
 PROMPT = [3, 1, 4, 1, 5]
 SMALL = {"vocab_size": 19, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.3, "hidden_size": 24}
@@ -51,6 +52,26 @@ def test_the_text_is_that_of_transformers(name: str, monkeypatch: pytest.MonkeyP
     texts = hw.generate_batch(form, [PROMPT, expected[:29]], 31, temperature=0)
     assert texts == [expected[5:36], expected[29:60]]
     assert 1e-7 < decode_loss(decode_form(model, int8=True), expected) < 0.05
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama 3"])
+def test_a_plan_means_what_its_mask_says(name: str) -> None:
+    model = foreign(name)
+    plan = hw.Plan(((hw.Keep(1, 5), None), (None, hw.Keep(2, 11))))
+    ids = [(7 * n + 3) % 19 for n in range(41)]
+    with torch.no_grad(), seeing(model, {f"L{n}": plan.mask(n, 6) for n in range(2)}):
+        expected = [int(model(torch.tensor([ids[:n]])).logits[0, -1].argmax()) for n in range(5, 41, 5)]
+    text = [next(hw.generate(model, ids[:n], 1, temperature=0, plan=plan)) for n in range(5, 41, 5)]
+    assert text == expected
+    whole = list(hw.generate(model, PROMPT, 23, temperature=0))
+    full = hw.Plan(((None, None),) * 2)
+    assert list(hw.generate(model, PROMPT, 23, temperature=0, plan=full)) == whole
+    assert list(hw.generate(model, PROMPT, 23, temperature=0, plan=plan)) != whole
+
+
+def test_a_plan_that_our_form_cannot_keep_is_refused() -> None:
+    with pytest.raises(HeadwiseError, match="rope_type='llama3' cannot be represented"):
+        next(hw.generate(foreign("llama 3"), PROMPT, 3, plan=hw.Plan(((None, None),) * 2)))
 
 
 def test_who_has_no_form(tmp_path: Path) -> None:

@@ -242,11 +242,7 @@ class Reader:
 
 def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
     """What reads a text from its beginning; `plan` is what each key/value head keeps and sees of it, None: all."""
-    if isinstance(model, GPT):
-        return Reader(model, model.new_caches(plan))
-    if plan is not None:
-        raise HeadwiseError(f"{type(model).__name__} keeps its own cache, which takes no plan; pass a run of headwise")
-    return Reader(model)
+    return Reader(model, model.new_caches(plan) if isinstance(model, GPT) else None)
 
 
 @contextmanager

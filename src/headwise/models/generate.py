@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.decode import Decoder, Texts, hooked
 from headwise.gpt.forms import as_gpt
 from headwise.gpt.generate import MOST, WORTH, Source, continued, only
-from headwise.gpt.gpt import GPT
+from headwise.gpt.gpt import GPT, Block
 from headwise.gpt.tokens import Tokens
+from headwise.layer.importing.importers import import_attention
 from headwise.models.ask import context_of, logits, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
 from headwise.plan import Plan
@@ -47,7 +48,8 @@ def generate(
     seed         the same seed gives the same text
     stop         the id that ends the text and is not yielded; None takes those that the model's folder names
     cache        False computes every step anew: slower, the same text
-    plan         what each key/value head keeps of the text, and sees of it; None: all
+    plan         what each key/value head keeps of the text, and sees of it; None: all. Llama-like models of
+                 transformers (llama, mistral, qwen2, qwen3) are read in our form for it
     lookup       read so many tokens ahead, as they came after the last two where the text had these before; what is
                  not what the model writes is dropped: the same text, sooner where it repeats itself
 
@@ -112,7 +114,8 @@ def steps(
             return decode_form(module, rows=rows) if worth else None
         return None
 
-    begin, device = partial(reader, module, plan), next(module.parameters()).device
+    planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
+    begin, device = partial(reader, planned, plan), next(module.parameters()).device
     begin()  # a plan that does not fit is refused before the text begins
     source = Source(begin, context_of(module), vocabulary_of(module), device, form)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
@@ -127,28 +130,54 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     module: Any = open_model(model)
     if isinstance(module, GPT):
         return Decoder(module, int8, rows)
-    config: Any = getattr(module, "config", None)
-    kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
-    if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):
-        raise HeadwiseError(f"this model has no decode form: {kind} is none of {', '.join(LLAMA_LIKE)}, or is watched")
-    decoder = Decoder(as_gpt(config.to_dict(), module.state_dict()), int8, rows)
+    decoder = Decoder(_as_ours(module, "no decode form"), int8, rows)
     decoder.follow(module)
     rotary = module.model.rotary_emb
     assert decoder.rotation is not None
     decoder.rotation.frequencies, decoder.rotation.factor = rotary.inv_freq.tolist(), rotary.attention_scaling
-    difference = decode_loss(decoder, list(range(min(8, config.vocab_size, config.max_position_embeddings))))
+    difference = decode_loss(decoder, _few_ids(module))
     if not difference < (1e-6, 0.1)[int8]:
         raise HeadwiseError(f"this model has no decode form: ours differs from it by {difference:.2g} nats a token")
     return decoder
+
+
+def _as_ours(module: Any, lacks: str) -> GPT:
+    """A Llama-like model of transformers as a GPT of ours with the same weights, whose RoPE is still to be set."""
+    config: Any = getattr(module, "config", None)
+    kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
+    if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):
+        raise HeadwiseError(f"this model has {lacks}: {kind} is none of {', '.join(LLAMA_LIKE)}, or is watched")
+    return as_gpt(config.to_dict(), module.state_dict())
+
+
+def _for_plan(module: Any) -> GPT:
+    """A Llama-like model of transformers as a GPT of ours, whose caches take a plan."""
+    ours = _as_ours(module, "no cache that takes a plan")
+    rope = import_attention(module.model.layers[0].self_attn).layer.spec.rope
+    for block in cast(list[Block], ours.blocks):
+        block.attention.spec = block.attention.spec.replace(rope=rope)
+    difference = _divergence(*(logits(model, torch.tensor([_few_ids(module)])) for model in (module, ours)))
+    if not difference < (1e-6 if next(module.parameters()).dtype == torch.float32 else 1e-3):
+        raise HeadwiseError(f"this model takes no plan: our form differs from it by {difference:.2g} nats a token")
+    return ours
+
+
+def _few_ids(module: Any) -> list[int]:
+    return list(range(min(8, module.config.vocab_size, module.config.max_position_embeddings)))
+
+
+@torch.no_grad()
+def _divergence(theirs: Tensor, ours: Tensor) -> float:
+    """Mean KL(theirs || ours) of logits (...,V), in nats."""
+    log_p, log_q = (x.double().log_softmax(-1) for x in (theirs, ours))
+    return float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
 
 
 @torch.no_grad()
 def decode_loss(decoder: Decoder, ids: Sequence[int]) -> float:
     """What a decode form loses against its model on the end of a text: mean KL(model || form), in nats a token."""
     ids = ids[-min(SCORED, decoder.config.context) :]
-    ours = Texts(decoder, len(ids))([ids], len(ids))[0].double().log_softmax(-1)
-    theirs = logits(decoder.source, torch.tensor([ids]))[0].double().log_softmax(-1)
-    return float((theirs.exp() * (theirs - ours)).sum(-1).mean())
+    return _divergence(logits(decoder.source, torch.tensor([ids]))[0], Texts(decoder, len(ids))([ids], len(ids))[0])
 
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:
