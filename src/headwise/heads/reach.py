@@ -18,7 +18,8 @@ from headwise.plan import Keep, Plan
 
 SINKS = (0, 1, 4, 16)  # first tokens that are kept
 SHARES = (0.5, 0.9, 0.99)  # of the mass that are reached
-RETRIEVAL = 0.1  # from this needle score on a head looks things up, as the role of Wu et al. has it
+LIFT = 1.0  # nats: a head looks things up that weighs what answers e times as much as the rest of the needle, surely
+LEAST = 0.01  # and gives it a hundredth of its weight; less is not missed
 
 
 def check_plan(tolerance: float | None, cache: float | None) -> None:
@@ -41,10 +42,11 @@ class KVReach:
     outside: tuple[tuple[Interval, ...], ...]  # mass outside, for each of SINKS and each window; a mean over queries
     reached: tuple[Interval, ...]  # tokens back within which each of SHARES of the mass lies
     needle: Interval  # mass on the token that continues a planted needle; NaN where none could be planted
+    lift: Interval  # log of how often that is what the needle's other tokens get
 
     @property
     def retrieves(self) -> bool:
-        return self.needle.mean >= RETRIEVAL
+        return self.lift.low >= LIFT and self.needle.mean >= LEAST
 
     def keep(self, windows: tuple[int, ...], sinks: int, tolerance: float) -> Keep | None:
         """The smallest window that leaves out a mass of at most `tolerance`; None where the head needs all."""
@@ -113,7 +115,8 @@ class Windows:
 
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it; what is not finite is null."""
-        fields = asdict(self) | {"sinks": SINKS, "shares": SHARES, "retrieval": RETRIEVAL}
+        fields = asdict(self) | {"sinks": SINKS, "shares": SHARES}
+        fields["heads"] = [asdict(head) | {"retrieves": head.retrieves} for head in self.heads]
         document: dict[str, Any] = json.loads(json.dumps(fields), parse_constant=lambda constant: None)
         return document
 
@@ -123,7 +126,7 @@ class Windows:
         for head in self.heads:
             row: dict[str, Any] = {"name": head.name, "layer": head.layer, "kv_head": head.kv_head}
             named = {f"reached_{round(100 * share)}": x for share, x in zip(SHARES, head.reached, strict=True)}
-            named["needle"] = head.needle
+            named |= {"needle": head.needle, "lift": head.lift}
             for s, of_windows in zip(SINKS, head.outside, strict=True):
                 named |= {f"outside_s{s}_w{w}": x for w, x in zip(self.windows, of_windows, strict=True)}
             for name, x in named.items():

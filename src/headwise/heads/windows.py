@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.heads.blocks import Layout, Pass, Strip, Sums
@@ -29,7 +31,7 @@ from headwise.spec import resolve_kv_index
 SMALLEST = 16  # window
 NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
 
-Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle": of its key/value heads
+Gathered = dict[str, dict[str, Running]]  # site -> "outside", "reached", "needle", "lift": of its key/value heads
 
 
 def windows(
@@ -118,19 +120,17 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     The window of a query counts its own token: w = 1 is that token alone.
     """
     work = _Distances(call, b, document)
-    behind, early, start = run(work).cpu(), work.early.double().cpu(), work.start
-    H, length = behind.shape
-    n_rows = int(Sums(work).seen.any(0).sum())
+    behind, early = run(work).cpu(), work.early.double().cpu()  # (H,N) by distance; (H,T,first) by query
+    n_rows, length = max(1, int(Sums(work).seen.any(0).sum())), behind.shape[1]
+    distance = work.start + torch.arange(early.shape[1])[:, None] - torch.arange(early.shape[2])
+    on_first = early.new_zeros(len(early), length, early.shape[2])
+    on_first.scatter_add_(1, distance.clamp(min=0).expand_as(early), early)
+    lost = behind[..., None] - F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]  # (H,N,sinks)
+    outside = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))[:, [min(w, length) for w in sizes]]
     within = behind.cumsum(1)
-    total = within[:, -1:]
-    far = torch.stack([total[:, 0] - within[:, min(w, length) - 1] for w in sizes], 1).clamp(min=0)
-    # What lies far back and on the first keys: for key j it is the weight of all queries from j + w on.
-    later = torch.cat([early.flip(1).cumsum(1).flip(1), early.new_zeros(H, 1, early.shape[2])], 1)
-    j = torch.arange(early.shape[2])
-    on_first = torch.stack([later[:, (j + w - start).clamp(0, later.shape[1] - 1), j] for w in sizes], 2)  # (H,j,w)
-    kept = torch.cat([on_first.new_zeros(H, 1, len(sizes)), on_first.cumsum(1)], 1)[:, list(SINKS)]
-    reached = torch.searchsorted(within, total * torch.tensor(SHARES, dtype=total.dtype) - 1e-12).clamp(max=length - 1)
-    return (far[:, None] - kept).clamp(min=0) / max(1, n_rows), reached.double()
+    shares = within[:, -1:] * torch.tensor(SHARES, dtype=within.dtype)
+    reached = torch.searchsorted(within, shares - 1e-12).clamp(max=length - 1)
+    return outside.mT.clamp(min=0) / n_rows, reached.double()
 
 
 def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], int, int]]:
@@ -159,13 +159,20 @@ def _find_needles(
     seen: Gathered,
     progress: Callable[[int, int], None],
 ) -> float | None:
-    """Note the mass on the needle's next token, for the tokens that begin it again; the share that is completed."""
+    """Note how the tokens that begin a needle again look at what follows them in it; the share that is completed.
+
+    The control is the rest of the needle: the same head, at the same distance, where the answer does not stand.
+    """
     right, device = 0, next(model.parameters()).device
 
     def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
-        weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu()
-        answers = torch.arange(place + 1, place + NEEDLE)[None, :, None].expand(len(weights), -1, 1)
-        seen[site.name]["needle"].add(_largest(call, weights.gather(2, answers).mean((1, 2))).double().numpy())
+        weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).double().cpu()
+        n, at_needle = NEEDLE - 1, weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
+        answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
+        others = (at_needle.sum((1, 2)) - answers) / (n - 1)
+        lift = ((answers + n / length) / (others + n / length)).log()  # what is below an even share counts as none
+        for name, values in (("needle", answers / n), ("lift", lift)):
+            seen[site.name][name].add(_largest(call, values).numpy())
 
     for n, (ids, place, last) in enumerate(planted):
         with torch.no_grad(), listening(model, partial(note, place, len(ids))), ask.evaluating(model):
@@ -182,7 +189,11 @@ def _largest(call: Call, values: Tensor) -> Tensor:
 
 
 def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReach]:
-    layer, nan = parse_head(f"{site}.H0")[1], float("nan")
+    layer = parse_head(f"{site}.H0")[1]
+
+    def of_needle(name: str, g: int) -> Interval:
+        return values[name].interval(g) if name in values else Interval(math.nan, math.nan, math.nan, 0)
+
     return [
         KVReach(
             name=f"{site}.KV{g}",
@@ -192,7 +203,8 @@ def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReac
                 tuple(values["outside"].interval(g, s, w) for w in range(n_windows)) for s in range(len(SINKS))
             ),
             reached=tuple(values["reached"].interval(g, n) for n in range(len(SHARES))),
-            needle=values["needle"].interval(g) if "needle" in values else Interval(nan, nan, nan, 0),
+            needle=of_needle("needle", g),
+            lift=of_needle("lift", g),
         )
         for g in range(len(values["outside"].mean))
     ]

@@ -42,8 +42,8 @@ function heading() {
 function body() {
   const made = element('tbody');
   reach.heads.forEach((head, at) => {
-    const row = made.insertRow(), retrieves = head.needle.mean !== null && head.needle.mean >= reach.retrieval;
-    row.classList.toggle('retrieves', retrieves);
+    const row = made.insertRow();
+    row.classList.toggle('retrieves', head.retrieves);
     const name = element('th', '', head.name);
     name.scope = 'row';
     row.append(name);
