@@ -150,8 +150,11 @@ def induction_model() -> hw.GPT:
     return model
 
 
-def retrieval_model(retrieving: set[str], words: int = 37, places: int = 131) -> hw.GPT:
-    """Three layers of three heads that look one token back; those named, in layers 1 and 2, look things up instead."""
+def retrieval_model(retrieving: set[str], words: int = 37, places: int = 131, pull: float = 4.0) -> hw.GPT:
+    """Three layers of three heads that look one token back; those named, in layers 1 and 2, look things up instead.
+
+    pull  in W_Q and W_K of these: 4 leaves nothing for other tokens
+    """
     C = 3 * words + places
     token, place = slice(0, words), slice(words, words + places)
     before, answer = slice(words + places, 2 * words + places), slice(2 * words + places, C)
@@ -174,14 +177,14 @@ def retrieval_model(retrieving: set[str], words: int = 37, places: int = 131) ->
                 if layer or h:
                     model.blocks[layer].attention.heads[h].wo.zero_()  # type: ignore[union-attr, index]
                 if f"L{layer}.KV{h}" in retrieving:
-                    wire(model, layer, h, (token, one), (before, one), token, answer)
+                    wire(model, layer, h, (token, one), (before, one), token, answer, pull)
     return model
 
 
-def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice) -> None:
+def wire(model: hw.GPT, layer: int, h: int, q: Any, k: Any, reads: slice, writes: slice, pull: float = 4.0) -> None:
     head = model.blocks[layer].attention.heads[h]  # type: ignore[union-attr, index]
     for weight, (where, matrix) in ((head.wq, q), (head.wk, k)):
-        weight.zero_()[: len(matrix), where] = 4 * matrix
+        weight.zero_()[: len(matrix), where] = pull * matrix
     words = reads.stop - reads.start
     head.wv.zero_()[:words, reads] = torch.eye(words)
     head.wo.zero_()[writes, :words] = torch.eye(words)

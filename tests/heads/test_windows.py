@@ -99,6 +99,20 @@ def test_all_and_only_planted_heads_retrieve(reach: Windows, documents: list[lis
     assert any("needles" in note for note in without.notes)
 
 
+def test_heads_retrieve_that_weigh_an_answer_more_than_the_rest_of_its_needle(documents: list[list[int]]) -> None:
+    """Whatever the weight: what counts is the same head, at the same distance, where the answer does not stand."""
+    weak = hw.windows(planted.retrieval_model(RETRIEVING, pull=0.95), documents)
+    assert {name for name in weak if weak[name].retrieves} == RETRIEVING
+    assert all(0.01 < weak[name].needle.mean < 0.1 and weak[name].lift.low > 1 for name in RETRIEVING)
+    torch.manual_seed(3)
+    noise = planted.retrieval_model(set())
+    for parameter in noise.parameters():
+        parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    strewn = hw.windows(noise, documents)
+    assert max(strewn[name].needle.mean for name in strewn) > 0.01  # by chance; they are not sure of it
+    assert not any(strewn[name].retrieves for name in strewn)
+
+
 def test_of_the_query_heads_of_a_group_the_largest_counts(documents: list[list[int]]) -> None:
     shape = {"vocab_size": 37, "context": 131, "n_layers": 1, "n_heads": 6, "d_model": 36, "init_std": 0.4}
     torch.manual_seed(0)
@@ -138,7 +152,6 @@ def test_a_plan_takes_the_smallest_windows_or_fits_a_share(reach: Windows) -> No
         ({"cache": 1.5}, "cache=1.5"),
         ({"tolerance": -1.0}, "tolerance=-1"),
         ({"tolerance": math.nan}, "tolerance=nan"),
-        ({}, "one of them"),
         ({"tolerance": 0.1, "cache": 0.1}, "one of them"),
         ({"tolerance": 0.1, "sinks": 3}, "sinks=3"),
     ):
@@ -186,7 +199,7 @@ def test_the_command_writes_what_it_measured(
     for wrong, message in (
         (("--sinks", 3), "--sinks 3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
-        (("--plan", files["plan"]), "one of them"),
+        (("--plan", files["plan"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
         (("--plan", files["plan"], "--cache", 0.5, "--format", "dou"), "there is no format 'dou'; did you mean duo?"),
         (("--plan", tmp_path / "no" / "x", "--cache", 0.5), "does not exist"),
     ):

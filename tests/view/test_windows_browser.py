@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ def reach() -> Windows:
         )
         reached = tuple(Interval(10.0 * n + k, 1.0, 90.0, 3) for k in range(len(SHARES)))
         needle = Interval(0.4, 0.3, 0.5, 8) if n else Interval(math.nan, math.nan, math.nan, 0)
-        return KVReach(f"L{n}.KV0", n, 0, outside, reached, needle)
+        lift = replace(needle, mean=3 * needle.mean, low=0.9, high=1.5) if n else needle
+        return KVReach(f"L{n}.KV0", n, 0, outside, reached, needle, lift)
 
     return Windows("<b>m</b>", ("t",), 3, 290, 101, (16, 64, 101), (head(0), head(1)), 0.5, ("A note.",))
 
@@ -34,6 +36,7 @@ def test_a_cell_is_told_in_both_languages(browser: Browser, tmp_path: Path) -> N
         page = opened(tmp_path / "page.html")
         assert page.inner_text("h1") == "How far the heads of <b>m</b> look"
         assert page.locator("tr.retrieves th").all_inner_texts() == ["L1.KV0"]
+        assert page.locator("tr td:last-child").all_inner_texts() == ["\N{EN DASH}", "0.40 \N{MULTIPLICATION SIGN} 3.3"]
         page.get_by_role("button", name="0", exact=True).click()
         page.get_by_role("button", name="0.900").focus()
         page.keyboard.press("Enter")

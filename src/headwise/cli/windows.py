@@ -15,7 +15,7 @@ def windows(
     model: Path,
     text: list[str] | None = None,
     tokens: int | None = None,
-    documents: int | None = None,
+    documents: int = 32,
     sinks: int = 4,
     plan: Path | None = None,
     tolerance: float | None = None,
@@ -48,6 +48,8 @@ def windows(
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
     folder = open_folder(model)
+    if text and tokens is None:
+        tokens = folder.context
     with Progress("reading the text") as progress:
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
@@ -64,8 +66,16 @@ def windows(
         print_json({**reach.document(), "plan": None if plan is None else str(plan), "share": share})
         return
     print_windows(out, reach, sinks)
-    if share is not None:
-        out.print(f"plan: {plan}, {share:.3f} of the cache at {reach.longest:,} tokens")
+    if chosen is not None:
+        full = sum(layer.count(None) for layer in chosen.keep)
+        out.print(
+            f"plan: {plan}: {full} of {len(reach.heads)} heads keep all; {share:.3f} of the cache is left at "
+            f"{reach.longest:,} tokens"
+        )
+        if full == len(reach.heads):
+            out.print("nothing is saved: pass a larger --tolerance, or say with --cache 0.5 what may stay")
+        elif format in ("headwise", "duo"):
+            out.print(f"try it: headwise generate {model} --plan {plan}; headwise cost {model} --plan {plan}")
     for what, path in (("page", html), ("picture", png), ("table", csv)):
         if path is not None:
             out.print(f"{what}: {path}")

@@ -17,15 +17,16 @@ from headwise.intervals import Interval
 from headwise.plan import Keep, Plan
 
 SINKS = (0, 1, 4, 16)  # first tokens that are kept
+TOLERANCE = 0.01  # of the mass, where a plan is asked for and nothing else is said
 SHARES = (0.5, 0.9, 0.99)  # of the mass that are reached
-LIFT = 1.0  # nats: a head looks things up that weighs what answers e times as much as the rest of the needle, surely
+LIFT = 0.69  # nats: a head looks things up that weighs what answers twice as much as the rest of the needle, surely,
 LEAST = 0.01  # and gives it a hundredth of its weight; less is not missed
 
 
 def check_plan(tolerance: float | None, cache: float | None) -> None:
-    """Raise HeadwiseError unless one of the two says how a plan is chosen."""
-    if (tolerance is None) == (cache is None):
-        raise HeadwiseError("say which mass a head may lose, --tolerance 0.01, or what stays, --cache 0.5; one of them")
+    """Raise HeadwiseError where two things say how a plan is chosen, or one says what cannot be."""
+    if tolerance is not None and cache is not None:
+        raise HeadwiseError("--tolerance says which mass a head may lose, and --cache what stays; pass one of them")
     if tolerance is not None and not tolerance >= 0:
         raise HeadwiseError(f"tolerance={tolerance} must be 0 or more; 0.01 is a hundredth of the mass")
     if cache is not None and not 0 < cache <= 1:
@@ -83,7 +84,7 @@ class Windows:
     def plan(self, tolerance: float | None = None, cache: float | None = None, sinks: int = 4) -> Plan:
         """What each head should keep: the smallest window that drops little mass; all where it retrieves.
 
-        tolerance  the mass that may lie outside, a mean over queries
+        tolerance  the mass that may lie outside, a mean over queries; default: 0.01
         cache      or the share of the cache that may stay, at the length of the longest document: the smallest
                    tolerance that gets there is taken
         sinks      first tokens that each head keeps, one of SINKS
@@ -93,9 +94,8 @@ class Windows:
         check_plan(tolerance, cache)
         if sinks not in SINKS:
             raise HeadwiseError(f"sinks={sinks} is not measured; one of {', '.join(map(str, SINKS))}")
-        if tolerance is not None:
-            return self._plan(tolerance, sinks)
-        assert cache is not None
+        if cache is None:
+            return self._plan(TOLERANCE if tolerance is None else tolerance, sinks)
         place = SINKS.index(sinks)
         steps = sorted({0.0, *(mass.mean for head in self.heads for mass in head.outside[place])})
         plan = next((p for x in steps if (p := self._plan(x, sinks)).share(self.longest) <= cache), None)

@@ -35,6 +35,7 @@ from headwise.reshape.job import Change, Changed, Job, Listener
 from headwise.reshape.report import Options, Reshaped
 from headwise.reshape.text import batches, spread
 
+TOLERANCE = 0.01  # nats a token, where nothing else is asked for
 LOOK = 16_384  # tokens, at most, that one choice is measured on
 
 
@@ -54,7 +55,7 @@ def narrow(
 
     model      a GPT, a model of transformers with `layer_types` in its config, a Llama or Mistral (written as the Qwen2
                of the same function), or the folder of one; it is left alone
-    tolerance  the loss that may come with it, in nats a token, before any healing
+    tolerance  the loss that may come with it, in nats a token, before any healing; default: 0.01
     cache      or the share of the cache's bytes that stays, at the model's longest text
     window     tokens that such a layer sees, the current one counted; default: the power of two that serves best
 
@@ -74,10 +75,10 @@ class Narrowing(Change):
 
     def __post_init__(self) -> None:
         tolerance, cache, window = self.tolerance, self.cache, self.window
-        if (tolerance is None) == (cache is None):
-            raise HeadwiseError(
-                "say how much may be lost, --tolerance 0.01 nats, or kept, --cache 0.5 of the bytes; one of the two"
-            )
+        if tolerance is not None and cache is not None:
+            raise HeadwiseError("--tolerance says how many nats may be lost, --cache what is kept; pass one of them")
+        if tolerance is cache is None:
+            object.__setattr__(self, "tolerance", TOLERANCE)
         if tolerance is not None and not 0 <= tolerance < math.inf:
             raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
         if cache is not None and not 0 < cache < 1:

@@ -72,6 +72,7 @@ def print_reshaped(console: Console, reshaped: Reshaped) -> None:
     else:
         say(console, f"verified: {reshaped.verified}")
         say(console, f"model: {reshaped.out}")
+        say(console, f"compare: headwise heads {reshaped.out} --against {reshaped.source}")
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> str:

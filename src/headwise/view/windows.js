@@ -55,7 +55,8 @@ function body() {
       row.insertCell().append(button);
     });
     const plain = [...head.reached.map((x) => Math.round(x.mean).toLocaleString(language())),
-      head.needle.mean === null ? '–' : head.needle.mean.toFixed(2)];
+      head.needle.mean === null ? '–' : head.needle.mean.toFixed(2)
+        + (head.retrieves ? ` × ${Math.exp(head.lift.mean).toPrecision(2)}` : '')];
     for (const text of plain) {
       const cell = row.insertCell();
       cell.className = 'plain';

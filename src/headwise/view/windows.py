@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from string import Template
 
@@ -28,7 +29,7 @@ def print_windows(console: Console, reach: Windows, sinks: int) -> None:
             each.name,
             *(number(each.outside[SINKS.index(sinks)][n].mean, 3) for n in shown),
             *(f"{x.mean:,.0f}" for x in each.reached),
-            number(each.needle.mean, 2) + (" retrieves" if each.retrieves else ""),
+            number(each.needle.mean, 2) + " retrieves" * each.retrieves,
         ]
         for each in reach.heads
     ]
@@ -38,6 +39,11 @@ def print_windows(console: Console, reach: Windows, sinks: int) -> None:
     print_table(console, title, head, rows, words=(0, len(head) - 1))
     for note in reach.notes:
         say(console, note)
+    if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
+        say(
+            console,
+            f"so many times the rest of a needle they weigh what continues it, and need all: {', '.join(lifts)}",
+        )
 
 
 def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
