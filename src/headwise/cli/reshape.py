@@ -41,8 +41,8 @@ def with_options(command: Callable[..., Change]) -> Callable[..., None]:
         )
         for field in fields(Options)
     ]
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own] + common
+    specific = inspect.signature(command, eval_str=True).parameters.values()
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in specific] + common
 
     @functools.wraps(command)
     def whole(**values: Any) -> None:
