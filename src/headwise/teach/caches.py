@@ -14,16 +14,18 @@ from headwise.teach.probe import Subject, pick, still_dropout, to_array, to_kind
 STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)
 
 
-def cache_bug(subject: Subject, x: Any, whole: Any, namespace: Mapping[str, Any]) -> tuple[str | None, float] | None:
+def cache_bug(
+    subject: Subject, x: Any, whole: Any, namespace: Mapping[str, Any], code: str
+) -> tuple[str | None, float] | None:
     """The bug of a layer's cache and the largest difference from the whole text; None where it has no cache.
 
-    x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once
+    x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once; `code` is its own
     """
     names = inspect.signature(subject.call).parameters
     cache = next((n for n in names if re.search(r"cache|past", n) and not n.startswith("use")), None)
     use = next((n for n in names if re.fullmatch(r"use_?(kv_?)?cache", n)), None)
-    if cache is None and use is None:
-        return None
+    if not any(name and len(re.findall(rf"\b{name}\b", code)) > 1 for name in (cache, use)):
+        return None  # there is none, or a parameter that the code leaves aside
     worst: tuple[str | None, float] | None = None
     for steps in STEPS:
         for first in _empty_caches(cache, namespace):

@@ -22,17 +22,29 @@ _MAY = r"\b(may|can|keep|kept|attend|visible|allow|valid|real|see|seen|look|pued
 _NOT = r"\b(masked|mask out|forbid|hid|block|ignor|pad|not|cannot|never|prohib|tapa|ocult|future|futuro)"
 
 
-def mask_convention(scope: Source, whole: Source) -> str | None:
-    """What 1 or True in a mask argument means, where comments, names or the rest of the file tell it."""
+_ADDED = r"mask[^\n]{0,60}(added? to|to be added|additive|se suma|aditiva)|additive[^\n]{0,20}mask|\b0 (or|o|and|y) -inf"
+
+
+def mask_convention(scope: Source, whole: Source, name: str) -> str | None:
+    """What a mask argument of that name holds, where comments, names or the rest of the file tell it.
+
+    allowed: 1 or True may attend; forbidden: 1 or True may not; added: a number to be added to the scores.
+    """
     told = _told(scope.text) or _told(whole.text)
     if told:
         return told
+    if re.search(_ADDED, scope.text, re.I):
+        return "added"
     if scope.says(r"mask\s*==\s*0|~\w*mask|logical_not\(\w*mask|not \w*mask\["):
         return "allowed"
     if scope.says(r"\(1(\.0)? - \w*mask[^)]*\) \* \(?-|-[\w.]+\)? \* \(1(\.0)? - \w*mask"):
         return "allowed"
     if scope.says(r"\bmask \* \(?-[\w.]+|-[\w.]+\)? \* mask\b"):
         return "forbidden"
+    name = name.lower()
+    made = scope.says(rf"\b{name} = (?!none)|{name} ==|~{name}|1(\.0)? - {name}|{name}\.(bool|to|float|logical)|not {name}\[")
+    if not made and scope.says(rf"\w (\+|-)=? {name}\b(?! [*=])"):
+        return "added"
     rest = whole.code
     if "tril" in rest and "triu" not in rest and not scope.says("tril"):
         return "allowed"

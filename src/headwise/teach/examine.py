@@ -287,7 +287,7 @@ class Examiner:
         if w.matrices.get("o") is None:
             skip.add("output-projection-missing")
         if "rope" not in reading.settings:
-            skip |= {"rope-mixed-layout", "rope-on-values"}
+            skip |= {"rope-mixed-layout", "rope-on-values", "rope-positions"}
         return frozenset(skip)
 
     def _first_mask(self, subject: Subject, inputs: tuple[Any, ...]) -> Any:
@@ -338,7 +338,7 @@ class Examiner:
                 "(B,1,T,S)": np.repeat(allowed, B, 0),
                 "(B,T,S)": np.repeat(allowed[0], B, 0),
             }
-        for meaning in self._meanings():
+        for meaning in self._meanings(str(subject.mask)):
             for shape, mask in shapes.items():
                 value = ENCODINGS[meaning](mask)
                 try:
@@ -347,12 +347,14 @@ class Examiner:
                     continue
                 yield f"{shape} {meaning}", out
 
-    def _meanings(self) -> list[str]:
-        convention = mask_convention(self.scope, self.target.source)
+    def _meanings(self, name: str) -> list[str]:
+        convention = mask_convention(self.scope, self.target.source, name)
         if convention == "allowed":
             return ["True = may attend", "1 = may attend"]
         if convention == "forbidden":
             return ["True = forbidden", "1 = forbidden"]
+        if convention == "added":
+            return ["0 or -inf, added", "0 or -1e9, added"]
         return list(ENCODINGS)
 
     def _properties(self, subject: Subject, case: Case) -> None:
@@ -379,7 +381,7 @@ class Examiner:
                 self.bugs.append("batch-mixed")
             self.target.checked.append(self.say["batch"])
         if subject.module is not None and len(subject.inputs) == 1 and subject.rank == 3:
-            steps = cache_bug(subject, case.inputs[0], base, self.target.namespace)
+            steps = cache_bug(subject, case.inputs[0], base, self.target.namespace, self.scope.code)
             if steps is not None:
                 self.target.checked.append(self.say["steps"])
                 self.bugs += [steps[0]] if steps[0] else []

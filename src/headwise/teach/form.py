@@ -21,7 +21,7 @@ CORRECT: dict[str, Any] = {
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
     "top": "all",  # or "row": the largest of each row is taken off before a softmax along another axis
-    "norm": "softmax",  # or "none", "exp": not divided by the sum
+    "norm": "softmax",  # or another function of the scores, "shared" out among the keys or not: see `weighted`
     "see": "past",  # which keys a causal query sees: see `_causal`
     "fill": -math.inf,  # what stands in the place of a forbidden score
     "fill_by": "replace",  # or "add" to the score
@@ -49,7 +49,7 @@ CORRECT: dict[str, Any] = {
     "rope": None,  # (layout of the turn, layout of the table, base)
     "rope_k": None,  # where keys are turned in another way
     "rope_values": False,
-    "start": 0,  # position of the first query
+    "start": 0,  # position of the first query; "tokens", "-tokens" are the length of the text
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
 }
 
@@ -98,7 +98,9 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     v = _project(weights, x[s["v_input"]], s["v_from"], "v", s)
     if s["rope"]:
         turn, table, base = s["rope"]
-        q = rotate(q, turn, table, base, s["start"], xp)
+        T = x["q"].shape[1]
+        start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
+        q = rotate(q, turn, table, base, start, xp)
         turn_k, table_k, base_k = s["rope_k"] or s["rope"]
         k = rotate(k, turn_k, table_k, base_k, 0, xp)
         v = rotate(v, turn, table, base, 0, xp) if s["rope_values"] else v
@@ -211,9 +213,7 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         masked = xp.where(ok, scores, blocked)
     if s["top"] == "row":
         masked = masked - (masked.max(-1) if xp is np else masked.amax(-1))[..., None]
-    weights = (
-        masked if s["norm"] == "none" else xp.exp(masked) if s["norm"] == "exp" else softmax(masked, s["axis"], xp)
-    )
+    weights = softmax(masked, s["axis"], xp) if s["norm"] == "softmax" else weighted(masked, s["norm"], xp)
     if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
         rows = ok.any(-1)[..., None]
         weights = xp.where(rows, weights, 0.0 if s["empty"] == "zero" else 1 / S)
@@ -224,9 +224,20 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     return masked, weights, weights @ v
 
 
+def weighted(x: Any, how: str, xp: Any) -> Any:
+    """What is written in the place of softmax; `shared`: divided by its sum, `guarded` against a sum of 0."""
+    kind = how.replace("-guarded", "").removesuffix("-shared")
+    functions = {"none": x, "square": x * x, "exp": xp.exp(x), "sigmoid": 1 / (1 + xp.exp(-x))}
+    positive = xp.where(x > 0, x, 0.0)
+    functions |= {"relu": positive, "relu-square": positive * positive}
+    weights = functions[kind]
+    return weights / (weights.sum(-1)[..., None] + 1e-9 * ("guarded" in how)) if "shared" in how else weights
+
+
 def softmax(x: Any, axis: Any, xp: Any) -> Any:
-    if axis in ("rows", "all"):  # over all queries and keys of a head, or over whatever there is
-        return softmax(x.reshape(*(x.shape[:2] if axis == "rows" else ()), -1), -1, xp).reshape(x.shape)
+    kept = {"rows": 2, "document": 1, "all": 0}.get(axis)  # over the queries and keys of a head, a document, or all
+    if kept is not None:
+        return softmax(x.reshape(*x.shape[:kept], -1), -1, xp).reshape(x.shape)
     if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
         return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
     x = x.swapaxes(axis, -1)
@@ -244,6 +255,8 @@ def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
         "input": s["input_width"] ** 0.5,
         "heads": n_heads**0.5,
         "tokens": tokens**0.5,
+        "whole-heads": float(n_heads),
+        "whole-tokens": float(tokens),
         "times-width": 1 / d,
         "whole-model": float(width),
     }
@@ -309,9 +322,11 @@ def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
 def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any = np, times: float = 1.0) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
-    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1)
+    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
     table  in which order the angles stand; another one than that of the turn is the bug
     """
+    if turn == "none":
+        return x
     T, d = x.shape[-2:]
     angles = np.outer((np.arange(T) + start) * times, base ** (-np.arange(0, d, 2) / d))
     full = np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
