@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -15,33 +17,9 @@ from headwise.errors import HeadwiseError
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
 WIDTH = HEADS * HEAD_DIM
 
-SIZES: tuple[tuple[str, Any], ...] = (
-    (r"(attn|attention|resid|embd|proj|out)?_?p?_?drop.*|p|dropout.*|p_?dropout", 0.5),
-    (r"(n|num)_?(of_)?(kv|key_?value|k_v)_?(heads?|groups?)|kv_?heads?|n_?kv|n_?groups?|num_?groups?|groups?|n_?g|g|"
-     r"(n|num)_?query_?groups?|num_?kv|hkv|h_kv", KV_HEADS),
-    (r"(n|num|number|no)?_?(of_)?(attention_?|attn_?|q_?|query_?)?(heads?|h|cabezas)|h|nh|head_?count|num_?cabezas|"
-     r"(n|num)_?(q|query)|hq|h_q", HEADS),
-    (r"(d|dim|size)_?(per_)?head|head_?(dim|size|width|d)|hs|d_?(k|v|q|h|qk)|dim_?(k|v|q|head)|(key|value|k|v)_?dim|d_key|"
-     r"d_value|depth|d_?cabeza|dim_?cabeza|hd|d_out_(kq|qk|v)", HEAD_DIM),
-    (r"(max_?)?(context|ctx|block|seq|sequence|window|n|max|cache|tokens?)_?(length|len|size|positions?|tokens?|ctx)?|"
-     r"max_?.*(len|length|tokens|positions?|ctx|context|seq|size|t)|(n|num|longitud)_?(ctx|tokens|positions|maxima|max)|"
-     r"t|sliding_window|longitud.*", CONTEXT),
-    (r"(d|n|num|dim)_?(model|in|out|emb|embd|embed|embedding|hidden|x|feat|features|input|output|modelo)|"
-     r"(d|dim|width|c|e|d_?dim|dimension|ancho)|.*(embed|emb|embedding|hidden|model|input|output|in|out|modelo|feature).*"
-     r"(dim|size|width|d|features|channels|s|dimension)?", WIDTH),
-)  # fmt: skip
-FLAGS: tuple[tuple[str, Any], ...] = (
-    (r"seed|semilla|layer_?(idx|id|index|i)|random_state", 0),
-    (r"(is_?)?causal|masked?|autoregressive", True),
-    (r".*bias.*|sesgo", True),
-    (r"batch_?first", True),
-    (r"rng|generator", np.random.default_rng(0)),
-    (r".*(theta|base).*", 10000.0),
-    (r".*eps.*|.*epsilon.*", 1e-6),
-    (r"device", "cpu"),
-    (r"dtype", None),
-    (r".*(use_?cache|flash|return_?(attn|attention|weights).*|need_?weights|output_attentions|qk_?norm)", False),
-)
+NAMES: Mapping[str, Any] = tomllib.loads((files("headwise.teach") / "names.toml").read_text(encoding="utf-8"))
+VALUES = {"KV_HEADS": KV_HEADS, "HEADS": HEADS, "HEAD_DIM": HEAD_DIM, "CONTEXT": CONTEXT, "WIDTH": WIDTH, "none": None}
+VALUES["rng"] = np.random.default_rng(0)
 
 
 class UnfilledError(HeadwiseError):
@@ -53,9 +31,9 @@ def value_of(name: str, sizes: Mapping[str, Any]) -> Any:
     if name in sizes:
         return sizes[name]
     plain = name.lower().strip("_")
-    for pattern, value in (*FLAGS[1:4], *SIZES, *FLAGS):
-        if re.fullmatch(pattern, plain):
-            return value
+    for entry in NAMES["arguments"]:
+        if re.fullmatch("|".join(entry["names"]), plain):
+            return VALUES.get(entry["value"], entry["value"])
     raise KeyError(name)
 
 

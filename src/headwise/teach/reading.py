@@ -15,23 +15,12 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import HeadwiseError
+from headwise.teach.arguments import NAMES
 from headwise.teach.form import Weights
 
-_STEM = r"^(?:w|b|to|linear|lin|proj|fc|layer|c|attn|project|m|mat|params?|weights?|bias)?"
-_TAIL = (
-    r"(?:proj|projection|projections|linear|lin|weights?|layer|net|matrix|mat|w|b|bias|heads?|s|map|param|"
-    r"transform|fc|dense)*$"
-)
-ROLES: dict[str, re.Pattern[str]] = {
-    role: re.compile(f"{_STEM}(?:{words}){_TAIL}")
-    for role, words in {
-        "qkv": "attn|qkv|inproj|inprojection|qkvproj|queryskeysvalues|querykeyvalue|kqv|in",
-        "kv": "kv|keyvalue|keysvalues",
-        "q": "q|query|queries|consultas?",
-        "k": "k|keys?|claves?|llaves?",
-        "v": "v|values?|val|valor(?:es)?",
-        "o": "o|out|output|proj|projection|unifyheads|combine|combineheads|final|mix|merge|fc|dense|salida|linear",
-    }.items()
+ROLES = {
+    role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
+    for role in ("qkv", "kv", "q", "k", "v", "o")
 }
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
 
