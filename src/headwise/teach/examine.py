@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from headwise.teach import arguments as size
 from headwise.teach.arguments import build
 from headwise.teach.caches import cache_bug
 from headwise.teach.catalogue import UNKNOWN, bug_named, words
-from headwise.teach.encodings import ENCODINGS, mask_convention
+from headwise.teach.encodings import ENCODINGS, meanings_of
 from headwise.teach.evidence import evidence_of, stage_of
 from headwise.teach.form import Masks, Weights
 from headwise.teach.probe import Subject, kind_of_arrays, read_call, to_kind
@@ -115,20 +115,25 @@ class Examiner:
         choices = list(readings(parts, heads, groups, width))
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        choices = [style for r in choices for style in styles(r, self._rotary(), self._bases())]
+        rotary = self.scope.says(r"rope|rotary|rotat|freqs|inv_freq|position_embeddings|\bcos\b")
+        bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+        choices = [style for r in choices for style in styles(r, rotary, bases)]
         subject = self._subject(module, call)
-        subject.rank = 3
-        tokens = min(size.TOKENS, self._longest(instance))
-        inputs = self._inputs(subject, [(size.BATCH, tokens, width)] * 3)
+        longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), None, {}, None)
+        shape = (size.BATCH, min(size.TOKENS, longest or size.TOKENS), width)
+        inputs = self._inputs(subject, shape)
+        # A batch, or one document at a time; where both fail, the error of the batch is the one that is shown.
+        subject.rank = next((rank for rank in (3, 2) if self._failure(subject, inputs, rank) is None), 3)
+        return self._judge(subject, choices, inputs, "layer")
+
+    def _failure(self, subject: Subject, inputs: tuple[Any, ...], rank: int) -> Exception | None:
+        """The error of a call with inputs of that many axes, where there is one."""
+        subject.rank = rank
         try:
             subject(inputs, self._first_mask(subject, inputs))
-        except Exception:
-            subject.rank = 2  # one document at a time; if that fails too, its error is the one that is shown
-            try:
-                subject(inputs, self._first_mask(subject, inputs))
-            except Exception:
-                subject.rank = 3
-        return self._judge(subject, choices, inputs, "layer")
+        except Exception as error:
+            return error
+        return None
 
     def _width(self, parts: Parts, instance: Any) -> int:
         """Width of the input, from the matrix of queries."""
@@ -146,10 +151,6 @@ class Examiner:
         known = count_of(instance, ("d_model", "embed_dim", "d_in", "n_embd", "hidden_size", "dim"), None, {}, None)
         return known if known is not None and known in shape else int(shape[0] if len(shape) == 2 else max(shape))
 
-    def _longest(self, instance: Any) -> int:
-        known = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), None, {}, None)
-        return known or size.TOKENS
-
     # A bare function: attention(q, k, v, mask=None).
 
     def function(self) -> Verdict:
@@ -162,17 +163,12 @@ class Examiner:
             raise HeadwiseError(
                 f"{self.target.name} has no parameters for queries, keys and values; name them q, k, v, or pass a class"
             )
-        ranks = self._ranks()
         verdicts: list[Verdict] = []
         failure: Exception | None = None
-        for rank in ranks:
-            subject.rank = rank
+        for rank in self._ranks():
             heads = size.HEADS if rank == 4 else 1
-            shape = (size.BATCH, heads, size.TOKENS, size.HEAD_DIM)
-            inputs = self._inputs(subject, [shape] * 3)
-            try:
-                subject(inputs, self._first_mask(subject, inputs))
-            except Exception as error:
+            inputs = self._inputs(subject, (size.BATCH, heads, size.TOKENS, size.HEAD_DIM))
+            if (error := self._failure(subject, inputs, rank)) is not None:
                 failure = failure or error
                 continue
             choice = Reading(Weights(heads, heads, dict.fromkeys("qkvo")))
@@ -229,31 +225,22 @@ class Examiner:
             kind = kind_of_arrays(None, self.scope.code + " " + str(inspect.signature(call)).lower())
         return Subject(call, kind, inputs, mask, required, 4 if module is None else 3, fixed, module=module)
 
-    def _inputs(self, subject: Subject, shapes: Sequence[tuple[int, ...]]) -> tuple[Any, Any, Any]:
-        drawn = [self.rng.normal(size=shape) for shape in shapes]
-        if len(subject.inputs) == 1:
-            return (drawn[0],) * 3
-        return (drawn[0], drawn[1], drawn[1]) if len(subject.inputs) == 2 else (drawn[0], drawn[1], drawn[2])
-
-    def _rotary(self) -> bool:
-        return self.scope.says(r"rope|rotary|rotat|freqs|inv_freq|position_embeddings|\bcos\b")
-
-    def _bases(self) -> list[float]:
-        return [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+    def _inputs(self, subject: Subject, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        """Queries, keys and values: different as far as the code takes them apart."""
+        x, y, z = (self.rng.normal(size=shape) for _ in range(3))
+        return {1: (x, x, x), 2: (x, y, y)}.get(len(subject.inputs), (x, y, z))
 
     def causal(self, subject: Subject) -> bool | None:
         """Ought it to be causal? None where nothing tells."""
         if self.options.causal is not None:
             return self.options.causal
-        if any("causal" in name.lower() for name in subject.fixed):
-            return True
-        if (
-            re.search(CAUSAL_NAME, self.target.name, re.I)
+        told = (
+            any("causal" in name.lower() for name in subject.fixed)
+            or re.search(CAUSAL_NAME, self.target.name, re.I)
             or self.scope.says(CAUSAL)
             or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
-        ):
-            return True
-        return None
+        )
+        return True if told else None
 
     def _judge(self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...], kind: str) -> Verdict:
         causal = self.causal(subject)
@@ -326,19 +313,17 @@ class Examiner:
     def _masked(self, subject: Subject, inputs: tuple[Any, ...], allowed: Any, real: Any) -> Iterator[tuple[str, Any]]:
         """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
-        shapes: dict[str, Any] = {}
-        if real is not None:
-            shapes |= {"(B,1,T,S)": allowed, "(B,T,S)": allowed[:, 0]}
-            shapes |= {"(B,1,1,S)": real[:, None, None], "(B,S)": real}
-            if subject.rank < inputs[0].ndim:  # one document at a time
-                shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T)), "(1,S)": real[:, None, None]}
-        else:
-            shapes |= {
+        if real is None:
+            shapes = {
                 "(T,S)": allowed[0, 0],
                 "(B,1,T,S)": np.repeat(allowed, B, 0),
                 "(B,T,S)": np.repeat(allowed[0], B, 0),
             }
-        for meaning in self._meanings(str(subject.mask)):
+        elif subject.rank < inputs[0].ndim:  # one document at a time
+            shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T)), "(1,S)": real[:, None, None]}
+        else:
+            shapes = {"(B,1,T,S)": allowed, "(B,T,S)": allowed[:, 0], "(B,1,1,S)": real[:, None, None], "(B,S)": real}
+        for meaning in meanings_of(self.scope, self.target.source, str(subject.mask)):
             for shape, mask in shapes.items():
                 value = ENCODINGS[meaning](mask)
                 try:
@@ -346,16 +331,6 @@ class Examiner:
                 except Exception:  # a form of the mask that this code does not take
                     continue
                 yield f"{shape} {meaning}", out
-
-    def _meanings(self, name: str) -> list[str]:
-        convention = mask_convention(self.scope, self.target.source, name)
-        if convention == "allowed":
-            return ["True = may attend", "1 = may attend"]
-        if convention == "forbidden":
-            return ["True = forbidden", "1 = forbidden"]
-        if convention == "added":
-            return ["0 or -inf, added", "0 or -1e9, added"]
-        return list(ENCODINGS)
 
     def _properties(self, subject: Subject, case: Case) -> None:
         """Does dropout rest in eval, and fall on weights; do documents meet; does a cache change anything?"""
@@ -415,7 +390,9 @@ class Examiner:
             self.target.not_checked.append(self.say["beyond"])
         findings = [self._finding(bug, explanation, cases) for bug in dict.fromkeys(bugs)]
         if not explained and right is False:
-            findings.append(self._unknown(explanation, cases))
+            case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
+            starts = stage_of(explanation, case, self.say)
+            findings.append(Finding(UNKNOWN, None, "", starts, self.say["unknown_fix"]))
         return Verdict(
             self.target.name, kind, right, tuple(findings), tuple(self.target.checked),
             tuple(self.target.not_checked), self.options.lang,
@@ -431,10 +408,6 @@ class Examiner:
         if bug.startswith("cache"):
             evidence = self.say["by_property_cache-offset"].format(gap=self.gap)
         return self.target.finding(bug, evidence, self.options.lang)
-
-    def _unknown(self, explanation: Explanation, cases: list[Case]) -> Finding:
-        case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
-        return Finding(UNKNOWN, None, "", stage_of(explanation, case, self.say), self.say["unknown_fix"])
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -40,7 +40,8 @@ def _made(bug: str, rope: Any, fills: Sequence[float]) -> Iterator[Mapping[str, 
         other = "half" if turn == "interleaved" else "interleaved"
         right, wrong, still = (turn, turn, theta), (other, other, theta), ("none", "none", theta)
         yield from ({"rope": way} for way in ((turn, other, theta), (other, turn, theta)))
-        yield from ({"rope": q, "rope_k": k} for q, k in ((right, wrong), (wrong, right), (right, still), (still, right)))
+        pairs = (right, wrong), (wrong, right), (right, still), (still, right)
+        yield from ({"rope": q, "rope_k": k} for q, k in pairs)
     if rope and bug == "rope-positions":
         yield from ({"start": start} for start in STARTS)
         yield {"rope": None}
