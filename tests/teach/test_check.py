@@ -27,7 +27,13 @@ EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
 ALL = list(versions())
 # Of the wrong ones every third; `examples/check_table.py` takes all.
 SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 3 == 0]
-OF_THE_ISSUE = set(catalogue()) - {"scale-no-root", "scale-other-size", "layout-mixed", "keys-from-queries", "rope-positions"}
+OF_THE_ISSUE = set(catalogue()) - {
+    "scale-no-root",
+    "scale-other-size",
+    "layout-mixed",
+    "keys-from-queries",
+    "rope-positions",
+}
 
 
 def test_the_catalogue_is_whole() -> None:
