@@ -18,7 +18,14 @@ BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
 WIDTH = HEADS * HEAD_DIM
 
 NAMES: Mapping[str, Any] = tomllib.loads((files("headwise.teach") / "names.toml").read_text(encoding="utf-8"))
-VALUES = {"KV_HEADS": KV_HEADS, "HEADS": HEADS, "HEAD_DIM": HEAD_DIM, "CONTEXT": CONTEXT, "WIDTH": WIDTH, "none": None}
+VALUES: dict[str, Any] = {
+    "KV_HEADS": KV_HEADS,
+    "HEADS": HEADS,
+    "HEAD_DIM": HEAD_DIM,
+    "CONTEXT": CONTEXT,
+    "WIDTH": WIDTH,
+    "none": None,
+}
 VALUES["rng"] = np.random.default_rng(0)
 
 
