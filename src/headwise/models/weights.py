@@ -175,10 +175,10 @@ def with_layers(
         streamed: nn.Module = stream.with_layers(layers, changed_config(model, n_heads, n_kv_heads))
         return streamed
     same = (n_heads, n_kv_heads) == before[:2]
-    new = copy.deepcopy(model) if same else _rebuilt(model, n_heads, n_kv_heads)
+    new = copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
     for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
         write_layer(new, layer, weights)
-    return new.train(model.training)
+    return new
 
 
 def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None:
@@ -240,17 +240,16 @@ def reads_as_stock(model: nn.Module) -> bool:
     return not isinstance(model, GPT) or stock_form(model.config) is not None
 
 
-def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
-    """A model with other numbers of heads; what has the same shape is copied, the attention is left to be written."""
-    parameter, config = next(model.parameters()), changed_config(model, n_heads, n_kv_heads)
+def rebuilt(model: nn.Module, config: Any, kind: Any = None) -> nn.Module:
+    """A model of a class, default the same one, made anew from a config; what has the same name and shape is copied."""
+    parameter, kind = next(model.parameters()), kind or type(model)
     with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
-        kind: Any = type(model)
-        new = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
+        new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     ours = new.state_dict()
-    kept = {name: tensor for name, tensor in model.state_dict().items() if ours[name].shape == tensor.shape}
-    new.load_state_dict(kept, strict=False)
-    return new
+    kept = {name: tensor for name, tensor in model.state_dict().items() if name in ours}
+    new.load_state_dict({name: x for name, x in kept.items() if ours[name].shape == x.shape}, strict=False)
+    return new.train(model.training)
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:

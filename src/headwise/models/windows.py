@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from headwise.gpt.gpt import GPT
-from headwise.models.weights import cast, family_of
+from headwise.models.weights import family_of, rebuilt
 
 AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -56,26 +56,15 @@ def cannot_narrow(model: nn.Module) -> str | None:
 @torch.no_grad()
 def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
     """The model with these windows, which have one length; `model` is left alone. Ask `cannot_narrow` before."""
-    parameter, state = next(model.parameters()), model.state_dict()
-    with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
-        child: Any
-        if isinstance(model, GPT):
-            child = GPT(dataclasses.replace(model.config, windows=tuple(windows)))
-        else:
-            child = _stock(model, windows, parameter.dtype)
-    zeros = {name: torch.zeros_like(x) for name, x in child.state_dict().items() if name.endswith("_proj.bias")}
-    child.load_state_dict({name: x for name, x in (zeros | state).items() if name in child.state_dict()})
-    return cast(child.to(parameter.device), parameter.dtype).train(model.training)
-
-
-def _stock(model: Any, windows: Sequence[int | None], dtype: torch.dtype) -> nn.Module:
-    from headwise.models.hf import class_named
-
-    name, kind = type(model).__name__, type(model)
-    prefix = AS_QWEN2.get(family_of(model).name)
+    if isinstance(model, GPT):
+        return rebuilt(model, dataclasses.replace(model.config, windows=tuple(windows)))
+    whole: Any = model
+    kind, prefix = type(whole), AS_QWEN2.get(family_of(whole).name)
     if prefix is not None:
-        kind = class_named(name.replace(prefix, "Qwen2"))
-    fields = {key: value for key, value in model.config.to_dict().items() if key not in DROPPED or prefix is None}
+        from headwise.models.hf import class_named
+
+        kind = class_named(kind.__name__.replace(prefix, "Qwen2"))
+    fields = {key: value for key, value in whole.config.to_dict().items() if key not in DROPPED or prefix is None}
     fields |= {
         "layer_types": [FULL if window is None else SLIDING for window in windows],
         "sliding_window": next(window for window in windows if window is not None),
@@ -83,7 +72,9 @@ def _stock(model: Any, windows: Sequence[int | None], dtype: torch.dtype) -> nn.
     if prefix is not None or "use_sliding_window" in fields:
         fields |= {"use_sliding_window": True, "max_window_layers": 0}
     fields.pop("model_type", None)
-    child = kind._from_config(kind.config_class(**fields), dtype=dtype)
-    if model.can_generate():
-        child.generation_config = copy.deepcopy(model.generation_config)
+    child: Any = rebuilt(model, kind.config_class(**fields), kind)
+    for name in child.state_dict().keys() - model.state_dict().keys():  # biases of a Qwen2, which a Llama has not
+        child.get_parameter(name).zero_()
+    if whole.can_generate():
+        child.generation_config = copy.deepcopy(whole.generation_config)
     return child  # type: ignore[no-any-return]
