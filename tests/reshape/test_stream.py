@@ -21,6 +21,7 @@ from headwise.heads.effect import importance
 from headwise.heads.profiles import Survey
 from headwise.heads.survey import survey
 from headwise.heads.texts import Text
+from headwise.heads.why import why
 from headwise.models import ask, hf, stream
 from headwise.models import open as opening
 from headwise.reshape import job
@@ -119,6 +120,23 @@ def test_effects_that_read_a_layer_again(folder: Any) -> None:
     whole, parts = both(folder("qwen3"))
     assert importance(parts, [IDS[:3]]) == importance(whole, [IDS[:3]])
     assert hw.attribute(parts, IDS[0], 7).heads == hw.attribute(whole, IDS[0], 7).heads
+    tokens = opening.open_folder(folder("run")).tokens
+    known = (opening.remember(model, Path("x"), tokens, "qwen3") for model in (parts, whole))
+    streamed, story = (why(each, "abcab", corrupt="klcmx") for each in known)
+    assert streamed.feed_forwards == story.feed_forwards and len(story.heads) == len(streamed.heads) > 3
+    for head, other in zip(story.heads, streamed.heads, strict=True):  # the means of the silenced round otherwise
+        assert (head.head, head.adds) == (other.head, other.adds)
+        assert [other.brings, other.without] == pytest.approx([head.brings, head.without], abs=1e-6)
+
+
+def test_a_survey_reads_each_layer_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    borrow = stream.Stream.borrow
+    monkeypatch.setattr(stream.Stream, "borrow", lambda self, name: (read.append(name), borrow(self, name))[1])
+    parts = hw.open(folder("llama"), stream=True)
+    assert survey(parts, text(), controls=False)["L0.H1"].scores["induction"].n > 1
+    twice = {name for name in read if read.count(name) > 1}
+    assert "model.layers.1.mlp.up_proj.weight" in read and not twice
 
 
 def test_a_large_model_has_a_control_of_a_few_layers(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
