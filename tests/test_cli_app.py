@@ -97,3 +97,10 @@ def test_the_shell_completes_commands_and_presets() -> None:
 
 def test_help_offers_the_completion(invoke: Invoke) -> None:
     assert "--install-completion" in invoke("--help").out and "--show-completion" in invoke("--help").out
+
+
+def test_the_first_screen_has_whole_sentences_and_begins_with_training(invoke: Invoke) -> None:
+    lines = invoke("--help").out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["train", "look"]
+    assert len(lines) == len(app.app.registered_commands) and all(line.endswith(".") for line in lines)
+    assert not [line for line in lines if line.endswith("...")]

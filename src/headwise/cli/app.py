@@ -156,7 +156,7 @@ def _commands() -> dict[str, dict[str, Any]]:
 
 
 def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
-    """Adds the function as a command; `commands.toml` has its example and what is said of its parameters.
+    """Adds the function as a command; `commands.toml` has its example, its place and what is said of its parameters.
 
     A parameter that is not named there carries its option itself. `completions` lists the values of a parameter.
     """
@@ -171,7 +171,9 @@ def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
         ]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return app.command(epilog=f"Example: {about['example']}")(function)
+        added = app.command(epilog=f"Example: {about['example']}")(function)
+        app.registered_commands.sort(key=lambda each: [*_commands()].index(each.callback.__name__))  # type: ignore[union-attr]
+        return added
 
     return add
 

@@ -32,7 +32,7 @@ def bugs(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the bugs that learners write, and show what training hides of them.
+    """List the bugs that learners write, and what training hides.
 
     Without an ID the catalogue; with one, that bug in the verb model, trained with it and without. After Ctrl-C the
     same command goes on where it was. `all` trains them all and writes docs/bugs.md.

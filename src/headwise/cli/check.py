@@ -22,11 +22,11 @@ def check(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Name the bugs in your own attention: a class or a function, in torch, NumPy or plain Python.
+    """Name the bugs in your own attention.
 
-    The same weights go through a correct form, and every known bug is tried on it: the one that gives your numbers is
-    yours. The file runs in a process of its own, with a limit of time and memory. Exit code 0: right, 1: wrong, 2: it
-    could not be checked.
+    It is a class or a function, in torch, NumPy or plain Python. The same weights go through a correct form, and every
+    known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
+    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
     """
     from headwise.teach.check import check as checked
 

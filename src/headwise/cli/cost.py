@@ -39,10 +39,10 @@ def cost(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Price a model: parameters, cache, FLOPs, bytes, a bound of the speed, what fits in memory.
+    """Price a model: its parameters, cache, FLOPs and bytes.
 
-    Reads the fields of the model's own config.json, and needs neither weights nor torch nor a network. A config that
-    cannot be priced exactly is refused.
+    With a bound of the speed, and what fits in memory. Reads the fields of the model's own config.json, and needs
+    neither weights nor torch nor a network. A config that cannot be priced exactly is refused.
     """
     from headwise import cost as room
 

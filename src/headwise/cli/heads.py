@@ -53,7 +53,7 @@ def heads(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what each head of a model does: statistics, roles, and what breaks without it."""
+    """Show what each head does, and what breaks without it."""
     check_lang(lang)
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet}
     if circuits:

@@ -36,7 +36,7 @@ def learn(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Learn attention in 18 small exercises, in English or in Spanish.
+    """Learn attention in 18 small exercises, in English or Spanish.
 
     The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
     Exit code 1 says that an exercise is not right yet.

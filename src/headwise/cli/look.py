@@ -18,7 +18,10 @@ def look(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Open the page of a finished run in the browser; write it first where it is missing."""
+    """Open the page of a finished run in the browser.
+
+    It is written first where it is missing.
+    """
     if not run.is_dir():
         raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed")
     report = run / REPORT

@@ -20,7 +20,10 @@ def why(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say which heads wrote a prediction, where they looked, and what happens without them."""
+    """Say which heads wrote a prediction.
+
+    Where they looked, too, and what happens without them.
+    """
     check_outputs(html=html)
     check_lang(lang)
     with needs_torch():

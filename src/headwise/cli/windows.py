@@ -29,7 +29,7 @@ def windows(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how far back each key/value head looks, and which find a needle: what each needs to remember."""
+    """Measure how far back key/value heads look: what to remember."""
     from headwise.heads.reach import SINKS, check_plan
     from headwise.view.page.words import check_lang
     from headwise.view.survey_files import rows_csv
