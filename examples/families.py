@@ -12,6 +12,7 @@ must be the same to the bit.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import signal
@@ -25,7 +26,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AttentionInterface, PretrainedConfig, __version__
+from transformers import CONFIG_MAPPING, AttentionInterface, PretrainedConfig, PreTrainedModel, __version__
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
@@ -89,11 +90,7 @@ def build(family: str) -> nn.Module:
             values.pop("model_type", None)
             parts[name] = type(getattr(base, name))(**values)
         config = kind(**wanted | parts)
-    mappings = (getattr(modeling_auto, name) for name in MAPPINGS)
-    model_class = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
-    if model_class is None:
-        raise LookupError("no model class of its own")
-    model_class = model_class[0] if isinstance(model_class, tuple) else model_class
+    model_class = class_of(type(config))
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in model_class(config).parameters())
     if count > LARGEST:
@@ -106,6 +103,19 @@ def build(family: str) -> nn.Module:
             if parameter.ndim > 1 and parameter.is_floating_point():
                 parameter.normal_(std=0.2, generator=generator)
     return model
+
+
+def class_of(kind: type[PretrainedConfig]) -> Any:
+    """The model class of a config: by transformers' own tables, or by name where it is a part of another model."""
+    for mapping in (getattr(modeling_auto, name) for name in MAPPINGS):
+        if kind in mapping:
+            return mapping[kind][0] if isinstance(mapping[kind], tuple) else mapping[kind]
+    module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    models = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, PreTrainedModel))
+    names = {each.__name__: each for each in models if each.config_class is kind and "PreTrained" not in each.__name__}
+    if not names:
+        raise LookupError("no model class of its own")
+    return names[min(names, key=lambda name: (not name.endswith("Model"), name))]
 
 
 def inputs_of(model: Any, padding: str, turned: bool = False) -> dict[str, Any]:
@@ -216,7 +226,7 @@ class Comparison:
             self.eager = run(model, inputs)
         self.maps, self.joined = maps, joined
         self.weights = self.norm = 0.0
-        self.rows = 0
+        self.rows = self.compared = 0
         self.calls: Counter[nn.Module] = Counter()
         self.notes: dict[str, None] = {}
 
@@ -237,6 +247,7 @@ class Comparison:
             if number * times < len(maps):
                 ours = row_weights(call, b, range(call.q.shape[2]))[:, measured.places]
                 dense = maps[number * times][b][:, measured.places]
+                self.compared += 1
                 self.weights = max(self.weights, float((ours - dense).abs().max()))
             if factors is not None and whole and number < len(joined):
                 batch, _, rows, _ = call.out.shape
@@ -271,6 +282,7 @@ def try_padding(model: nn.Module, padding: str) -> dict[str, Any]:
         "weights": seen.weights,
         "norm": seen.norm,
         "rows": seen.rows,
+        "compared": seen.compared,
         "same": same,
         "notes": list(seen.notes),
         "unseen": [site.name for site in sites if not seen.calls[site.module] and seen.maps.get(site.module)],
@@ -326,7 +338,7 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     cells, why = [], dict.fromkeys(result["missing"])
     for each in paddings:
         refused = each.get("refused")
-        number = "nothing ran" if not each.get("rows") else f"{each['weights']:.1g}"
+        number = f"{each['weights']:.1g}" if each.get("compared") else "no map" if each.get("rows") else "nothing ran"
         cells.append("refused" if refused else "not run" if "error" in each else number)
         why |= dict.fromkeys([refused] if refused else each.get("notes", []))
         if each.get("norm", 0) > TOLERANCE:

@@ -62,7 +62,7 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
         notes = families.missing(model)
         for padding in ("none", "left"):
             result = families.try_padding(model, padding)
-            assert result["same"] and result["rows"] > 0 and not result["unseen"]
+            assert result["same"] and result["compared"] > 0 and not result["unseen"]
             assert result["weights"] < 1e-4 and result["norm"] < 1e-4
             notes = [*notes, *(note for note in result["notes"] if note not in notes)]
         assert notes == ([KINDS[kind]] if KINDS[kind] else [])
@@ -72,7 +72,17 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
 
 def test_the_page_tells_of_every_family(families: Any) -> None:
     """What is watched, refused and wrong, by the numbers of a run."""
-    run = {"weights": 3e-7, "norm": 0.0, "rows": 5, "same": True, "notes": [], "unseen": [], "sites": 2, "ran": 2}
+    run = {
+        "weights": 3e-7,
+        "norm": 0.0,
+        "rows": 5,
+        "compared": 2,
+        "same": True,
+        "notes": [],
+        "unseen": [],
+        "sites": 2,
+        "ran": 2,
+    }
     results = {
         "one": {
             "built": True,

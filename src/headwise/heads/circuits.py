@@ -18,9 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
@@ -30,11 +33,7 @@ from headwise.models.sites import Site, sites_of
 from headwise.models.stacks import layers_of
 from headwise.models.stream import stream_of
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
 CLEAR = 0.001  # paths as strong as a clear one that chance would bring forth in the whole model
 COPIED, SUPPRESSED = 5, 10  # places at the top and at the bottom, of a large vocabulary
@@ -56,7 +55,7 @@ class HeadWeights:
     ov: Numbers  # of W_OV, (E,)
     copies: (
         Scored | None
-    )  # tokens whose own logit it puts among the highest: name movers (Wang et al. 2022, 2211.00593)
+    )  # tokens whose own logit it puts among the highest (name movers, Wang et al. 2022, 2211.00593)
     suppresses: Scored | None  # tokens whose own logit it puts among the lowest (McDougall et al. 2023, 2310.04625)
     succeeds: Scored | None  # tokens of an order whose next it likes best of them all (Gould et al. 2023, 2312.09230)
 
@@ -103,18 +102,10 @@ class Circuits:
     def plain(self) -> dict[str, Any]:
         """In plain types: the JSON of `headwise heads --circuits`."""
         heads = {
-            name: {
-                "qk_rank": head.qk_rank,
-                "ov_rank": head.ov_rank,
-                **{
-                    score: None if value is None else value._asdict()
-                    for score, value in (
-                        ("copies", head.copies), ("suppresses", head.suppresses), ("succeeds", head.succeeds)
-                    )
-                },
-            }
+            name: {"qk_rank": head.qk_rank, "ov_rank": head.ov_rank}
+            | {score: each and each._asdict() for score, each in vars(head).items() if score not in ("qk", "ov")}
             for name, head in self.heads.items()
-        }  # fmt: skip
+        }
         return {"heads": heads, "paths": [path._asdict() for path in self.paths]}
 
     def __repr__(self) -> str:
@@ -146,9 +137,8 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
         for h, name in enumerate(layer.site.heads):
             copies, suppresses = (None, None) if probe is None else probe.shares(layer.v[h], layer.o[h], number == 0)
             next_one = None if probe is None or not orders else probe.successor(layer.v[h], layer.o[h], orders)
-            heads[name] = HeadWeights(
-                layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy(), copies, suppresses, next_one
-            )
+            spectra = layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy()
+            heads[name] = HeadWeights(*spectra, copies, suppresses, next_one)
     scores, chances = _composition(layers)
     return Circuits(heads, scores, chances, 1 / math.sqrt(layers[0].o.shape[1]))
 
@@ -198,9 +188,7 @@ class _Factors:
 
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Scores, and how many as strong chance would bring forth among all of them."""
-    starts = [0]
-    for layer in layers:
-        starts.append(starts[-1] + layer.site.n_heads)
+    starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
     scores, chances = ({at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"} for _ in range(2))
     for b, later in enumerate(layers):
@@ -230,6 +218,7 @@ def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor
 
 
 def _tail(square: Tensor, reads: Tensor, writes: Tensor, C: int) -> Tensor:
+    """How likely random directions reach such a square."""
     mean, variance = random_moments(reads, writes, C)
     variance = variance.clamp(min=1e-12 * mean**2)
     tail: Tensor = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
