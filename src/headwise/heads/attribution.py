@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.residual import CLOSE, Frozen, Row, Run, read_run, same, writer_of
 from headwise.layer.importing.parts import as_rows
-from headwise.models.ask import evaluating, output_matrix, require_next
+from headwise.models.ask import evaluating, hooked, logits, output_matrix, require_next
+from headwise.models.sites import Site, attach
+from headwise.models.stacks import Layer, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+Numbers = NDArray[np.float64]
 
-    Numbers = NDArray[np.float64]
+CLOSE = 1e-4  # relative: what is read must agree with what the model computes
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def attribute(
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
     device = next(model.parameters()).device
     with evaluating(model):
-        run = read_run(model, row[:, : position + 1].to(device))  # what comes later changes nothing here
+        run = _read_run(model, row[:, : position + 1].to(device))  # what comes later changes nothing here
     matrix, bias = output_matrix(model)
     if max(answer) >= len(matrix) or min(answer) < 0:
         raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
@@ -96,14 +99,14 @@ def attribute(
     return _parts(model, run, direction, constant, logit, answer, position)
 
 
-def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: Run) -> float:
+def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
     """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
     raw = matrix.double() @ run.normed + (0 if bias is None else bias.double())
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
-    if same(scale * raw, run.logits):
+    if _same(scale * raw, run.logits):
         return scale if abs(scale - 1) > CLOSE else 1.0
     cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if cap and same(cap * torch.tanh(raw / cap), run.logits):
+    if cap and _same(cap * torch.tanh(raw / cap), run.logits):
         return 1.0
     raise HeadwiseError(
         f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
@@ -113,7 +116,7 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: Run
 
 def _parts(
     model: nn.Module,
-    run: Run,
+    run: _Run,
     direction: Tensor,
     constant: float,
     logit: float,
@@ -122,7 +125,7 @@ def _parts(
 ) -> Attribution:
     rows = run.rows
     if run.norm is not None:
-        frozen = Frozen.of(run.norm, rows[run.norm])
+        frozen = _Frozen.of(run.norm, rows[run.norm])
         constant += float(direction @ frozen.bias)
         direction = frozen.back(direction)
     heads: dict[str, float] = {}
@@ -131,11 +134,11 @@ def _parts(
     weights: dict[str, Numbers] = {}
     for number, layer in enumerate(run.layers):
         with loaded(model, number):
-            writer = writer_of(model, layer, rows)
+            writer = _writer_of(model, layer, rows)
             bias = getattr(layer.projection, "bias", None)
             through = writer.factor * direction
             if writer.module is not layer.projection:  # a norm after W_O
-                norm = Frozen.of(writer.module, rows[writer.module])
+                norm = _Frozen.of(writer.module, rows[writer.module])
                 constant += float(through @ norm.bias)
                 through = norm.back(through)
             if bias is not None:
@@ -158,7 +161,7 @@ def _parts(
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: dict[nn.Module, Row], through: Tensor
+    call: Call, projection: nn.Module, rows: dict[nn.Module, _Row], through: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
@@ -174,3 +177,109 @@ def _heads_of(
     # A gate, or a norm of the head, that lies between the two is held as it was.
     between = torch.where(mixed == 0, 0, entered / torch.where(mixed == 0, 1, mixed))
     return (entered * back).sum(1), weights * torch.einsum("hse,he->hs", values, between * back), weights
+
+
+class _Row(NamedTuple):
+    """A module's input and output at the last position, float64."""
+
+    read: Tensor
+    gave: Tensor
+
+
+@dataclass(frozen=True)
+class _Run:
+    layers: list[Layer]
+    rows: dict[nn.Module, _Row]
+    calls: dict[str, Call]  # of each layer's attention, "L0"
+    norm: nn.Module | None  # the last one
+    normed: Tensor  # (C,) what the output matrix reads
+    logits: Tensor  # (V,)
+
+
+def _read_run(model: nn.Module, ids: Tensor) -> _Run:
+    """One forward pass; of each module that takes part, what it read and gave at the last position."""
+    rows: dict[nn.Module, _Row] = {}
+    calls: dict[str, Call] = {}
+    layers = layers_of(model)
+    wanted = {module for layer in layers for module in (layer.block, layer.projection, *layer.block.children())}
+    wanted.update(layers[-1].around)
+
+    def keep(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
+        first = args[0] if args else keywords.get("hidden_states")
+        result = gave[0] if isinstance(gave, tuple) else gave
+        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in (first, result)):
+            tensors: Any = first, result
+            rows[module] = _Row(*(x.flatten(0, -2)[-1].double() for x in tensors))
+
+    def remember(site: Site, call: Call) -> None:
+        calls[site.name] = call
+
+    handlers = {layer.site: partial(remember, layer.site) for layer in layers}
+    with ExitStack() as stack:
+        stack.enter_context(attach(handlers, model))
+        handles = (module.register_forward_hook(keep, with_kwargs=True) for module in wanted)
+        stack.enter_context(hooked(handles))
+        answer = logits(model, ids, last=True)[0, -1].double()
+    last = rows[layers[-1].block].gave
+    norm = next((module for module in layers[-1].around if module in rows and _same(rows[module].read, last)), None)
+    return _Run(layers, rows, calls, norm, last if norm is None else rows[norm].gave, answer)
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and float((x - y).norm()) <= CLOSE * float(x.norm() + y.norm() + 1e-30)
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """A norm as the linear map that it was at one position: y = factor * (x - mean x) + bias."""
+
+    factor: Tensor  # (C,)
+    bias: Tensor  # (C,)
+    centres: bool
+
+    @classmethod
+    def of(cls, norm: nn.Module, row: _Row) -> _Frozen:
+        x, like = row.read, next(norm.parameters(), None)
+        probe = x.to(torch.float32 if like is None else like.dtype)
+        probe = probe.to("cpu" if like is None else like.device)
+        centres = _same(norm(probe + probe.abs().mean()).double(), row.gave)  # adding a constant changes nothing
+        bias = norm(torch.zeros_like(probe)).double()
+        x = x - x.mean() if centres else x
+        return cls(torch.where(x == 0, 0, (row.gave - bias) / torch.where(x == 0, 1, x)), bias, centres)
+
+    def back(self, direction: Tensor) -> Tensor:
+        """u with u.x = direction.(y - bias)"""
+        u = self.factor * direction
+        return u - u.mean() if self.centres else u
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
+
+    module: nn.Module
+    factor: float
+
+
+def _writer_of(model: nn.Module, layer: Layer, rows: dict[nn.Module, _Row]) -> _Writer:
+    """The writer of a layer, found by what it must explain: what the next module reads, or the layer's output.
+
+    Raises HeadwiseError where nothing explains them.
+    """
+    gave = rows[layer.projection].gave
+    children = [child for child in layer.block.children() if child in rows]
+    norms = (child for child in children if _same(rows[child].read, gave) and not _same(rows[child].gave, gave))
+    factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
+    before, after = rows[layer.block]
+    for writer in (
+        _Writer(layer.projection, 1.0),
+        *(_Writer(norm, 1.0) for norm in norms),
+        _Writer(layer.projection, factor),
+    ):
+        sums = before + writer.factor * rows[writer.module].gave
+        others = [child for child in children if rows[child].gave.shape == sums.shape]
+        if any(_same(rows[child].read, sums) or _same(sums + rows[child].gave, after) for child in others):
+            return writer
+    raise HeadwiseError(
+        f"{type(model).__name__}: it is not known how the attention of {layer.site.name} enters the residual stream"
+    )

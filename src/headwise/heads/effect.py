@@ -18,7 +18,7 @@ from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import evaluating, next_token_losses, require_next, vocabulary_of
 from headwise.models.sites import Site, attach, sites_of
-from headwise.records import Call
+from headwise.records import Call, head_name
 
 HOWS = ("zero", "mean")
 LARGEST = 2**26  # logits held at once when several variants of a model run in one batch
@@ -40,9 +40,9 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
     _check_how(how)
     if means is not None and how != "mean":
         raise HeadwiseError(f"how={how!r} with means=: they take the place of a head's output in how='mean' alone")
-    heads = _names(heads)
     chosen = _by_site(sites_of(model), heads)
-    fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in heads}
+    names = [head_name(site, h) for site, numbers in chosen.items() for h in numbers]
+    fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
 
     def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
         if site.name not in chosen:
@@ -67,14 +67,10 @@ def _check_how(how: str) -> None:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
 
 
-def _names(heads: Iterable[str]) -> list[str]:
+def _by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
+    """Site name -> numbers of the named heads."""
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
-    return list(heads)
-
-
-def _by_site(sites: Sequence[Site], heads: Sequence[str]) -> dict[str, list[int]]:
-    """Site name -> numbers of the named heads."""
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
     chosen: dict[str, list[int]] = defaultdict(list)
     for name in dict.fromkeys(heads):
@@ -154,7 +150,7 @@ def ablation(
         raise HeadwiseError("ablation needs at least one batch of ids")
     sites = {site.name: site for site in sites_of(model)}
     every = [head for site in sites.values() for head in site.heads]
-    chosen = _by_site(list(sites.values()), every if heads is None else _names(heads))
+    chosen = _by_site(list(sites.values()), every if heads is None else heads)
     changes: dict[str, list[float]] = defaultdict(list)
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
     with evaluating(model):

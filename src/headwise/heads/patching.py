@@ -7,11 +7,14 @@ Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares: 0 changes nothi
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError, unknown
@@ -19,10 +22,6 @@ from headwise.heads.study import SHARED, Study, chosen_heads
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import evaluating, require_next
 from headwise.models.stacks import layers_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 PLACES = ("q", "k", "v", "out", "weights")
 
@@ -83,45 +82,35 @@ def patch(
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     if fast and (at != "out" or together):
         raise HeadwiseError(f"fast=True estimates heads one at a time and at='out' alone, not at={at!r}, {together=}")
-    pairs, layers = _pairs(clean, corrupted), layers_of(model)
-    table = _Table()
+    pairs, layers = _pairs(clean, corrupted, target), layers_of(model)
+    effects, matrices, ends = _table(), _table(), []
     with evaluating(model):
-        for number, (good, bad) in enumerate(pairs):
-            study = Study(model, layers, good, bad, _target(target, number, len(pairs)))
+        for number, pair in enumerate(pairs, 1):
+            study = Study(model, layers, *pair)
             names = chosen_heads(study.names(at), heads, at)
-            table.ends.append((study.clean, study.corrupted))
+            ends.append((study.clean, study.corrupted))
             if positions == "each":
-                table.add_matrix(study.by_position(at, names))
-            rows = None if positions == "each" else _positions(positions, len(good))
-            table.add(study.estimate(names, rows) if fast else study.effects(at, names, rows, together))
+                _append(matrices, study.by_position(at, names))
+            rows = _positions(positions, len(pair[0]))
+            _append(effects, study.estimate(names, rows) if fast else study.effects(at, names, rows, together))
             if progress is not None:
-                progress(number + 1, len(pairs))
-    return table.patching(at)
+                progress(number, len(pairs))
+    whole, none = (interval_of(list(values)) for values in zip(*ends, strict=True))
+    return Patching(at, _intervals(effects), whole, none, {name: np.mean(rows, 0) for name, rows in matrices.items()})
 
 
-class _Table:
-    """Effects of all pairs, as they come."""
+def _table() -> dict[str, list[Any]]:
+    """Of each head what every pair of texts gave."""
+    return defaultdict(list)
 
-    def __init__(self) -> None:
-        self.values: dict[str, list[float]] = {}
-        self.matrices: dict[str, list[list[float]]] = {}
-        self.ends: list[tuple[float, float]] = []
 
-    def add(self, effects: Mapping[str, float]) -> None:
-        for name, effect in effects.items():
-            self.values.setdefault(name, []).append(effect)
+def _append(table: Mapping[str, list[Any]], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        table[name].append(value)
 
-    def add_matrix(self, rows: Mapping[str, list[float]]) -> None:
-        for name, row in rows.items():
-            self.matrices.setdefault(name, []).append(row)
 
-    def patching(self, at: str) -> Patching:
-        ends = [interval_of(list(values)) for values in zip(*self.ends, strict=True)]
-        matrices = {name: torch.tensor(rows).double().mean(0).numpy() for name, rows in self.matrices.items()}
-        return Patching(at, self.intervals(), ends[0], ends[1], matrices)
-
-    def intervals(self) -> dict[str, Interval]:
-        return {name: interval_of(effects) for name, effects in self.values.items()}
+def _intervals(effects: Mapping[str, list[float]]) -> dict[str, Interval]:
+    return {name: interval_of(values) for name, values in effects.items()}
 
 
 @torch.no_grad()
@@ -148,17 +137,20 @@ def path_effects(
     require_next(model)
     if at not in ("q", *SHARED):
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, ("q", *SHARED))
-    pairs, layers = _pairs(clean, corrupted), layers_of(model)
-    table = _Table()
+    pairs, layers = _pairs(clean, corrupted, target), layers_of(model)
+    effects = _table()
     with evaluating(model):
-        for number, (good, bad) in enumerate(pairs):
-            study = Study(model, layers, good, bad, _target(target, number, len(pairs)))
+        for pair in pairs:
+            study = Study(model, layers, *pair)
             chosen_heads(study.names(at), [receiver], at)
-            table.add(study.paths(receiver, at, senders))
-    return table.intervals()
+            _append(effects, study.paths(receiver, at, senders))
+    return _intervals(effects)
 
 
-def _pairs(clean: Ids, corrupted: Ids) -> list[tuple[Tensor, Tensor]]:
+def _pairs(
+    clean: Ids, corrupted: Ids, target: Sequence[int] | Sequence[Sequence[int]] | None
+) -> list[tuple[Tensor, Tensor, list[int] | None]]:
+    """Pairs of texts (T,), each with its two targets."""
     good, bad = (torch.as_tensor(ids) for ids in (clean, corrupted))
     if good.shape != bad.shape:
         raise HeadwiseError(
@@ -166,21 +158,18 @@ def _pairs(clean: Ids, corrupted: Ids) -> list[tuple[Tensor, Tensor]]:
         )
     if good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(f"clean is {tuple(good.shape)}; pass ids (T,) or (N,T)")
-    return list(zip(good.reshape(-1, good.shape[-1]), bad.reshape(-1, bad.shape[-1]), strict=True))
-
-
-def _target(target: Any, number: int, count: int) -> Sequence[int] | None:
-    if target is None:
-        return None
-    rows = torch.as_tensor(target)
-    if tuple(rows.shape) not in ((2,), (count, 2)):
-        raise HeadwiseError(f"target is {tuple(rows.shape)}; pass two token ids, or ({count}, 2)")
-    pair: list[int] = (rows if rows.ndim == 1 else rows[number]).tolist()
-    return pair
+    good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))
+    targets: list[list[int] | None] = [None] * len(good)
+    if target is not None:
+        rows = torch.as_tensor(target)
+        if tuple(rows.shape) not in ((2,), (len(good), 2)):
+            raise HeadwiseError(f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)")
+        targets = rows.expand(len(good), 2).tolist()
+    return list(zip(good, bad, targets, strict=True))
 
 
 def _positions(positions: Sequence[int] | str | None, T: int) -> list[int] | None:
-    if positions is None:
+    if positions is None or positions == "each":
         return None
     if isinstance(positions, str):
         raise HeadwiseError(f"positions={positions!r} is not known; pass a list, or 'each'")

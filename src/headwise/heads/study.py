@@ -40,8 +40,7 @@ class Study:
         record = (layer.block.register_forward_hook(self._record) for layer in layers)
         with hooked(record):
             self.calls, bad = self._calls(self.ids)
-        best = (int(good.argmax()), int(bad.argmax()))
-        self.target = best if target is None else (int(target[0]), int(target[1]))
+        self.target = (int(good.argmax()), int(bad.argmax())) if target is None else (target[0], target[1])
         if self.target[0] == self.target[1]:
             raise HeadwiseError(
                 f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
@@ -67,7 +66,6 @@ class Study:
     @contextmanager
     def _from(self, layer: Layer, n: int) -> Iterator[None]:
         """Below this layer the corrupted run is replayed, and the layer reads its one text n times, as a batch."""
-        below = [earlier.block for earlier in self.layers[: self.layers.index(layer)]]
 
         def widen(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             x = args[0] if args else keywords["hidden_states"]
@@ -75,13 +73,17 @@ class Study:
             return ((wide, *args[1:]), keywords) if args else (args, keywords | {"hidden_states": wide})
 
         with ExitStack() as stack:
-            for block in below:
-                stack.enter_context(_replayed(block, self.outputs[block]))
+            for below in self.layers[: self.layers.index(layer)]:
+                stack.enter_context(_replayed(below.block, self.outputs[below.block]))
             stack.enter_context(hooked([layer.block.register_forward_pre_hook(widen, with_kwargs=True)]))
             yield
 
     def _difference(self, logits_v: Tensor) -> Tensor:
         return logits_v[..., self.target[0]] - logits_v[..., self.target[1]]
+
+    def _answers(self) -> Tensor:
+        """The difference (n,) of each text that runs, from now on."""
+        return self._difference(logits(self.model, self.ids, last=True)[:, -1])
 
     @property
     def _at_once(self) -> int:
@@ -123,10 +125,8 @@ class Study:
         for layer in self.layers:
             here = [name for name in names if places[name][0] == layer.site.name]
             source, rows = self._source(layer.site, at, positions)
-            for start in range(0, len(here), self._at_once):
-                chunk = here[start : start + self._at_once]
-                answers = self._variants(layer, [places[name][1] for name in chunk], source, rows)
-                effects |= dict(zip(chunk, self._share(answers), strict=True))
+            answers = self._variants(layer, [places[name][1] for name in here], source, rows)
+            effects |= dict(zip(here, answers, strict=True))
         return effects
 
     def _source(self, site: Site, at: str, positions: Sequence[int] | None) -> tuple[Tensor, list[int]]:
@@ -150,15 +150,18 @@ class Study:
         k, v = (changed, call.v) if at == "k" else (call.k, changed)
         return attend_by_rows(call.q, k, v, call.options), every
 
-    def _variants(self, layer: Layer, heads: Sequence[Sequence[int]], source: Tensor, rows: list[int]) -> Tensor:
-        """Answers (n,) of variants of the corrupted run; in variant i heads[i] of the layer give source[0] or [i]."""
-        n = len(heads)
+    def _variants(self, layer: Layer, heads: Sequence[Sequence[int]], source: Tensor, rows: list[int]) -> list[float]:
+        """Effects of variants of the corrupted run; in variant i heads[i] of the layer give source[0] or [i]."""
+        effects: list[float] = []
+        for start in range(0, len(heads), self._at_once):
+            part = slice(start, start + self._at_once)
 
-        def change(call: Call) -> Tensor:
-            return self._replaced(call.out, heads, source, rows)
+            def change(call: Call, part: slice = part) -> Tensor:
+                return self._replaced(call.out, heads[part], source if len(source) == 1 else source[part], rows)
 
-        with self._from(layer, n), attach({layer.site: change}, self.model):
-            return self._difference(logits(self.model, self.ids, last=True)[:, -1])
+            with self._from(layer, len(heads[part])), attach({layer.site: change}, self.model):
+                effects += self._share(self._answers())
+        return effects
 
     def _together(self, at: str, names: Sequence[str], positions: Sequence[int] | None) -> float:
         """The effect of all these heads at once."""
@@ -176,8 +179,7 @@ class Study:
 
         sites = [layer.site for layer in self.layers if layer.site.name in chosen]
         with attach({site: partial(change, site) for site in sites}, self.model):
-            answer = self._difference(logits(self.model, self.ids, last=True)[:, -1])
-        return self._share(answer)[0]
+            return self._share(self._answers())[0]
 
     def estimate(self, names: Sequence[str], positions: Sequence[int] | None) -> dict[str, float]:
         """What one backward pass says of the effect of each head's output."""
@@ -188,8 +190,7 @@ class Study:
             return outs[site.name]
 
         with torch.enable_grad(), attach({x.site: partial(keep, x.site) for x in self.layers}, self.model):
-            answer = self._difference(logits(self.model, self.ids, last=True)[0, -1])
-            slopes = dict(zip(outs, torch.autograd.grad(answer, list(outs.values())), strict=True))
+            slopes = dict(zip(outs, torch.autograd.grad(self._answers(), list(outs.values())), strict=True))
         effects: dict[str, float] = {}
         for name, (site, (h,)) in self.names("out").items():
             if name in names:
@@ -209,19 +210,10 @@ class Study:
         if not chosen:
             return {}
         parts = torch.cat([self._read_by(layer, at, sender, every, chosen) for sender in earlier])
-        sources = [self._with_part(site, at, part[None]) for part in parts]
-        effects: list[float] = []
-        every_row = list(range(self.ids.shape[1]))
-        for start in range(0, len(chosen), self._at_once):
-            source = torch.cat(sources[start : start + self._at_once])
-            effects += self._share(self._variants(layer, [members] * len(source), source, every_row))
-        return dict(zip(chosen, effects, strict=True))
-
-    def _with_part(self, site: str, at: str, part: Tensor) -> Tensor:
-        """What a site gives, (1,H,T,E), with other queries, keys or values (1,H,T,D)."""
-        call = self.calls[site]
-        parts = {"q": call.q, "k": call.k, "v": call.v} | {at: part}
-        return attend_by_rows(parts["q"], parts["k"], parts["v"], call.options)
+        call, every_row = self.calls[site], list(range(self.ids.shape[1]))
+        reads = ({"q": call.q, "k": call.k, "v": call.v, at: part[None]} for part in parts)
+        source = torch.cat([attend_by_rows(each["q"], each["k"], each["v"], call.options) for each in given])
+        return dict(zip(chosen, self._variants(layer, [members] * len(chosen), source, every_row), strict=True))
 
     def _read_by(
         self, receiver: Layer, at: str, layer: Layer, places: Mapping[str, Place], senders: Sequence[str]

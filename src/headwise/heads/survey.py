@@ -9,6 +9,7 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 from __future__ import annotations
 
 import math
+import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.files import packaged, read_text
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.heads.documents import batches, run_documents, share_note
 from headwise.heads.effect import ablation, importance
@@ -45,6 +47,7 @@ TOKENS = 1024  # of the first document that are kept as text
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
 WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+NOTES: dict[str, str] = tomllib.loads(read_text(packaged("survey_notes", "toml")))
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, in all
@@ -172,25 +175,24 @@ class _Study:
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
-        more |= {"tokens": frequent, "seed": self.seed, "vocabulary": self._vocabulary()}
+        more |= {"tokens": frequent, "seed": self.seed}
+        more["vocabulary"] = None if self.parts > 1 else vocabulary_product(self.model)
         tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, ranks, keep, **more)
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:
-            self.notes.append(f"Copying is left out of {', '.join(compressed)}: W_V is not one matrix there.")
+            self._note("compressed", sites=", ".join(compressed))
         if not self.probes:
-            self.notes.append("The text has too few different tokens for a sequence of them to be repeated, so "
-                              "duplicate-token and induction heads were not looked for.")  # fmt: skip
+            self._note("few tokens")
         if len(documents) == 1:
-            self.notes.append("One document gives no interval, so no role that a text decides is awarded; pass more "
-                              "text, or cut it into documents with --tokens.")  # fmt: skip
+            self._note("one document")
         self.followed = self._follow(self.model, "relations")
         untrained = self._untrained(more["vocabulary"]) if controls and self.parts == 1 else None
         self._effects(how)
         profiles = tuple(self._profile(site, h, tally, untrained or {}) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
-            self.notes.append(f"Silent heads, whose output is zero whatever they look at: {', '.join(silent)}.")
+            self._note("silent", heads=", ".join(silent))
         if self.text.note and self.loss is not None:
             self.notes.append(self.text.note)
         present = {key for profile in profiles for key in profile.scores}
@@ -216,8 +218,8 @@ class _Study:
             relations=self.relations,
         )
 
-    def _vocabulary(self) -> Tensor | None:
-        return vocabulary_product(self.model) if self.parts == 1 else None
+    def _note(self, name: str, **facts: Any) -> None:
+        self.notes.append(NOTES[name].format(**facts))
 
     def _tally(
         self,
@@ -256,10 +258,8 @@ class _Study:
         if not is_sampled(self.model):
             vocabulary = vocabulary_product(fresh)
         else:
-            self.notes.append(f"The untrained control has {SAMPLE} layers, on the model's own embeddings: a whole one "
-                              f"of over {WHOLE:,} parameters would double the memory.")  # fmt: skip
-        stages = (stage, stage)
-        tally = self._tally(fresh, self.text.documents[:CONTROLS], stages, 0, vocabulary=vocabulary)
+            self._note("sampled", layers=SAMPLE, most=WHOLE)
+        tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
         heads = [tally.of_head(site, h) for site, h in tally.heads()]
         means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
         means |= {name: [head.mass.mean for head in by.values()] for name, by in self._follow(fresh, stage).items()}
@@ -274,23 +274,20 @@ class _Study:
     def _effects(self, how: str) -> None:
         """Importance and the change in loss, on the first documents."""
         if self.parts > 1:
-            self.notes.append(f"The heads are spread over {self.parts} processes: copying, importance, ablation, the "
-                              "untrained control and relations, which need the whole model, are left out.")  # fmt: skip
-            return
-        if stream_of(self.model) is not None:
-            self.notes.append("The model was run layer by layer: importance and ablation, which run it again and "
-                              "again, are left out.")  # fmt: skip
-            return
-        if ask.predicts(self.model) != "next":
-            self.notes.append(f"{type(self.model).__name__} does not predict the next token, so there is no loss "
-                              "whose change could tell what a head is worth: importance and ablation are left "
-                              "out.")  # fmt: skip
-            return
+            self._note("parallel", parts=self.parts)
+        elif stream_of(self.model) is not None:
+            self._note("streamed")
+        elif ask.predicts(self.model) != "next":
+            self._note("no loss", kind=type(self.model).__name__)
+        else:
+            self._losses(how)
+
+    def _losses(self, how: str) -> None:
         documents = self.text.documents
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
         groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
-        self.progress("importance", 0, 1)
         after = self.text.scored_after
+        self.progress("importance", 0, 1)
         self.importance = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
         if how == "none":

@@ -26,7 +26,7 @@ def why(
     prompt: str,
     answer: str | None = None,
     corrupt: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Story:
     """The story of one prediction.
 
@@ -51,8 +51,7 @@ def why(
         parts = attribute(model, torch.tensor(ids), (token, other))
         effects = {} if study is None else study.effects("out", list(study.names("out")), None)
         heads = _parts(parts, effects)
-        measured = _silenced(model, torch.tensor([ids]), [part.head for part in heads[: Story.MOST]], token, progress)
-        heads = [replace(part, without=measured.get(part.head)) for part in heads]
+        heads[: Story.MOST] = _silenced(model, torch.tensor([ids]), heads[: Story.MOST], token, progress)
         paths = [] if study is None else _paths(study, effects, progress)
     shown = tokens.shown
     return Story(
@@ -128,39 +127,33 @@ def _parts(parts: Attribution, effects: dict[str, float]) -> list[StoryHead]:
 
 
 def _silenced(
-    model: nn.Module,
-    ids: Tensor,
-    names: Sequence[str],
-    token: int,
-    progress: Progress | None,
-) -> dict[str, float]:
-    """Change of the answer's log-probability without each of these heads, in nats."""
-    plain = float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token])
-    changes = {}
-    for number, name in enumerate(names):
-        with ablate(model, [name]):
-            changes[name] = float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token]) - plain
-        if progress is not None:
-            progress("silencing heads", number + 1, len(names))
-    return changes
+    model: nn.Module, ids: Tensor, heads: Sequence[StoryHead], token: int, progress: Progress
+) -> list[StoryHead]:
+    """With the change of the answer's log-probability without each of these heads, in nats."""
+
+    def chance() -> float:
+        return float(logits(model, ids, last=True)[0, -1].double().log_softmax(-1)[token])
+
+    plain, measured = chance(), []
+    for number, part in enumerate(heads, 1):
+        with ablate(model, [part.head]):
+            measured.append(replace(part, without=chance() - plain))
+        progress("silencing heads", number, len(heads))
+    return measured
 
 
-def _paths(study: Study, effects: dict[str, float], progress: Progress | None) -> list[StoryPath]:
+def _paths(study: Study, effects: dict[str, float], progress: Progress) -> list[StoryPath]:
     """The clear paths between heads that carry something, the strongest first."""
-    carriers = sorted(
-        (name for name in effects if abs(effects[name]) >= Story.CLEAR), key=lambda name: -abs(effects[name])
-    )
+    clear = (name for name in effects if abs(effects[name]) >= Story.CLEAR)
+    carriers = sorted(clear, key=lambda name: -abs(effects[name]))
     jobs = [(receiver, at) for receiver in carriers[: Story.MOST] for at in "qkv"]
     paths: dict[tuple[str, str, str], StoryPath] = {}
-    for number, (head, at) in enumerate(jobs):
-        place = study.names("out")[head]
-        receiver = next(
-            name for name, (site, members) in study.names(at).items() if site == place[0] and place[1][0] in members
-        )
+    for number, (head, at) in enumerate(jobs, 1):
+        site, (h,) = study.names("out")[head]
+        receiver = next(name for name, place in study.names(at).items() if place[0] == site and h in place[1])
         if not any(key[1:] == (receiver, at) for key in paths):
             for sender, effect in study.paths(receiver, at, None).items():
                 if abs(effect) >= Story.CLEAR:
                     paths[sender, receiver, at] = StoryPath(sender, receiver, head, at, effect)
-        if progress is not None:
-            progress("following paths", number + 1, len(jobs))
+        progress("following paths", number, len(jobs))
     return sorted(paths.values(), key=lambda path: -abs(path.effect))
