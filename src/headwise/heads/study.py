@@ -212,7 +212,7 @@ class Study:
         parts = torch.cat([self._read_by(layer, at, sender, every, chosen) for sender in earlier])
         call, every_row = self.calls[site], list(range(self.ids.shape[1]))
         reads = ({"q": call.q, "k": call.k, "v": call.v, at: part[None]} for part in parts)
-        source = torch.cat([attend_by_rows(each["q"], each["k"], each["v"], call.options) for each in given])
+        source = torch.cat([attend_by_rows(each["q"], each["k"], each["v"], call.options) for each in reads])
         return dict(zip(chosen, self._variants(layer, [members] * len(chosen), source, every_row), strict=True))
 
     def _read_by(
