@@ -203,7 +203,8 @@ def test_an_arm_that_diverged_shows_nothing() -> None:
 
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(claims, "compare", lambda *given: all_comparisons())
-    return run_claims(tmp_path, "headwise compare claims", counted={"split heads": split_heads})
+    monkeypatch.setattr(claims, "COUNTED", {"split heads": split_heads})
+    return run_claims(tmp_path, "headwise compare claims")
 
 
 def test_the_ledger_has_what_was_counted_judged_and_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from headwise.lab.compare.results import Comparison, Ledger, Table
+from headwise.lab.compare.results import Comparison, Ledger, Table, ledger_words
 from headwise.view.compare import metric_table, setting, shown, spent
-
-INTRODUCTION = """\
-What courses say about attention heads, measured. A verdict follows from the figures by the rule beside it: *holds*,
-*does not hold*, or *depends*. It is a verdict on small models and short runs on one machine, not on all models;
-where no difference was detected, a claim is not shown to hold, and more seeds might yet show it.
-Where several seeds were run, the figure after ± is half the width of the 95 % interval (Student) of the differences
-seed by seed, and "detectable" means that this interval does not contain 0. Each interval stands alone: of twenty
-differences that are none, one is expected to look like one."""
 
 
 def claims_page(ledger: Ledger) -> str:
@@ -21,7 +13,7 @@ def claims_page(ledger: Ledger) -> str:
     parts = [
         "# What is claimed, and what is so",
         f"Written by `{ledger.command}`; change it by running that, never by hand.",
-        INTRODUCTION,
+        ledger_words()["introduction"],
         _grid(("claim", "verdict", "measured"), rows, words=3),
         "## How the verdicts are made",
         "\n".join(rules),

@@ -33,7 +33,7 @@ PARTS = (
     *("map", "head", "filter", "table", "roles", "run", "top", "address", "start"),
 )  # in this order one script
 SCRIPTS = ("page/tokens.js", "page/model.js", *(f"report_{name}.js" for name in PARTS))
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "told", "fact")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "told", "fact", "against")
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:

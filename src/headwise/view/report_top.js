@@ -11,8 +11,9 @@ function showTop() {
   if (data.against !== null && finite(data.other_loss)) facts.push(say('report.mean_loss_of', { model: data.against, loss: loss(data.other_loss) }));
   if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
   byId('measured').textContent = facts.join(' ');
-  byId('notes').hidden = !data.notes.length;
-  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', translated('told', note))));
+  const notes = [...data.notes.map((note) => translated('told', note)), ...data.compared.map(([key, values]) => say(key, values))];
+  byId('notes').hidden = !notes.length;
+  byId('notes').replaceChildren(...notes.map((note) => element('li', '', note)));
   byId('only').hidden = !data.only.length;
   byId('only').replaceChildren(...data.only.map(([model, names]) => element('p', '', say('report.only_in', { model, names }))));
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;

@@ -16,7 +16,7 @@ from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary
 from headwise.view.sentences import head_parts
-from headwise.view.survey_words import Column, badges_of, n_layers, notes_of, only_here, paired, value_of
+from headwise.view.survey_words import Column, badges_of, compared_notes, n_layers, only_here, paired, value_of
 from headwise.view.terminal import visible
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
@@ -51,7 +51,8 @@ def survey_data(
         "loss": survey.loss,
         "other_loss": None if against is None else against.loss,
         "ablated": survey.ablated,
-        "notes": notes_of(survey, against),
+        "notes": survey.notes,
+        "compared": compared_notes(survey, against),
         "only": only_here(survey, against),
         "columns": columns,
         "roles": [{**vars(badges[role.name]), **vars(role)} for role in survey.roles],

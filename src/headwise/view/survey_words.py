@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headwise.heads.profiles import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
 from headwise.markup import plural
+from headwise.view.page.words import say
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
 FEW = 10  # so many statistics are all shown at once
@@ -146,33 +147,29 @@ def both_names(profile: HeadProfile, other: HeadProfile | None) -> str:
 
 
 def notes_of(survey: Survey, against: Survey | None) -> list[str]:
-    """The notes of a survey; what keeps two from being compared number by number; and which heads are compared."""
-    notes = list(survey.notes)
+    """The notes of a survey, and those of a comparison in English."""
+    return [*survey.notes, *(say("en", key, **values) for key, values in compared_notes(survey, against))]
+
+
+def compared_notes(survey: Survey, against: Survey | None) -> list[tuple[str, dict[str, str]]]:
+    """What keeps two surveys from being compared number by number, and which heads are compared: phrases, values."""
     if against is None:
-        return notes
+        return []
+    notes = []
+    models = {"model": survey.model, "other": against.model}
     sizes = [{(p.part, p.layer, p.head) for p in each.profiles} for each in (survey, against)]
     if sizes[0] != sizes[1] and not any(profile.was for profile in against.profiles):
-        notes.append(
-            f"{survey.model} and {against.model} do not have the same layers and heads, and neither is known to come "
-            f"from the other: heads are compared by name alone."
-        )
+        notes.append(("against.sizes", models))
     if any(both_names(profile, other) != profile.name for profile, other in paired(survey, against)):
-        notes.append(
-            f"Heads of {survey.model} are compared with those of {against.model} that they belong to; where the name "
-            f"there is another, it stands in brackets."
-        )
+        notes.append(("against.brackets", models))
     for first, second in ((survey, against), (against, survey)):
-        extra = [label(key) for key in first.statistics if key not in second.statistics]
+        extra = ", ".join(label(key) for key in first.statistics if key not in second.statistics)
         if extra:
-            notes.append(f"Only {first.model} has {', '.join(extra)}; left out of the comparison.")
+            notes.append(("against.statistics", {"model": first.model, "names": extra}))
     if survey.tokens != against.tokens or survey.n_tokens != against.n_tokens:
-        notes.append(
-            f"{survey.model} was looked at on {survey.n_tokens:,} tokens and {against.model} on "
-            f"{against.n_tokens:,}, and the tokens are not the same: a difference may come from the text."
-        )
+        counts = {"count": f"{survey.n_tokens:,}", "other_count": f"{against.n_tokens:,}"}
+        notes.append(("against.tokens", models | counts))
     if survey.ablated != against.ablated:
-        notes.append(
-            f"Heads of {survey.model} were silenced by {survey.ablated or 'nothing'}, "
-            f"those of {against.model} by {against.ablated or 'nothing'}."
-        )
+        ways = {"how": survey.ablated or "nothing", "other_how": against.ablated or "nothing"}
+        notes.append(("against.ablated", models | ways))
     return notes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from headwise.intervals import Interval, interval_of
@@ -41,8 +41,7 @@ from headwise.lab.compare.timing import machine
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 
 ELSEWHERE = tuple(judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep"))
-Counted = Callable[[], tuple[Claim, Table]]
-COUNTED: dict[str, Counted] = {
+COUNTED: dict[str, Callable[[], tuple[Claim, Table]]] = {
     "split heads": split_heads,
     "parameters": parameters_with_heads,
     "FLOPs": flops_with_heads,
@@ -59,27 +58,25 @@ def run_claims(
     steps: int | None = None,
     workers: int = 1,
     report: Report = silent,
-    counted: Mapping[str, Counted] = COUNTED,
 ) -> Ledger:
     """Run all experiments, then count and time, and judge every claim. The arguments are those of `compare`.
 
     command  how the ledger was asked for, to stand on its page
-    counted  what is counted and timed, by name
     """
     wall, cpu = time.monotonic(), _cpu_seconds()
     comparisons = compare(list(EXPERIMENTS.values()), out, n_seeds, steps, None, workers, report)
-    rows: dict[str, tuple[Claim, Table]] = {}
-    for done, (name, measure) in enumerate(counted.items()):
-        report(f"claims: {name}", done, len(counted))
-        rows[name] = measure()
-    report("claims: all measured", len(counted), len(counted))
+    rows: list[tuple[Claim, Table]] = []
+    for name, measure in COUNTED.items():
+        report(f"claims: {name}", len(rows), len(COUNTED))
+        rows.append(measure())
+    report("claims: all measured", len(rows), len(COUNTED))
     return Ledger(
         command=command,
         machine=machine(),
         seeds=tuple(range(n_seeds)),
-        claims=(*(claim for claim, _ in rows.values()), *judged(comparisons), *ELSEWHERE),
+        claims=(*(claim for claim, _ in rows), *judged(comparisons), *ELSEWHERE),
         comparisons=comparisons,
-        tables=tuple(table for _, table in rows.values()),
+        tables=tuple(table for _, table in rows),
         wall_seconds=time.monotonic() - wall,
         cpu_seconds=_cpu_seconds() - cpu,
     )
