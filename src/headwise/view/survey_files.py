@@ -55,7 +55,8 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     mosaic, places = _mosaic(survey)
     tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
     shrink = min(1.0, LONGEST / max(tall, wide))
-    legend = 0.8 + 0.2 * len(_earned(survey))
+    earned = [role for role in survey.roles if earners(survey)[role.name]]
+    legend = 0.8 + 0.2 * len(earned)
     figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
     height = tall * shrink / (tall * shrink + legend)
     axes = figure.add_axes((0.02, 0.0, 0.96, height))
@@ -64,7 +65,7 @@ def survey_png(path: str | Path, survey: Survey) -> None:
     axes.set_axis_off()
     axes.set_anchor("NW")
     _write_names(axes, survey, places, 6.5 * shrink)
-    _write_legend(figure, survey)
+    _write_legend(figure, survey, earned)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
         write_figure(path, figure)
@@ -97,15 +98,10 @@ def _write_names(axes: Axes, survey: Survey, places: dict[str, tuple[int, int]],
         axes.text(column, row + SIDE + 7, letters, fontsize=size, va="top", weight="bold", color="#2f5590")
 
 
-def _earned(survey: Survey) -> list[Role]:
-    names = earners(survey)
-    return [role for role in survey.roles if names[role.name]]
-
-
-def _write_legend(figure: Figure, survey: Survey) -> None:
+def _write_legend(figure: Figure, survey: Survey, earned: Sequence[Role]) -> None:
     """The model, and what the letters stand for, above the pictures."""
     inch, badges = 1 / figure.get_figheight(), badges_of(survey.roles)
     figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
-    for place, role in enumerate(_earned(survey)):
+    for place, role in enumerate(earned):
         line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
         figure.text(0.02, 1 - (0.5 + 0.2 * place) * inch, line, fontsize=7.5, va="top", parse_math=False)

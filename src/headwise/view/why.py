@@ -10,6 +10,7 @@ from string import Template
 from rich.console import Console
 
 from headwise.files import write_whole
+from headwise.markup import number
 from headwise.records import Story, StoryHead
 from headwise.view.page.assemble import json_block, package_text, page, word
 from headwise.view.page.words import LANGUAGES
@@ -24,7 +25,7 @@ def sentence(story: Story, part: StoryHead, lang: str) -> str:
     if part.brings is None:
         first = phrase(lang, "why.adds" if part.adds >= 0 else "why.takes", adds=f"{abs(part.adds):.2f}", **values)
     else:
-        first = phrase(lang, "why.carries", share=f"{part.brings:.0%}", **values)
+        first = phrase(lang, "why.carries", share=f"{100 * part.brings:.0f} %", **values)
     words = [first, phrase(lang, "why.looks", **values)]
     if part.without is not None:
         after = story.probability * math.exp(part.without)
@@ -50,10 +51,10 @@ def print_story(console: Console, story: Story, lang: str = "en") -> None:
     rows = [
         (
             part.head,
-            f"{part.adds:+.2f}",
-            "-" if part.brings is None else f"{part.brings:+.2f}",
+            number(part.adds, 2, signed=True),
+            number(part.brings, 2, signed=True),
             ", ".join(f"{story.tokens[t]} {weight:.2f}" for t, weight in part.looks),
-            "-" if part.without is None else f"{part.without:+.2f}",
+            number(part.without, 2, signed=True),
         )
         for part in story.heads[: Story.MOST]
     ]
@@ -63,7 +64,7 @@ def print_story(console: Console, story: Story, lang: str = "en") -> None:
     values["feed"] = f"{math.fsum(story.feed_forwards.values()):+.2f}"
     say(console, phrase(lang, "why.sum", **values))
     for path in story.paths:
-        values = {"sender": path.sender, "receiver": path.receiver, "share": f"{path.effect:.0%}"}
+        values = {"sender": path.sender, "receiver": path.receiver, "share": f"{100 * path.effect:.0f} %"}
         say(console, phrase(lang, f"why.path_{path.at}", **values))
 
 
