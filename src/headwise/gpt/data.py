@@ -79,10 +79,6 @@ class Stream:
         return pieces[:, :-1], pieces[:, 1:]
 
 
-def _as_it_stands(line: str) -> tuple[str, ...]:
-    return (line,)
-
-
 class Documents:
     """Lines between boundaries; a batch is a set of different whole lines, padded.
 
@@ -112,7 +108,7 @@ class Documents:
         held_out: Sequence[str],
         context: int,
         scored_after: str | None = None,
-        ways: Callable[[str], Sequence[str]] = _as_it_stands,
+        ways: Callable[[str], Sequence[str]] = lambda line: (line,),
     ) -> Documents:
         """Of lines in memory; `ways` gives the ways to write a line to train on, all of one length."""
         written = [ways(line) for line in train]
@@ -202,8 +198,8 @@ def verb_corpus(seed: int, context: int, any_order: bool = True) -> Corpus:
     """
     corpus = verbs.corpus(seed)
     tokens = Tokens.words(corpus.train_lines)
-    ways = verbs.clause_orders if any_order else _as_it_stands
-    data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways)
+    ways = {"ways": verbs.clause_orders} if any_order else {}
+    data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
     example = max(corpus.held_out_cells, key=lambda cell: cell.tense == "conditional").line  # `would` decides a tense
     return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
 

@@ -100,9 +100,7 @@ def without_maps(model: nn.Module) -> list[str]:
     for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
         places = (path.rpartition(".") for path in modules)
         numbers = sorted(int(last) for above, _, last in places if above == stack and last.isdigit())
-        with_heads = {
-            n for n in numbers for path in through if path.startswith(f"{stack}.{n}.") or path == f"{stack}.{n}"
-        }
+        with_heads = {n for n in numbers if any(f"{path}.".startswith(f"{stack}.{n}.") for path in through)}
         usual = {type(part) for n in with_heads for part in modules[f"{stack}.{n}"].modules()}
         kinds: dict[str, list[int]] = {}
         for n in numbers:
@@ -111,9 +109,7 @@ def without_maps(model: nn.Module) -> list[str]:
                 kind = _words(parts[0], modules) if parts else "no attention"
                 kinds.setdefault(kind, []).append(n)
                 covered.add(f"{stack}.{n}")
-        place = (
-            next(iter(_stack_names(model, [stack]).values()), "") if with_heads and with_heads != set(numbers) else ""
-        )
+        place = _stack_names(model, [stack])[stack] if with_heads else ""
         lines += [f"{_ranges(place, layers)}: {kind}, no map" for kind, layers in kinds.items()]
     outside: dict[str, list[str]] = {}
     for path, module in modules.items():
@@ -172,16 +168,8 @@ def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
 
 def _parts(path: str) -> list[str]:
     """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
-    parts: list[str] = []
-    layer = True
-    for part in path.split("."):
-        if not part.isdigit():
-            parts.append(part)
-        elif layer:
-            layer = False
-        else:
-            parts[-1] += part
-    return parts
+    within = re.sub(r"(^|\.)\d+(?=\.|$)", "", path, count=1)
+    return re.sub(r"\.(?=\d+(\.|$))", "", within.removeprefix(".")).split(".")
 
 
 def _is_cross(path: str) -> bool:

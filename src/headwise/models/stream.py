@@ -17,7 +17,7 @@ import tempfile
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,23 +45,17 @@ class Stream:
     model   of a family that has a record, with one stack of layers
     stored  the weights by the names of the model: in files, or as tensors
     seed    draw those of the layers anew each time, as untrained ones
-    finite  names of weights that were looked through for NaN and inf; what lies in memory was, when it was read
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        stored: Mapping[str, Place | Tensor],
-        seed: int | None = None,
-        finite: Collection[str] = (),
-    ) -> None:
+    def __init__(self, model: nn.Module, stored: Mapping[str, Place | Tensor], seed: int | None = None) -> None:
         self.model, self.stored, self.seed = model, dict(stored), seed
         self.blocks = blocks(model)
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
         self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
         self.number = 0  # of the batch that runs now
         self.states: dict[int, Tensor] = {}  # of each batch, what the layer gave
-        self.finite = {*finite, *(name for name, place in self.stored.items() if isinstance(place, Tensor))}
+        # Weights that were looked through for NaN and inf: those in memory were, when they were read.
+        self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
         self._users = Counter[int]()
         self._slots: list[list[tuple[nn.Module, str, str, nn.Parameter]]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
@@ -162,7 +156,8 @@ class Stream:
         The files lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
         """
         like = next(self.model.parameters())
-        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored, finite=self.finite)
+        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored)
+        child.finite |= self.finite
         folder = Path(tempfile.mkdtemp(prefix="headwise-", dir=self.scratch))
         weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
         for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
