@@ -353,7 +353,6 @@ class LadderRung:
     how: str  # what it does differently, in a line
     dtype: str  # of the timed runs: "float64" for Python's own numbers, "float32" elsewhere
     parameters: int  # weights of the layer in this form
-    another: str | None = None  # why it is another function: it is timed, and held to nothing
     refused: str | None = None  # why it cannot run this layer at all; then all that follows is empty
     differences: dict[str, float | None] = field(default_factory=dict)  # stage -> largest; only stages it hands out
     gradients: dict[str, float | None] | None = None  # the same for each slope; None: the rung has no gradients

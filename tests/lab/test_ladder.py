@@ -17,7 +17,6 @@ from rich.console import Console
 
 from headwise.errors import HeadwiseError
 from headwise.lab import ladder as study
-from headwise.lab.courses.stacked import MultiHeadAttentionWrapper
 from headwise.lab.ladder import certificate_sizes, run_ladder
 from headwise.lab.ladder_certificate import UNIT, Bounded, Certificate, draw_leaves, layer_bounds
 from headwise.lab.ladder_rungs import RUNGS, Rung
@@ -37,7 +36,6 @@ NAMES = [
     "torch fused",
     "torch.nn",
     "cached decode",
-    PRINTED := "wrapper as printed",
 ]
 INNER = {"q", "k", "v", "heads", "joined", "output"}
 ALL = INNER | {"scores", "weights"}
@@ -67,7 +65,7 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
     assert ladder.agrees and ladder.certified == ladder.sizes and ladder.note is None
     assert [rung.name for rung in ladder.rungs] == NAMES
     shared = sizes.get("kv_heads", sizes["heads"]) != sizes["heads"]
-    for rung in ladder.rungs[:-1]:
+    for rung in ladder.rungs:
         if shared and rung.name == "torch.nn":
             assert rung.refused == f"it cannot share {sizes['kv_heads']} key/value heads among {sizes['heads']} heads"
             assert not rung.agrees and rung.ms is None and rung.not_timed == rung.refused
@@ -96,24 +94,10 @@ def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
     assert len({str((rung.differences, rung.gradients, rung.timed_difference)) for rung in ladder_of(**GQA).rungs}) > 4
 
 
-@pytest.mark.slow
-def test_the_wrapper_as_printed_is_weighed_and_timed_apart() -> None:
-    """Another function: three matrices of the whole width for each head, and no W_O. Nobody certifies it as equal."""
-    ladder = ladder_of(**MHA)
-    printed_wrapper = rung_of(ladder, PRINTED)
-    assert printed_wrapper.another is not None and "no W_O follows" in printed_wrapper.another
-    assert not printed_wrapper.agrees and printed_wrapper.differences == {} and printed_wrapper.gradients is None
-    assert printed_wrapper.ms is not None and printed_wrapper.ms > 0
-    assert (printed_wrapper.peak_bytes or 0) > rung_of(ladder, "stacked heads").peak_bytes  # type: ignore[operator]
-    wrapper = MultiHeadAttentionWrapper(35, 35, 11, 0.0, 5)
-    assert printed_wrapper.parameters == sum(p.numel() for p in wrapper.parameters()) == 5 * 3 * 35 * 35
-    assert rung_of(ladder, "course class").parameters == rung_of(ladder, "plain").parameters == 4 * 35 * 35
-    grouped = ladder_of(**GQA)
-    assert rung_of(grouped, "torch fused").parameters == 2 * 30 * 30 + 2 * 30 * 10
-    assert rung_of(grouped, "course class").parameters == 4 * 30 * 30  # keys and values are copied for each head
-    text = printed(ladder, width=100)
-    assert f"{PRINTED} is another function, and is not held to the others: each of its heads" in " ".join(text.split())
-    assert [row[0] for row in cells(text, PRINTED)[:1]] == ["18,375"]
+def test_a_rung_has_the_weights_of_its_form() -> None:
+    course, plain = (rung_of(ladder_of(**GQA), name) for name in ("course class", "torch fused"))
+    assert plain.parameters == 2 * 30 * 30 + 2 * 30 * 10
+    assert course.parameters == 4 * 30 * 30  # keys and values are copied for each head
 
 
 # A wrong rung
@@ -365,7 +349,7 @@ def test_nothing_is_written_and_torchs_dice_are_left_alone(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
     assert [done for _, done, _ in told] == list(range(2 * len(NAMES) + 2))
     assert {total for *_, total in told} == {2 * len(NAMES) + 1}
-    assert [task for task, *_ in told[-3:]] == [f"call {PRINTED}", "time all in turn", "done"]
+    assert [task for task, *_ in told[-3:]] == ["call cached decode", "time all in turn", "done"]
     assert told[0][0] == "certify plain"
 
 

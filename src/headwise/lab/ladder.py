@@ -1,7 +1,7 @@
 """The ladder: one set of weights through every way to compute attention, from scalar loops to the fused kernel.
 
 First the certificate (`ladder_certificate`), of each rung and of its output exactly as it will be timed. Then the price
-of rungs that agree; and, set apart, that of a form that is often taken for one of them and is another function.
+of the rungs that agree.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def run_ladder(
             if rung.kind == "plain" and scalar_call > longest:
                 reason = f"a call would take about {scalar_call:.0f} s, more than longest={longest:g}"
                 results[i] = replace(results[i], not_timed=results[i].not_timed or reason)
-            elif results[i].agrees or results[i].another:
+            elif results[i].agrees:
                 calls[i] = _Timed(rung, sizes, leaves, repeats, longest)
         tell("time all in turn", total - 1, total)
         for call in list(calls.values()) * repeats:  # in turn, so that a slow moment of the machine is shared
             call.once_more()
     tell("done", total, total)
     priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
-    agree = all(result.agrees for result in priced if result.refused is None and result.another is None)
+    agree = all(result.agrees for result in priced if result.refused is None)
     note = f"certified at {small}: the scalar loops would take too long at the size asked for"
     threads = torch.get_num_threads()
     return Ladder(sizes, small, seed, threads, certificate.tolerances, priced, agree, None if small == sizes else note)

@@ -68,9 +68,7 @@ class Certificate:
 
     def certify(self, rung: Rung) -> LadderRung:
         n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
-        result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n), another=rung.another)
-        if rung.another is not None:
-            return result
+        result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n))
         if n.n_kv_heads != n.n_heads and not rung.grouped:
             refused = f"it cannot share {n.n_kv_heads} key/value heads among {n.n_heads} heads"
             return replace(result, refused=refused, not_timed=refused)

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: twelve ways to compute one causal attention layer, and one that is another function.
+"""The rungs of the ladder: twelve ways to compute one causal attention layer.
 
 Each is prepared from sizes and leaves (W_Q, W_K, W_V, W_O, x) in its own kind of array, and called with x; asked to, it
 keeps its steps. Weights are handed to torch's modules as plain tensors: gradients reach the leaves. Axis letters as in
@@ -44,7 +44,6 @@ class Rung:
     prepare: Callable[[LadderSizes, Leaves], Forward]
     grouped: bool = True  # can it run fewer key/value heads than query heads?
     parameters: Callable[[LadderSizes], int] = lambda n: 2 * n.d_model * (n.d_model + n.kv_width)
-    another: str | None = None  # why it is another function, which cannot agree, and is timed for its price alone
 
 
 def _plain(shared: bool, n: LadderSizes, w: Leaves) -> Forward:
@@ -168,12 +167,6 @@ def _stacked(n: LadderSizes, w: Leaves) -> Forward:
     return _module(wrapper, projection, nn.Sequential(wrapper, projection))
 
 
-def _as_printed(n: LadderSizes, w: Leaves) -> Forward:
-    """With weights as drawn by torch."""
-    wrapper = MultiHeadAttentionWrapper(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads).to(w["x"])
-    return lambda x, keep: wrapper(x)
-
-
 def _vectorised(n: LadderSizes, w: Leaves) -> Forward:
     """Keys and values that a group shares are repeated in its weights."""
     layer = MultiHeadAttn(n.d_model, n.d_model, n.tokens, 0.0, n.n_heads)
@@ -232,13 +225,4 @@ RUNGS = (
     Rung("torch fused", "headwise.MultiHeadAttention, one kernel", "tensor", partial(_layer, False)),
     Rung("torch.nn", "torch.nn.MultiheadAttention", "tensor", _torch_nn, grouped=False),
     Rung("cached decode", "torch fused, a token at a time, KVCache", "tensor", partial(_layer, True)),
-    Rung(
-        "wrapper as printed",
-        "each head has the whole width; no projection",
-        "tensor",
-        _as_printed,
-        parameters=lambda n: 3 * n.n_heads * n.d_model**2,
-        another="each of its heads is as wide as the whole layer and no W_O follows, so that its output has "
-        "heads x width numbers for each token, and its heads are never mixed",
-    ),
 )

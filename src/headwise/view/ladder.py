@@ -12,52 +12,48 @@ from headwise.records import Ladder, LadderRung
 from headwise.view.tables import print_table, say
 
 COURSE = (
-    "The stacked heads, the wrapper and the course class are those of "
-    '"Build a Large Language Model (From Scratch)", section 3.6.'
+    'The stacked heads and the course class are those of "Build a Large Language Model (From Scratch)", section 3.6.'
 )
 
 
 def print_ladder(console: Console, ladder: Ladder) -> None:
     """The certificate, of values and of gradients, then the costs; below them why a rung has no number."""
-    certified = [rung for rung in ladder.rungs if rung.another is None]
-    say(console, f"One causal attention layer on {len(certified)} rungs: {ladder.sizes}, seed {ladder.seed}")
+    say(console, f"One causal attention layer on {len(ladder.rungs)} rungs: {ladder.sizes}, seed {ladder.seed}")
     if ladder.note is not None:
         say(console, ladder.note)
     say(console, "")
-    _print_values(console, ladder, certified)
-    _print_gradients(console, ladder, certified)
+    _print_values(console, ladder)
+    _print_gradients(console, ladder)
     _print_costs(console, ladder)
     for rung in ladder.rungs:
         if rung.not_timed is not None:
             say(console, f"{rung.name} is not timed: {rung.not_timed}")
-        if rung.another is not None:
-            say(console, f"{rung.name} is another function, and is not held to the others: {rung.another}")
     say(
         console,
         "Times are medians of forward calls, speed is relative to plain; "
         "memory is the most that a call held at a time besides weights and input.",
     )
     say(console, COURSE)
-    wrong = [rung.name for rung in certified if rung.refused is None and not rung.agrees]
+    wrong = [rung.name for rung in ladder.rungs if rung.refused is None and not rung.agrees]
     if ladder.agrees:
         say(console, "Every rung that can run this layer computes the same function, within what rounding allows.")
     else:
         say(console, f"NOT the same function: {', '.join(wrong)}")
 
 
-def _print_values(console: Console, ladder: Ladder, certified: list[LadderRung]) -> None:
+def _print_values(console: Console, ladder: Ladder) -> None:
     def agrees(rung: LadderRung) -> str:
         return "-" if rung.refused is not None else "yes" if rung.agrees else "NO"
 
-    rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in certified]
+    rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in ladder.rungs]
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
     title = "Certificate: largest difference from the plain loop, float64"
     print_table(console, title, ("rung", *STAGES, "agrees"), rows, last=1)
 
 
-def _print_gradients(console: Console, ladder: Ladder, certified: list[LadderRung]) -> None:
+def _print_gradients(console: Console, ladder: Ladder) -> None:
     rows = []
-    for rung in certified:
+    for rung in ladder.rungs:
         absent = "none" if rung.refused is None else "-"
         output = f"{_number(rung.timed_difference)} {rung.dtype}" if rung.refused is None else "-"
         rows.append([rung.name, *(_far(rung.gradients or {}, key, absent) for key in LEAVES), output])
@@ -70,14 +66,14 @@ def _print_gradients(console: Console, ladder: Ladder, certified: list[LadderRun
 
 
 def _print_costs(console: Console, ladder: Ladder) -> None:
-    rows, others = [], sum(rung.another is not None for rung in ladder.rungs)
-    for rung in sorted(ladder.rungs, key=lambda rung: rung.another is not None):
+    rows = []
+    for rung in ladder.rungs:
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
         speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
         memory = "-" if peak is None else scaled(peak, 1024, BINARY)
         rows.append([rung.name, f"{rung.parameters:,}", _three_digits(ms), speed, memory, rung.how])
     title = f"Costs: {ladder.sizes}, {plural(ladder.threads, 'torch thread')}"
-    print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5), others)
+    print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5))
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = "-") -> str:
