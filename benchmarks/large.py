@@ -192,6 +192,8 @@ def main() -> None:
     if options.child:
         child(options.child, options.folder)
         return
+    if options.shape not in SHAPES and not options.shape.isdecimal():
+        parser.error(f"--shape {options.shape} is not known; one of {', '.join(SHAPES)}, or a number of layers")
     shape = SHAPES.get(options.shape) or {**SHAPES["8b"], "num_hidden_layers": int(options.shape)}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the model is removed then, too
     with nullcontext(options.folder) if options.folder else tempfile.TemporaryDirectory() as place:
@@ -214,7 +216,9 @@ def main() -> None:
             )
             forget(folder)
             command = [sys.executable, "-m", "benchmarks.large", "--child", way, "--folder", str(folder)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=LONGEST)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=LONGEST)
+            if done.returncode:
+                sys.exit(f"{way} failed with exit code {done.returncode}; what went wrong stands above")
             row = json.loads(done.stdout.splitlines()[-1])
             rows.append(
                 f"{way:6} {row['seconds']:9.1f} {row['cpu']:7.1f} {read:9.1f} {limit - read:10.1f} "
