@@ -113,12 +113,12 @@ def test_zeroed_heads_stay_zero() -> None:
     parent = build("gpt2", dtype=torch.float32)
     pruned = prune_heads(parent, ((1,), (0, 2)))
     healed = Healing(
-        parent, pruned.model, TRAIN, HELD_OUT, RECIPE, after_step=lambda model: silence(model, pruned.heads)
+        parent, pruned.model, TRAIN, HELD_OUT, RECIPE, after_step=lambda model: silence(model, pruned.silent)
     ).run()
-    again = prune_heads(healed.model, pruned.heads).model
+    again = prune_heads(healed.model, pruned.silent).model
     assert all(torch.equal(a, b) for a, b in zip(healed.model.parameters(), again.parameters(), strict=True))
-    free = Healing(parent, prune_heads(parent, pruned.heads).model, TRAIN, HELD_OUT, RECIPE).run()
-    zeroed = prune_heads(free.model, pruned.heads).model
+    free = Healing(parent, prune_heads(parent, pruned.silent).model, TRAIN, HELD_OUT, RECIPE).run()
+    zeroed = prune_heads(free.model, pruned.silent).model
     assert any(not torch.equal(a, b) for a, b in zip(free.model.parameters(), zeroed.parameters(), strict=True))
 
 
@@ -277,7 +277,7 @@ def test_a_refit_leaves_zeroed_heads_alone() -> None:
     parent = build("gpt2")
     pruned = prune_heads(parent, ((1,), (0, 2)))
     refit(parent, pruned.model, [torch.stack(TRAIN[::2])])
-    again = prune_heads(pruned.model, pruned.heads).model
+    again = prune_heads(pruned.model, pruned.silent).model
     assert all(torch.equal(a, b) for a, b in zip(weights(pruned.model), weights(again), strict=True))
 
 

@@ -17,7 +17,7 @@ from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.damage import cache_bytes
 from headwise.reshape.job import silence
-from headwise.reshape.prune import Gone, cache_note, named_heads, prune_heads, weakest
+from headwise.reshape.prune import Gone, named_heads, prune_heads, weakest
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))
@@ -42,10 +42,10 @@ def test_pruning_is_a_gate_of_zero(name: str, names: tuple[str, Gone]) -> None:
     heads = named_heads(model, names[0])
     assert heads == names[1]
     pruned = prune_heads(model, heads)
-    assert pruned.names == names[0].split(",")
-    assert difference(model, pruned.model, pruned.names) < (1e-5 if name == "qwen3" else 1e-9)
+    assert pruned.details["heads"] == names[0].split(",")
+    assert difference(model, pruned.model, pruned.details["heads"]) < (1e-5 if name == "qwen3" else 1e-9)
     out = names is EVEN and name not in ("gpt2", "bert", "rope, GQA", "llama", "llama, tied", "llama, GQA")
-    assert (pruned.reason is None) == out
+    assert (not pruned.silent) == out
     assert head_counts(pruned.model)[0] == head_counts(model)[0] - out
     if not out:
         weights = read_layers(pruned.model)[1]
@@ -62,22 +62,22 @@ def test_a_gate_of_zero_changes_something(name: str) -> None:
 def test_a_whole_group_takes_its_keys_and_values_along() -> None:
     model = build("rope, GQA")  # 12 query heads on 6
     pruned = prune_heads(model, named_heads(model, "L0.H2,L0.H3,L1.H10,L1.H11"))
-    assert pruned.reason is None
+    assert not pruned.silent
     assert head_counts(pruned.model) == (10, 5, 10)
     assert cache_bytes(pruned.model) * 6 == cache_bytes(model) * 5
-    assert difference(model, pruned.model, pruned.names) < 1e-9
-    assert "shrinks from 6 to 5" in cache_note(model, pruned)
+    assert difference(model, pruned.model, pruned.details["heads"]) < 1e-9
+    assert "shrinks from 6 to 5" in pruned.notes[-1]
 
 
 def test_one_query_head_of_each_group_leaves_the_weights_but_not_the_cache() -> None:
     model = build("rope, GQA")
     heads = tuple(tuple(range(layer, 12, 2)) for layer in (0, 1))
     pruned = prune_heads(model, heads)
-    assert pruned.reason is None
+    assert not pruned.silent
     assert head_counts(pruned.model) == (6, 6, 10)
-    assert difference(model, pruned.model, pruned.names) < 1e-9
+    assert difference(model, pruned.model, pruned.details["heads"]) < 1e-9
     assert cache_bytes(pruned.model) == cache_bytes(model)
-    note = cache_note(model, pruned)
+    note = pruned.notes[-1]
     assert "does not shrink: each key/value head is read by 2 query heads, and all 2 must go" in note
     assert "headwise share" in note
 
@@ -97,12 +97,12 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     model = build(name)
     chosen = named_heads(model, heads)
     pruned = prune_heads(model, chosen)
-    assert said in str(pruned.reason)
+    assert said in pruned.notes[0]
     assert head_counts(pruned.model) == head_counts(model)
-    note = cache_note(model, pruned)
+    note = pruned.notes[-1]
     assert ("keeps no cache" if name == "bert" else "zeroed heads keep their keys and values") in note
     assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
-    assert ("--uniform --keep" in str(pruned.reason)) == (name not in ("gpt2", "bert"))
+    assert ("--uniform --keep" in pruned.notes[0]) == (name not in ("gpt2", "bert"))
     with pytest.raises(HeadwiseError, match=r"leave out --uniform to have the heads zeroed"):
         prune_heads(model, chosen, uniform=True)
 
@@ -111,8 +111,8 @@ def test_a_run_that_transformers_reads_stays_one() -> None:
     """Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone."""
     config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
     pruned = prune_heads(GPT(config), ((1,),))
-    assert "num_attention_heads to divide hidden_size=24, and 5 does not" in str(pruned.reason)
-    assert prune_heads(GPT(config), ((1, 4),)).reason is None
+    assert "num_attention_heads to divide hidden_size=24, and 5 does not" in pruned.notes[0]
+    assert not prune_heads(GPT(config), ((1, 4),)).silent
 
 
 def test_zeroed_heads_stay_zero_when_put_back() -> None:
@@ -160,7 +160,7 @@ def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
 def test_uniform_takes_from_each_group_where_a_group_is_too_much() -> None:
     model = hw_mqa()
     assert weakest(model, scores(model), 0.75, uniform=True) == ((3, 4), (3, 4))
-    assert prune_heads(model, ((3, 4), (3, 4)), uniform=True).reason is None
+    assert not prune_heads(model, ((3, 4), (3, 4)), uniform=True).silent
 
 
 def hw_mqa() -> nn.Module:

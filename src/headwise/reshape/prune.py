@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,14 @@ class Pruning(Change):
     def apply(self, job: Job) -> Changed:
         model = job.source.model
         scores = {} if self.by is None else head_scores(self.by, job.source, job.calibration)
-        return _changed(model, prune_heads(model, self._gone(model, scores), self.uniform), scores)
+        gone = self._gone(model, scores)
+        if all((w.wo[:, list(heads)] == 0).all() for w, heads in zip(layers_in_turn(model), gone, strict=True)):
+            raise HeadwiseError(
+                f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
+                f"written; name others with --heads"
+            )
+        changed = prune_heads(model, gone, self.uniform)
+        return replace(changed, details=changed.details | {"scores": scores}) if scores else changed
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
@@ -115,27 +122,6 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     text = Text(documents, source.tokens.shown, source.tokens.specials, source.tokens.frame)
     profiles = survey(source.model, text, ablate="none").profiles
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
-
-
-def _changed(parent: nn.Module, pruned: Pruned, scores: Mapping[str, float]) -> Changed:
-    n_heads, n_layers = head_counts(parent)[0], len(pruned.heads)
-    layers = zip(layers_in_turn(parent), pruned.heads, strict=True)
-    if all((weights.wo[:, list(gone)] == 0).all() for weights, gone in layers):
-        raise HeadwiseError(
-            f"{', '.join(pruned.names)}: these heads give nothing already, so nothing changes and nothing is written; "
-            f"name others with --heads"
-        )
-    count = f"{len(pruned.names)} of {n_heads * n_layers}"
-    details: dict[str, object] = {"heads": pruned.names, "zeroed": pruned.reason is not None}
-    if scores:
-        details["scores"] = dict(scores)
-    notes: tuple[str, ...] = (f"gone: {', '.join(pruned.names)}", cache_note(parent, pruned))
-    if pruned.reason is None:
-        origins = [[h for h in range(n_heads) if h not in gone] for gone in pruned.heads]
-        return Changed(pruned.model, f"heads out of the weights: {count}", details, origins, notes)
-    origins = [list(range(n_heads)) for _ in pruned.heads]
-    notes = (f"zeroed, not removed: {pruned.reason}", *notes)
-    return Changed(pruned.model, f"heads zeroed: {count}", details, origins, notes, silent=pruned.heads)
 
 
 def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:
@@ -207,28 +193,33 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
     return ()
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """A model without some heads."""
-
-    model: nn.Module
-    heads: Gone  # that are gone, for each layer
-    reason: str | None  # why they are zeroed; None where they are out of the weights
-
-    @property
-    def names(self) -> list[str]:
-        return [head_name(layer, head) for layer, heads in enumerate(self.heads) for head in heads]
-
-
-def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Pruned:
+def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
-    reason = obstacle(model, heads, uniform)
-    layers = layers_in_turn(model)
-    if reason is not None:
-        return Pruned(with_layers(model, map(silenced, layers, heads)), heads, reason)
+    reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
-    chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
-    return Pruned(with_layers(model, chosen, len(kept[0]), len(kv_kept[0])), heads, None)
+    if reason is None:
+        chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
+        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
+    else:
+        child = with_layers(model, map(silenced, layers, heads))
+        kept = [list(range(head_counts(model)[0])) for _ in heads]
+    return Changed(
+        child,
+        f"heads {'out of the weights' if reason is None else 'zeroed'}: {len(names)} of "
+        f"{len(heads) * head_counts(model)[0]}",
+        {"heads": names, "zeroed": reason is not None},
+        kept,
+        (
+            *([] if reason is None else [f"zeroed, not removed: {reason}"]),
+            f"gone: {', '.join(names)}",
+            _cache_note(model, child, reason is not None),
+        ),
+        silent=() if reason is None else heads,
+    )
+
+
+def _names(heads: Gone) -> list[str]:
+    return [head_name(layer, head) for layer, some in enumerate(heads) for head in some]
 
 
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
@@ -276,15 +267,15 @@ def _uneven(model: nn.Module, heads: Gone) -> str | None:
     return None
 
 
-def cache_note(model: nn.Module, pruned: Pruned) -> str:
+def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
     n_heads, n_kv_heads, _ = head_counts(model)
-    now, r = head_counts(pruned.model)[1], n_heads // n_kv_heads
+    now, r = head_counts(child)[1], n_heads // n_kv_heads
     if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if not cache_bytes(model):
         return "the model keeps no cache"
     shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
-    if pruned.reason is not None:
+    if zeroed:
         why = "the cache does not shrink: zeroed heads keep their keys and values"
         return f"{why}; `headwise share` lets heads share theirs" if shareable else why
     why = f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go"

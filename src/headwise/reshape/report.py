@@ -150,13 +150,7 @@ class Reshaped:
     verified: str | None = None  # how the folder was read back; None where nothing was written
 
     def __repr__(self) -> str:
-        last, changes = self.healed or self.damage, []
-        if self.damage.loss is not None and last.loss is not None:
-            healed = "" if self.healed is None else f", {last.loss.after:.4f} healed"
-            changes = [f"loss {self.damage.loss.before:.4f} -> {self.damage.loss.after:.4f}{healed}"]
-        cache = last.cache_bytes
-        changes.append(f"cache {cache.before:,.0f} -> {cache.after:,.0f} bytes per token")
-        return f"Reshaped({self.what};\n         {', '.join(changes)})"
+        return f"Reshaped({self.what};\n         {self.won})"
 
     @property
     def won(self) -> str:
