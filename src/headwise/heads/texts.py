@@ -118,7 +118,7 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
     settings = record["settings"]
     source = "what the run held out" if settings.get("replay") is None else "what the run learned from"
     ids = held_out_documents(origin, HELD_OUT)[:documents]
-    text = _text(folder, ids, [source])
+    text = text_of(folder, ids, [source])
     if settings["text"] is None:
         text.note, text.scored_after = HALF_LINES, folder.tokens.encode("=")[0]
         text.end = tuple(folder.tokens.frame[0])  # the boundary stands between lines
@@ -168,7 +168,7 @@ def read_documents(
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     key = _key(folder, files, tokens, unknown) if most is None and not typed else ""
-    return _text(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
+    return text_of(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
 
 
 def _whole(parts: Iterable[list[int]], around: int, folder: Folder, name: str) -> list[int]:
@@ -225,7 +225,7 @@ def _checked(folder: Folder, documents: dict[str, list[int]], sources: Sequence[
                 f"{name} has {len(ids):,} tokens and {folder.name} takes {folder.context:,} at a time; "
                 f"cut it into several documents"
             )
-    return _text(folder, list(documents.values()), sources)
+    return text_of(folder, list(documents.values()), sources)
 
 
 def _contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -254,7 +254,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _text(folder: Folder, documents: Sequence[Sequence[int]], sources: Sequence[str]) -> Text:
+def text_of(folder: Folder, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
+    """Documents of ids, with what the tokenizer of a folder knows of them."""
     tokenizer = folder.tokens
     if tokenizer is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.texts import Text
+from headwise.heads.texts import text_of
 from headwise.heads.windows import SMALLEST, windows
 from headwise.markup import plural
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import evaluating, next_token_losses, require_next
-from headwise.models.open import Folder
 from headwise.models.sites import attach, attend_by_rows, sites_of
 from headwise.models.stream import stream_of
 from headwise.models.weights import head_counts, reads_as_stock
@@ -136,10 +135,10 @@ class _Search:
         self.batches = batches(documents)
         self.now = windows_of(self.model)
         self.longest = job.source.context or job.calibration.length
-        self.known: dict[tuple[tuple[int, ...], int, int], float] = {}
+        self._cost = cache(self._measured)
         self.base = self._loss({})
         self.say("measuring how far each head looks")
-        self.reach = windows(self.model, _text(job.source, documents))
+        self.reach = windows(self.model, text_of(job.source, [document.tolist() for document in documents]))
         retrieving = {head.layer for head in self.reach.heads if head.retrieves}
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
 
@@ -155,7 +154,8 @@ class _Search:
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = ", ".join(f"L{n}" for n in best.layers)
         what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
-        first_token = {f"L{n}": self._first_token(n, best) for n in self.open}
+        costs = {n: (self._cost((n,), best.window, 0), self._cost((n,), best.window, 1)) for n in self.open}
+        first_token = {f"L{n}": dict(zip(("dropped", "kept"), pair, strict=True)) for n, pair in costs.items()}
         details = {"windows": windows_of(child), "cost": best.cost, "share": best.share, "first_token": first_token}
         n_heads = head_counts(self.model)[0]
         return Changed(
@@ -187,23 +187,16 @@ class _Search:
         rows = [min(self.longest, w or self.longest) for w in self.now]
         return sum(min(n, window) if i in layers else n for i, n in enumerate(rows)) / sum(rows)
 
-    def _cost(self, layers: Sequence[int], window: int, sinks: int) -> float:
+    def _measured(self, layers: tuple[int, ...], window: int, sinks: int) -> float:
         """Loss with the windows in place less the loss without, nats a token; `sinks` first tokens are kept, too."""
-        key = tuple(sorted(layers)), window, sinks
-        if key not in self.known:
-            mask = Streaming(sinks, window) if sinks else Window(window - 1, 0)
-            self.known[key] = self._loss({f"L{n}": mask for n in layers}) - self.base
-        return self.known[key]
+        mask = Streaming(sinks, window) if sinks else Window(window - 1, 0)
+        return self._loss({f"L{n}": mask for n in layers}) - self.base
 
     @torch.no_grad()
     def _loss(self, masks: Mapping[str, Mask]) -> float:
         with seeing(self.model, masks), evaluating(self.model):
             total = sum(float(next_token_losses(self.model, ids).sum()) * (ids.shape[1] - 1) for ids in self.batches)
         return total / sum(len(ids) * (ids.shape[1] - 1) for ids in self.batches)
-
-    def _first_token(self, n: int, best: Choice) -> dict[str, float]:
-        """What the window costs in this layer alone, without the first token and with it."""
-        return {"dropped": self._cost((n,), best.window, 0), "kept": self._cost((n,), best.window, 1)}
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         yield f"windows in place: {best.cost:+.4f} nats on the text to calibrate; {best.share:.2f} of the cache is left"
@@ -234,10 +227,3 @@ class _Search:
             f"no layer does with a window of {lengths} tokens for {self.asked.tolerance} nats{rest}; the cheapest is "
             f"L{n} with {size}, {cost:+.4f}: pass a larger --tolerance{learn}"
         )
-
-
-def _text(source: Folder, documents: Sequence[Tensor]) -> Text:
-    ids = [document.tolist() for document in documents]
-    if source.tokens is None:
-        return Text(ids, lambda some: tuple(map(str, some)))
-    return Text(ids, source.tokens.shown, source.tokens.specials, source.tokens.frame)

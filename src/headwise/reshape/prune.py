@@ -19,7 +19,7 @@ from torch import nn
 from headwise.errors import HeadwiseError, unknown
 from headwise.heads.effect import ablation, importance
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
+from headwise.heads.texts import text_of
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import attentions, cannot_carry, head_counts, layers_in_turn, with_layers
@@ -119,8 +119,7 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     if source.tokens is None:
         raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass --by importance")
     documents = [ids.tolist() for batch in batches for ids in batch]
-    text = Text(documents, source.tokens.shown, source.tokens.specials, source.tokens.frame)
-    profiles = survey(source.model, text, ablate="none").profiles
+    profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
 
 
