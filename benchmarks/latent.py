@@ -21,12 +21,9 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from benchmarks.reshape import TEXT
-from headwise.gpt.checkpoint import load_model, save_model
-from headwise.gpt.data import Corpus, text_corpus
-from headwise.gpt.gpt import GPT, GPTConfig
+from benchmarks.reshape import TEXT, parent_of
 from headwise.gpt.presets import Recipe
-from headwise.gpt.train import evaluate, train
+from headwise.gpt.train import evaluate
 from headwise.lab.compare.timing import in_turn
 from headwise.layer import latent
 from headwise.reshape.moments import moments
@@ -93,7 +90,7 @@ def narrowed(layer: hw.MultiHeadAttention, root: Tensor, n: int, name: str) -> h
 @torch.no_grad()
 def damages(seed: int) -> dict[str, float]:
     """The parent's loss, and nats above it."""
-    corpus, parent = _parent(seed)
+    corpus, parent = parent_of(seed, PARENTS, SHAPE, RECIPE)
     loss, batch = evaluate(parent, corpus.data), corpus.data.batch(torch.Generator().manual_seed(0), 64)
     roots = moments(parent, [batch[0]])
     damage = {"parent": loss}
@@ -114,17 +111,6 @@ def damages(seed: int) -> dict[str, float]:
     shared: Any = share_heads(parent, 1, "principal", "adjacent", roots).model
     damage["shared by one key/value head, 32"] = evaluate(shared, corpus.data) - loss
     return damage
-
-
-def _parent(seed: int) -> tuple[Corpus, GPT]:
-    corpus, folder = text_corpus(TEXT, False, SHAPE["context"], seed), PARENTS / f"seed{seed}"
-    if not (folder / "model.safetensors").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with torch.enable_grad():
-            config = GPTConfig(vocab_size=len(corpus.tokens), **SHAPE)
-            model, _ = train(folder, config, RECIPE, corpus.data, seed, lambda progress: None)
-        save_model(folder, model, corpus.tokens)
-    return corpus, load_model(folder)[0]
 
 
 def run(runs: int) -> dict[str, Any]:

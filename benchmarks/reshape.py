@@ -65,7 +65,7 @@ def run(runs: int) -> dict[str, Any]:
 
 def measured(seed: int) -> dict[str, Any]:
     """All figures of one parent."""
-    corpus, parent = _parent(seed)
+    corpus, parent = parent_of(seed, PARENTS, SHAPE, RECIPE)
     folder = open_folder(PARENTS / f"seed{seed}")
     calibration = read_calibration(TEXT, folder)
     for parameter in parent.parameters():
@@ -88,17 +88,16 @@ def measured(seed: int) -> dict[str, Any]:
     return row
 
 
-def _parent(seed: int) -> tuple[Corpus, GPT]:
-    """The trained parent of a seed: from build/, or trained now."""
-    corpus = text_corpus(Sources([TEXT]), False, SHAPE["context"], seed)
-    folder = PARENTS / f"seed{seed}"
+def parent_of(seed: int, parents: Path, shape: dict[str, Any], recipe: Recipe) -> tuple[Corpus, GPT]:
+    """The trained parent of a seed: from a folder of build/, or trained now."""
+    corpus, folder = text_corpus(Sources([TEXT]), False, shape["context"], seed), parents / f"seed{seed}"
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        config = GPTConfig(vocab_size=len(corpus.tokens), **SHAPE)  # type: ignore[arg-type]
-        began = time.perf_counter()
-        model, _ = train(folder, config, RECIPE, corpus.data, seed, lambda progress: None)
+        config, began = GPTConfig(vocab_size=len(corpus.tokens), **shape), time.perf_counter()
+        with torch.enable_grad():
+            model, _ = train(folder, config, recipe, corpus.data, seed, lambda progress: None)
         save_model(folder, model, corpus.tokens)
-        print(f"reshape: trained parent {seed} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+        print(f"{folder}: trained in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return corpus, load_model(folder)[0]
 
 
