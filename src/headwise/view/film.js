@@ -1,5 +1,5 @@
-// --- The film: what the heads did while the model trained. A block of its own: other scripts share the page ---
-if (byId('film')) {
+// --- The film: what the heads did while the model trained. Its names are its own: other scripts share the page ---
+function startFilm() {
   const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
   const BEAT = 250; // milliseconds a frame
   const LABELLED = 14; // tokens of a line at most that have room beside a picture
@@ -304,23 +304,13 @@ if (byId('film')) {
     go(view.follow ? film.frames.length - 1 : view.at);
   }
 
-  // --- A page that is served while the model trains brings more, by the event `film` ---
-
-  const take = {
-    header: (header) => { Object.assign(film, { header, frames: [], losses: [] }); byId('film').hidden = true; },
-    frame: (frame) => film.frames.push(frame),
-    loss: (loss) => film.losses.push(loss),
-  };
-
-  document.addEventListener('film', ({ detail }) => {
-    for (const item of detail) for (const [kind, content] of Object.entries(item)) take[kind]?.(content);
-    update();
-  });
-
   byId('film-play').addEventListener('click', play);
   byId('film-at').addEventListener('input', (event) => { stop(); go(Number(event.target.value)); });
   document.addEventListener('language', () => { if (film.frames.length) draw(); });
   window.addEventListener('resize', () => { if (film.frames.length) drawCurves(); });
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readRamp(); if (film.frames.length) draw(); });
   update();
+  return { film, update };
 }
+
+const started = byId('film') ? startFilm() : null; // a page that is served while the model trains adds to it

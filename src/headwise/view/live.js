@@ -7,9 +7,17 @@
   function shownNumber(number) { return number.toLocaleString('en-US'); }
 
   const take = {
-    header: (header) => { steps = header.steps; },
-    loss: ({ step, loss }) => setWord(byId('live-state'), 'film.live',
-      { step: shownNumber(step), steps: shownNumber(steps), loss: loss.toFixed(3) }),
+    header: (header) => {
+      steps = header.steps;
+      Object.assign(started.film, { header, frames: [], losses: [] });
+      byId('film').hidden = true;
+    },
+    frame: (frame) => started.film.frames.push(frame),
+    loss: (row) => {
+      started.film.losses.push(row);
+      setWord(byId('live-state'), 'film.live',
+        { step: shownNumber(row.step), steps: shownNumber(steps), loss: row.loss.toFixed(3) });
+    },
     sample: ({ step, text }) => {
       const item = element('li'), written = element('pre', '', text);
       written.dir = 'auto';
@@ -33,7 +41,7 @@
       failures += 1;
     }
     for (const item of news) for (const [kind, content] of Object.entries(item)) take[kind]?.(content);
-    if (news.length) document.dispatchEvent(new CustomEvent('film', { detail: news }));
+    if (news.length) started.update();
     if (failures >= PATIENCE) setWord(byId('live-state'), 'film.lost');
     else if (!over) setTimeout(ask, BREAK, address, seen + news.length, failures);
   }
