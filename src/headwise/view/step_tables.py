@@ -11,8 +11,7 @@ from headwise.records import HeadSteps, KeySteps
 from headwise.view.page.words import check_lang, say
 from headwise.view.terminal import visible
 
-ALL_SHOWN = 16  # features, and heads; of more, some are shown and the rest is summed up
-MOST_KEYS = 32
+ALL_SHOWN = 16  # features; of more, some are shown and the rest is summed up
 GAP = "…"  # stands for features that are not shown
 NONE = "-"  # stands where a table has no number
 
@@ -54,12 +53,6 @@ def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[in
     return sorted(chain(*pairs[:4])) if pairs else [*range(4), *range(width - 4, width)]
 
 
-def _largest(sizes: Sequence[float], most: int, always: int | None = None) -> list[int]:
-    """The places of the `most` largest sizes, in their order; of all, where there are no more. `always` is in it."""
-    order = sorted(range(len(sizes)), key=lambda i: (i != always, -sizes[i]))
-    return sorted(order[:most])
-
-
 class Content:
     """The sections of a trace, in one language."""
 
@@ -70,9 +63,6 @@ class Content:
         self.features = shown_features(self.head_dim, steps.pairs)
         self.values = shown_features(len(steps.out))
         self.width = shown_features(len(steps.x))
-        kept = _largest([key.weight for key in steps.keys], MOST_KEYS)
-        self.keys = [steps.keys[i] for i in kept]
-        self.others = [key for i, key in enumerate(steps.keys) if i not in kept]
         self.tokens = tuple(map(visible, steps.tokens))
         self.heading = self.say("heading", head=steps.name, token=self.tokens[steps.at])
 
@@ -119,7 +109,7 @@ class Content:
         return [self.say("some_features", width=width, shown=len(shown))] if len(shown) < width else []
 
     def _key_rows(self, name: str, cells: Callable[[KeySteps], list[str]]) -> list[Row]:
-        return [Row(f"{name}{key.position} {self.tokens[key.position]}", cells(key)) for key in self.keys]
+        return [Row(f"{name}{key.position} {self.tokens[key.position]}", cells(key)) for key in self.steps.keys]
 
     def _text(self) -> list[Part]:
         at, seen = self.steps.at, {key.position for key in self.steps.keys}
@@ -134,8 +124,6 @@ class Content:
         if steps.sharing:
             parts.append(self.say("shared", heads=", ".join(map(str, sorted((steps.head, *steps.sharing))))))
         parts += self._some(self.features, self.head_dim)
-        if self.others:
-            parts.append(self.say("some_keys", count=len(steps.keys), shown=len(self.keys)))
         for i, stage in enumerate(steps.query):
             if stage.kind == "normed":
                 parts += [self.say("normed", width=self.head_dim, eps=steps.norm_eps), self._gains()]
@@ -154,7 +142,7 @@ class Content:
 
     def _angles(self, stage: int, n: int) -> Table:
         """Cosine and sine of each shown pair, a line a position."""
-        stages = {self.steps.at: self.steps.query[stage]} | {key.position: key.stages[stage] for key in self.keys}
+        stages = {self.steps.at: self.steps.query[stage]} | {key.position: key.stages[stage] for key in self.steps.keys}
         rows = [
             Row(f"{j} {self.tokens[j]}", list(map(self.number, ((turned.cos or ())[:n] + (turned.sin or ())[:n]))))
             for j, turned in sorted(stages.items())
@@ -165,7 +153,7 @@ class Content:
         """The query and the shown keys as they are at one stage."""
         kind = self.steps.query[stage].kind
         vectors = [("q", self.steps.at, self.steps.query)]
-        vectors += [(f"k{key.position}", key.position, key.stages) for key in self.keys]
+        vectors += [(f"k{key.position}", key.position, key.stages) for key in self.steps.keys]
         columns, rows = _names(self.features, self.head_dim), []
         for label, position, stages in vectors:
             cells = self._cells(stages[stage].values, self.features)
@@ -201,9 +189,6 @@ class Content:
     def _softmax(self) -> list[Part]:
         steps, names = self.steps, ("logit", "shifted", "exp", "weight")
         rows = self._key_rows("k", lambda key: [self.number(getattr(key, name)) for name in names])
-        if self.others:
-            sums = (math.fsum(key.exp for key in self.others), math.fsum(key.weight for key in self.others))
-            rows.append(Row(self.say("others"), [GAP, GAP, *map(self.number, sums)]))
         weights = math.fsum(key.weight for key in steps.keys)
         parts: list[Part] = [self.say("softmax_is", top=self.number(steps.top))]
         if steps.sink is not None and steps.sink_exp is not None and steps.sink_weight is not None:
@@ -221,12 +206,8 @@ class Content:
         values = self._key_rows("v", lambda key: self._cells(key.value, shown))
         rows = [
             Row(f"w{key.position} v{key.position} {self.tokens[key.position]}", self._cells(key.weighted, shown))
-            for key in self.keys
+            for key in steps.keys
         ]
-        if self.others:
-            rows.append(
-                Row(self.say("others"), self._cells(_column_sums([key.weighted for key in self.others]), shown))
-            )
         rows.append(Row(self.say("sum"), self._cells(steps.summed, shown), strong=True))
         parts = [*self._some(shown, len(steps.out)), self.say("values_are"), Table("values", names, values)]
         parts += [self.say("weighted_are"), Table("weighted", names, rows)]
@@ -243,18 +224,12 @@ class Content:
             block.append(Row(f"c={c}", self._sum(steps.wo[c], shown, products, steps.added[steps.head][c])))
         columns = self._sum_columns(shown, len(steps.out), "rest", self.say("added"))
         parts = [*self._some(self.width, len(steps.x)), self.say("wo_is"), Table("wo", columns, block)]
-        parts.append(self.say("added_are"))
-        heads = _largest(steps.norms, ALL_SHOWN, steps.head)
-        if len(heads) < steps.n_heads:
-            parts.append(self.say("some_heads", count=steps.n_heads, shown=len(heads)))
-        return [*parts, self._heads(heads)]
+        return [*parts, self.say("added_are"), self._added()]
 
-    def _heads(self, heads: list[int]) -> Table:
+    def _added(self) -> Table:
         """What each head adds, the bias, and the layer's output, with the length of every line."""
         steps = self.steps
-        lines = {"→" * (h == steps.head) + self.say("head", number=h): steps.added[h] for h in heads}
-        if hidden := [steps.added[h] for h in range(steps.n_heads) if h not in heads]:
-            lines[self.say("others")] = _column_sums(hidden)
+        lines = {"→" * (h == steps.head) + self.say("head", number=h): added for h, added in enumerate(steps.added)}
         if steps.out_bias is not None:
             lines["b_O"] = steps.out_bias
         lines[self.say("layer_out")] = steps.layer_out
@@ -273,10 +248,6 @@ class Content:
             for name, (sign, values) in lines.items()
         ]
         return [self.say("residual_is"), Table("residual", _names(self.width, len(steps.x)), rows)]
-
-
-def _column_sums(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(math.fsum(column) for column in zip(*rows, strict=True))
 
 
 def _names(shown: list[int], width: int) -> list[str]:
