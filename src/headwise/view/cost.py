@@ -54,19 +54,15 @@ def _print_parameters(console: Console, price: Price) -> None:
     print_table(console, "Parameters", ("part", "number", "share"), rows, last=2)
 
 
-def _print_layers(console: Console, price: Price, across: int = 3) -> None:
-    """One column for each kind of layer, `across` of them in a table."""
+def _print_layers(console: Console, price: Price) -> None:
+    """One column for each kind of layer."""
     groups: dict[LayerPrice, list[str]] = {}
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
-    kinds = list(groups.items())
-    for start in range(0, len(kinds), across):
-        some = kinds[start : start + across]
-        columns = [_layer_rows(layer) for layer, _ in some]
-        labels = dict.fromkeys(label for column in columns for label in column)
-        rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-        title = "Layers, continued" if start else "Layers"
-        print_table(console, title, ("", *(_names(names) for _, names in some)), rows)
+    columns = list(map(_layer_rows, groups))
+    labels = dict.fromkeys(label for column in columns for label in column)
+    rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
+    print_table(console, "Layers", ("", *map(_names, groups.values())), rows)
 
 
 def _names(names: list[str]) -> str:

@@ -11,15 +11,15 @@ from rich.text import Text
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.heads.profiles import HeadProfile, Survey
-from headwise.markup import listed
+from headwise.markup import listed, plural
 from headwise.view.survey_words import (
     Column,
     both_names,
     columns_of,
     earners,
-    extent,
     label,
     mean_of,
+    n_layers,
     notes_of,
     only_here,
     paired,
@@ -74,7 +74,8 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
 
 
 def _facts(survey: Survey) -> str:
-    heads, tokens = extent(survey)
+    heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
+    tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
     loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
     return f"{survey.model}: {heads}; {tokens}{loss}"
 

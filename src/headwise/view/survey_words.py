@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from headwise.heads.profiles import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.markup import plural
 from headwise.view.page.words import say
 
 MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "prefix")
@@ -110,12 +109,6 @@ def short(role: str) -> str:
 
 def n_layers(survey: Survey) -> int:
     return len({(profile.part, profile.layer) for profile in survey.profiles})
-
-
-def extent(survey: Survey) -> tuple[str, str]:
-    """How many heads in how many layers, and how many tokens in how many documents."""
-    heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
-    return heads, f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
 
 
 def earners(survey: Survey) -> dict[str, list[str]]:
