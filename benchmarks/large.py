@@ -216,7 +216,8 @@ def main() -> None:
             )
             forget(folder)
             command = [sys.executable, "-m", "benchmarks.large", "--child", way, "--folder", str(folder)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=LONGEST)
+            scratch = {**os.environ, "TMPDIR": str(folder)}  # what a killed share leaves goes with the model
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=LONGEST, env=scratch)
             if done.returncode:
                 sys.exit(f"{way} failed with exit code {done.returncode}; what went wrong stands above")
             row = json.loads(done.stdout.splitlines()[-1])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import every
 from dense import block_means, row_statistics
 from helpers import MASK_NAMES, NO_MASK, MaskCase, Problem, Sizes, as_list, as_numpy, as_tensor, draw, mask_cases
 from hypothesis import given
@@ -544,3 +545,18 @@ def test_the_control_spreads_evenly_over_what_the_mask_allows(mask: str) -> None
     for b in range(N.B):
         document = document_of(N, b)
         assert_measured(measure(call, b, document, OFFSETS), p[b], call.out[b], document, OFFSETS)
+
+
+@every("kind", ["full", "silent head", "features alike"])
+def test_factors_keep_the_length_of_what_a_head_adds(kind: str) -> None:
+    H, E, C = 3, 5, 7
+    generator = torch.Generator().manual_seed(1)
+    w_o, out = torch.randn(C, H * E, generator=generator), torch.randn(H, 11, E, generator=generator)
+    if kind == "silent head":
+        w_o[:, :E] = 0
+    elif kind == "features alike":
+        w_o[:, 1] = w_o[:, 2]
+        out[0, :, 2] = -out[0, :, 1] + 1e-3
+    added = torch.einsum("che,hte->htc", w_o.double().view(C, H, E), out.double()).norm(dim=-1)
+    found = (out @ output_factors(w_o, H).mT).norm(dim=-1)
+    assert (found - added).abs().max() < 1e-5

@@ -116,11 +116,14 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    # A Cholesky factor of the products in float64 is one, too, in less than half the time; a silent head has none.
-    wide = blocks_hce.double()
-    factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
-    whole: Tensor = torch.linalg.qr(blocks_hce, mode="r").R if failed.any() else factors.to(blocks_hce)
-    return whole
+    factors: Tensor
+    if blocks_hce.device.type != "mps":  # which has no float64
+        wide = blocks_hce.double()
+        factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
+        if not failed.any():  # as for a silent head; else it is such an R, too, in less than half the time
+            return factors.to(blocks_hce)
+    factors = torch.linalg.qr(blocks_hce, mode="r").R
+    return factors
 
 
 def run(work: Pass) -> Tensor:
