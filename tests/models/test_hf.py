@@ -243,6 +243,7 @@ def test_frame_and_what_is_shown(folder: Path, framed: bool) -> None:
     assert tokens.encode("a c b") == [4, 6, 5]
     assert len(tokens) == 9 and tokens.specials == {0, 1, 2, 3}
     assert tokens.shown([1, 4, 6, 2]) == ("[CLS]", "a", "c", "[SEP]")
+    assert tokens.shown([4, 9]) == ("a", "[9]")  # a row of the embedding that is nobody's
 
 
 def test_bytes_that_are_no_character_show_as_the_vocabulary_writes_them(folder: Path) -> None:

@@ -293,8 +293,8 @@ class FolderTokens:
         shown = []
         for i in ids:
             text = str(self._tokenizer.decode([i]))
-            whole = text and "\ufffd" not in text  # else it shows as the vocabulary writes it
-            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i)))
+            whole = text and "\ufffd" not in text  # else it shows as the vocabulary writes it, where it has the id
+            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i) or f"[{i}]"))
         return tuple(shown)
 
 
