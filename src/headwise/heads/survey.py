@@ -320,7 +320,7 @@ class _Study:
             importance=self.importance.get(name),
             ablation=self.ablation.get(name),
             relations=followed,
-            by_document={key: np.array(each.kept)[:, h] for key, each in tally.scores[site.name].items() if each.kept},
+            by_document={key: np.array(each.kept)[:, h] for key, each in tally.of("scores", site).items() if each.kept},
             **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},
         )

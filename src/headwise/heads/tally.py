@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,9 +145,6 @@ class Gleaning:
         }
 
 
-Values = dict[str, Running]  # statistic -> its values, one a document, of all heads of a site
-
-
 @dataclass
 class Tally:
     """Means of each document, head by head, and what is kept of the first document."""
@@ -165,9 +161,9 @@ class Tally:
 
     def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
-        self.scores: dict[str, Values] = defaultdict(lambda: defaultdict(partial(Running, self.by_document)))  # (H,)
-        self.uniform: dict[str, Values] = defaultdict(lambda: defaultdict(Running))  # (1,) each
-        self.offsets: dict[str, Running] = defaultdict(Running)  # (H, 2 REACH + 1), shares of rows
+        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets", shares of rows
+        # that look hardest at each offset, (H, 2 REACH + 1).
+        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(dict)
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
         self.factors: Factors = Factors() if self.probe is None else self.probe.factors
@@ -186,25 +182,24 @@ class Tally:
         if site.name not in self.copied and self.vocabulary is not None:  # now, while the layer has its weights
             self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
-        _add(self.scores[site.name], measured)
+        self._add("scores", site, _means(measured))
         if document.start is not None:
-            self.offsets[site.name].add(_shares(measured, document.start, call.k.shape[2]).numpy())
+            self._add("offsets", site, {"all": _shares(measured, document.start, call.k.shape[2]).numpy()})
             if self.tokens is not None:
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:
-            _add(self.uniform[site.name], measure(uniform(call), b, document))
+            self._add("uniform", site, _means(measure(uniform(call), b, document)))
         if number == 0 and self.tokens is not None:
             self.first[site.name] = _pictures(measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
 
     def state(self) -> dict[str, Tensor]:
         """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
-        state: dict[str, Tensor] = {}
-        for kind, sites in (("scores", self.scores), ("uniform", self.uniform)):
-            state |= {
-                f"{kind} {site} {key}": each.state() for site, keys in sites.items() for key, each in keys.items()
-            }
-        state |= {f"offsets {site} all": each.state() for site, each in self.offsets.items()}
+        state = {
+            f"{kind} {site} {key}": each.state()
+            for (kind, site), by in self.running.items()
+            for key, each in by.items()
+        }
         for site, gleaning in self.gleanings.items():
             state |= {f"gleanings {site} {key}": each for key, each in gleaning.state().items()}
         return state | {f"first {site} {key}": each for site, keys in self.first.items() for key, each in keys.items()}
@@ -214,17 +209,31 @@ class Tally:
         gleaned: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, values in state.items():
             kind, place, key = name.split(" ")
-            if kind in ("scores", "uniform"):
-                getattr(self, kind)[place][key].join(values)
-            elif kind == "offsets":
-                self.offsets[place].join(values)
+            if kind == "gleanings":
+                gleaned[place][key] = values
+            elif kind == "first":
+                self.first.setdefault(place, {})[key] = values
             else:
-                (gleaned[place] if kind == "gleanings" else self.first.setdefault(place, {}))[key] = values
+                self._running(kind, place, key).join(values)
         for place, parts in gleaned.items():
             assert self.tokens is not None
             self.gleanings.setdefault(place, Gleaning(len(parts["total"]), self.tokens)).join(parts)
-        seen = {*self.sites, *self.scores}
+        seen = {*self.sites, *(place for _, place in self.running)}
         self.sites = {site.name: site for site in sites_of(self.model) if site.name in seen}
+
+    def _running(self, kind: str, site: str, key: str) -> Running:
+        return self.running[kind, site].setdefault(key, Running(self.by_document and kind == "scores"))
+
+    def _add(self, kind: str, site: Site, values: Mapping[str, Floats]) -> None:
+        for key, each in values.items():
+            self._running(kind, site.name, key).add(each)
+
+    def of(self, kind: str, site: Site) -> dict[str, Running]:
+        """The statistics of a site; those of random tokens that are repeated among them, under names of their own."""
+        values = self.running.get((kind, site.name), {})
+        known = {} if self.probe is None else self.probe.of(kind, site)
+        repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in known}
+        return values | {key: known[name] for key, name in repeated.items()}
 
     def heads(self) -> Iterator[tuple[Site, int]]:
         """Every head, in the order of the model."""
@@ -232,12 +241,11 @@ class Tally:
 
     def of_head(self, site: Site, h: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        values = self.scores[site.name] | ({} if self.probe is None else _repeated(self.probe.scores[site.name]))
-        scores = {key: value.interval(h) for key, value in values.items()}
-        if site.name in self.offsets:
-            shares = self.offsets[site.name].mean[h].copy()
+        scores = {key: value.interval(h) for key, value in self.of("scores", site).items()}
+        for offsets in self.of("offsets", site).values():
+            shares = offsets.mean[h].copy()
             shares[REACH - 1 : REACH + 2] = 0  # the token itself and its neighbours have roles of their own
-            scores["positional"] = self.offsets[site.name].interval(h, int(shares.argmax()))
+            scores["positional"] = offsets.interval(h, int(shares.argmax()))
         if site.name not in self.copied:  # another process read all documents of this one
             with loaded(self.model, parse_head(site.head(0))[1]):
                 self.copied[site.name] = copying(site, self.vocabulary)
@@ -247,24 +255,22 @@ class Tally:
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
-        values = self.uniform[site.name]
-        values = values | {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
-        values |= {} if self.probe is None else _repeated(self.probe.uniform[site.name])
+        values = self.of("uniform", site)
+        values |= {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
         return {key: float(value.mean[0]) for key, value in values.items()}
 
 
-def _add(values: Values, measured: Measured) -> None:
-    for key, rows in measured.rows.items():
-        values[key].add(rows.double().mean(1).cpu().numpy())
+def _means(measured: Measured) -> dict[str, Floats]:
+    """The mean over the rows of each statistic, (H,)."""
+    return {key: rows.double().mean(1).cpu().numpy() for key, rows in measured.rows.items()}
 
 
 def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Tensor]:
     """The fields of `HeadProfile` that are pictures of one document."""
     received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
     pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
-    return {name: each.float().cpu() for name, each in pictures.items()} | {
-        "top_keys": keys.cpu(),
-        "top_weights": weights.float().cpu(),
+    return {name: each.float().cpu() for name, each in (pictures | {"top_weights": weights}).items()} | {
+        "top_keys": keys.cpu()
     }
 
 
@@ -281,11 +287,6 @@ def _shares(measured: Measured, start: int, n_keys: int) -> Tensor:
     near = (behind + REACH + 1).clamp(0, 2 * REACH + 2)
     counts = torch.stack([torch.bincount(row, minlength=2 * REACH + 3)[1:-1] for row in near]).double()
     return torch.where(2 * able >= len(at), counts / able.clamp(min=1), 0)
-
-
-def _repeated(values: Mapping[str, Running]) -> dict[str, Running]:
-    """The statistics that are others, measured on random tokens that are repeated."""
-    return {key: values[item.repeated] for key, item in all_statistics().items() if item.repeated in values}
 
 
 @torch.no_grad()
