@@ -161,8 +161,8 @@ class Tally:
 
     def __post_init__(self) -> None:
         self.sites: dict[str, Site] = {}
-        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets", shares of rows
-        # that look hardest at each offset, (H, 2 REACH + 1).
+        # By kind and site, then statistic: "scores" (H,), "uniform" (1,) of even attention, and "offsets": shares of
+        # rows that look hardest at each offset, (H, 2 REACH + 1).
         self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(dict)
         self.gleanings: dict[str, Gleaning] = {}
         self.first: dict[str, dict[str, Tensor]] = {}  # site -> fields of its heads' profiles, of the first document
