@@ -267,10 +267,7 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _forward(model: nn.Module, ids: Tensor, last: bool = False) -> Any:
-    """A forward pass of a transformers model over ids, without a cache; an encoder-decoder reads them on both sides.
-
-    last  ask for the logits of the last position alone, where the model can do with that
-    """
+    """A forward pass of a model of transformers without a cache; an encoder-decoder reads the ids on both sides."""
     inputs: dict[str, Any] = {"input_ids": ids}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids

@@ -73,10 +73,7 @@ def options_of(asked: Asked) -> Options:
 
 
 def _mask(module: nn.Module, T: int, mask: Tensor | None, keywords: Mapping[str, Any], eager: bool) -> Mask | None:
-    """The mask of a call of T queries: bool with True = may attend, or numbers to add.
-
-    None is no mask to an eager function; to `sdpa` it is the keyword or attribute `is_causal`, as its own code has it.
-    """
+    """The mask of a call of T queries; to `sdpa` None is the keyword or attribute `is_causal`, as its code has it."""
     parts: list[Mask] = []
     if mask is None:
         causal = keywords.get("is_causal")

@@ -142,10 +142,7 @@ def _ranges(place: str, numbers: Sequence[int]) -> str:
 
 
 def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
-    """For each attention a name of its own: the stack where there are several, and the layer, "encoder.L3".
-
-    Attentions that would share a name get what tells their paths apart before it, "self_attn1.L3".
-    """
+    """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
     stacks: dict[str, int] = {}  # stack -> attentions found in it so far
     prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
     names, numbers = {}, {}
@@ -218,12 +215,8 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
 
 
 def _projections(modules: Mapping[str, nn.Module], path: str, owner: nn.Module) -> dict[str, nn.Module | None]:
-    """The modules of W_Q, W_K, W_V and W_O of an attention, "q" to "o", or of all but the last, "packed".
-
-    None where no known name is there. The record of the family names them first, seen from its attention module, which
-    may lie around the one that calls the interface; then the names that transformers' modules have in common. W_O may
-    stand beside the attention.
-    """
+    """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names."""
+    # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     family = _family(owner)
     around = [path, path.rpartition(".")[0]]
     parts: dict[str, nn.Module | None] = {}
@@ -268,10 +261,7 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
 def _latent_weight(
     family: Family, core: nn.Module, parts: Mapping[str, nn.Module | None], n_heads: int, name: str
 ) -> Tensor | None:
-    """The same where keys and values come out of a latent: products, without what norms divide by.
-
-    Of head h W_UK,h W_DKV beside the rotary rows, and W_UV,h W_DKV, with the gain of the norm between the two.
-    """
+    """The same where keys and values come out of a latent: W_UK,h W_DKV beside the rotary rows, and W_UV,h W_DKV."""
     w_o = _weight(parts, n_heads, "o")
     if name == "o" or w_o is None:
         return w_o
