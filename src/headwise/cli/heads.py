@@ -77,8 +77,7 @@ def heads(
         return
     # The report in a run tells of the run: a look at another text goes where --html says.
     special = text or ids is not None or not controls or other is not None or options["relations"]
-    of_the_run = (model / "run.json").exists() and not special
-    report = html or (model / REPORT if of_the_run else None)
+    report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
         _write_report(model, report, survey, maps, other, other_maps, lang)
     _write_tables(survey, png, csv, parquet)
@@ -222,9 +221,7 @@ def look(
         from headwise.models.open import open_folder
     ranks = ranks or ALONE
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
-    read = None
-    if ids is not None:
-        read = read_ids(folder, ids, documents)
+    read = None if ids is None else read_ids(folder, ids, documents)
     with Progress("reading the text") as progress:
         if ids is None and (text or relations is None):
             read = read_texts(folder, text or None, tokens, documents, on, unknown, field, progress)

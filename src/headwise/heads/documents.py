@@ -149,14 +149,14 @@ class _Reader:
 
     def hooks(self, here: Callable[[], bool]) -> list[RemovableHandle]:
         """Read what the model is given, where `here` says so."""
+        if self.model is None:
+            return []
 
         # To another thread, which is not inside, torch may call a hook that is just being removed without its keywords.
         def hook(act: Callable[..., None], module: nn.Module, *more: Any) -> None:
             if here() and module is self.model:
                 act(*more)
 
-        if self.model is None:
-            return []
         return [
             self.model.register_forward_pre_hook(partial(hook, self.read), with_kwargs=True),
             self.model.register_forward_hook(partial(hook, self.remember), with_kwargs=True),

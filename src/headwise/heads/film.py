@@ -107,7 +107,7 @@ class Film:
         maps, tensors, elsewhere = self.glance.look(model, sites_of(model))
         require_finite(step, weights=float(maps.sum()))
         shares = map(self.glance.alike, maps.chunk(model.config.n_layers))
-        layers = [None if share is None else round(share, DIGITS) for share in shares]
+        layers = [share and round(share, DIGITS) for share in shares]
         scores = {name: [round(score, DIGITS) for score in tensor.tolist()] for name, tensor in tensors.items()}
         earned: list[list[str]] = [[] for _ in maps]
         for role in self.roles:
@@ -118,13 +118,7 @@ class Film:
                     earned[n].append(role.name)
         lengths = list(map(len, self.lines))
         cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
-        return {
-            "step": step,
-            "alike": layers,
-            "scores": scores,
-            "roles": earned,
-            "maps": packed(cut),
-        }
+        return {"step": step, "alike": layers, "scores": scores, "roles": earned, "maps": packed(cut)}
 
 
 def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
@@ -133,8 +127,8 @@ def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
         return None
     known = verb_relations(corpus.tokens, (cell.line for cell in corpus.cells[:n_cells]))
     chosen = [*known.documents[:n_cells], *known.documents[n_cells::CONJUGATIONS]]
-    fitting_ones = [document for document in chosen if len(document.ids) <= corpus.data.context]
-    return replace(known, documents=fitting_ones) if any(document.pairs for document in fitting_ones) else None
+    short = [document for document in chosen if len(document.ids) <= corpus.data.context]
+    return replace(known, documents=short) if any(document.pairs for document in short) else None
 
 
 def frame_steps(steps: int, most: int, gap: int) -> frozenset[int]:

@@ -62,8 +62,6 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
     rows = _sparse(model, text, chosen)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as temporary:
         tree = Path(temporary) / "tree"
-        for name in ("heads", "attributions"):
-            (tree / name).mkdir(parents=True)
         _write(tree / "server_config.json", {})
         _write(tree / "attributions" / "manifest.json", {})
         _write(tree / "scatter_data.json", [_metrics(survey, profile) for profile in survey.profiles])
@@ -186,4 +184,5 @@ def _config(survey: Survey, seed: int) -> dict[str, Any]:
 
 
 def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

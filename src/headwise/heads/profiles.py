@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headwise.files import packaged, read_text
 from headwise.heads.frame import frame, survey_rows
 from headwise.heads.notebook import head_card, heads_table
@@ -23,8 +26,6 @@ from headwise.intervals import Interval
 from headwise.markup import escaped, number, plural
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from pandas import DataFrame
 
 
@@ -196,21 +197,16 @@ class Survey(Mapping[str, HeadProfile]):
         A head without a counterpart is `L0.H1 (gone)`.
         """
         known = {here: there for there, here in pairs.items()}
-        profiles = (
-            replace(profile, name=known.get(profile.name, f"{profile.name} (gone)"), was=profile.name)
-            for profile in self.profiles
-        )
-        return replace(self, profiles=tuple(profiles))
+        names = ((profile, known.get(profile.name, f"{profile.name} (gone)")) for profile in self.profiles)
+        return replace(self, profiles=tuple(replace(each, name=name, was=each.name) for each, name in names))
 
     def __repr__(self) -> str:
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
 
     def _repr_html_(self) -> str:
+        losses = [None if profile.ablation is None else profile.ablation.mean for profile in self.profiles]
         columns = {
             "roles": [escaped(", ".join(profile.roles)) for profile in self.profiles],
-            "loss without it": [
-                number(None if profile.ablation is None else profile.ablation.mean, 3, signed=True)
-                for profile in self.profiles
-            ],
+            "loss without it": [number(loss, 3, signed=True) for loss in losses],
         }
         return heads_table(self.profiles, self.statistics, columns)

@@ -37,8 +37,7 @@ class Study:
         self.ids = corrupted[None].to(device)
         self.clean_calls, good = self._calls(clean[None].to(device))
         self.outputs: dict[nn.Module, Any] = {}  # of each block, in the corrupted run
-        record = (layer.block.register_forward_hook(self._record) for layer in layers)
-        with hooked(record):
+        with hooked(layer.block.register_forward_hook(self._record) for layer in layers):
             self.calls, bad = self._calls(self.ids)
         self.target = (int(good.argmax()), int(bad.argmax())) if target is None else (target[0], target[1])
         if self.target[0] == self.target[1]:
@@ -92,8 +91,7 @@ class Study:
         return max(1, LARGEST // (self.ids.numel() * call.q.shape[1] * call.q.shape[3]))
 
     def _share(self, answers: Tensor) -> list[float]:
-        shares: list[float] = ((answers.double() - self.corrupted) / (self.clean - self.corrupted)).tolist()
-        return shares
+        return [(answer - self.corrupted) / (self.clean - self.corrupted) for answer in answers.tolist()]
 
     def names(self, at: str) -> dict[str, Place]:
         """Every head, or key/value head, of the model by name."""

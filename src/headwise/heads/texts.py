@@ -207,10 +207,10 @@ def read_ids(folder: Folder, path: Path, most: int | None) -> Text:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         name = f"{path}, line {number}"
         try:
-            documents[name] = [int(word) for word in line.replace(",", " ").split()]
+            ids = [int(word) for word in line.replace(",", " ").split()]
         except ValueError:
             raise HeadwiseError(f"{name}: token ids are whole numbers separated by spaces, a document a line") from None
-    documents = {name: ids for name, ids in documents.items() if ids}
+        documents |= {name: ids} if ids else {}
     return _checked(folder, dict(itertools.islice(documents.items(), most)), [str(path)])
 
 
@@ -256,7 +256,6 @@ def _exists(path: Path) -> bool:
 
 def text_of(folder: Folder, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
     """Documents of ids, with what the tokenizer of a folder knows of them."""
-    tokenizer = folder.tokens
-    if tokenizer is None:
+    if (tokens := folder.tokens) is None:
         return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
-    return Text(documents, tokenizer.shown, tokenizer.specials, tokenizer.frame, tuple(sources))
+    return Text(documents, tokens.shown, tokens.specials, tokens.frame, tuple(sources))
