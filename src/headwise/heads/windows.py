@@ -67,7 +67,7 @@ def windows(
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
     told = f"{longest} tokens of the text, or its few different ones, leave no room for a needle."
     if share is not None:
-        rest = ": where it cannot, its heads need not look" if share < 0.5 else ""
+        rest = "; one that completes few looks up little" if share < 0.5 else ""
         told = f"The model completes {share:.0%} of the planted needles{rest}."
     return Windows(
         model=folder.name,

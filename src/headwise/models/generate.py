@@ -93,25 +93,19 @@ def steps(
         )
     if isinstance(model, Decoder) and not options.get("cache", True):
         raise HeadwiseError("cache=False and a decode form, or int8: the form is what has the cache; pass one of them")
+    if plan is not None and (lookup or isinstance(model, Decoder)):
+        raise HeadwiseError("plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them")
     ids = [prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     stops = end_ids(module) if stop is None else {stop}
 
     def form(rows: int) -> Decoder | None:
-        if plan is not None and (lookup or isinstance(model, Decoder)):
-            raise HeadwiseError(
-                "plan= with int8, lookup= or a decode form: the form keeps whole texts; pass one of them"
-            )
         if isinstance(model, Decoder):
             return model
         if lookup:
             return decode_form(module, rows=rows)
-        worth = (
-            plan is None
-            and n_tokens >= WORTH
-            and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
-        )
+        size = sum(x.numel() * x.element_size() for x in module.parameters())
         with suppress(HeadwiseError):
-            return decode_form(module, rows=rows) if worth else None
+            return decode_form(module, rows=rows) if plan is None and n_tokens >= WORTH and size <= MOST else None
         return None
 
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
