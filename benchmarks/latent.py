@@ -92,7 +92,7 @@ def damages(seed: int) -> dict[str, float]:
     """The parent's loss, and nats above it."""
     corpus, parent = parent_of(seed, PARENTS, SHAPE, RECIPE)
     loss, batch = evaluate(parent, corpus.data), corpus.data.batch(torch.Generator().manual_seed(0), 64)
-    roots = moments(parent, [batch[0]])
+    roots = [*moments(parent, [batch[0]])]
     damage = {"parent": loss}
     changes: dict[str, Any] = {}
     for n in (32, 16, 8):

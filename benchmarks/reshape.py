@@ -71,7 +71,7 @@ def measured(seed: int) -> dict[str, Any]:
     for parameter in parent.parameters():
         parameter.requires_grad_(False)
     loss = evaluate(parent, corpus.data)
-    roots = moments(parent, calibration.statistics)
+    roots = [*moments(parent, calibration.statistics)]
     bench = _Bench(parent, corpus, calibration, roots, loss, seed)
     row: dict[str, Any] = {"seed": seed, "parent": loss, "parameters": parent.n_parameters}
     row["zero training"] = {

@@ -38,7 +38,7 @@ def changed(model: nn.Module, change: dict[int, AttentionWeights]) -> nn.Module:
 )
 def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype=dtype)
-    roots = moments(model, [texts()])
+    roots = [*moments(model, [texts()])]
     layers = [weights.double() for weights in read_layers(model)]
     turned = [
         aligned(weights, root, 1 if weights.n_kv_heads == 3 else 2) for weights, root in zip(layers, roots, strict=True)
@@ -67,6 +67,12 @@ def test_the_order_of_heads_is_free(name: str) -> None:
     assert far(model, changed(model, {1: weights.permuted(order)})) < 1e-10
 
 
+def folded(weights: AttentionWeights, k: Tensor | None = None, v: Tensor | None = None) -> AttentionWeights:
+    """With maps of the keys, or of the values, alone."""
+    eyes = [torch.eye(w.shape[1], dtype=w.dtype).repeat(len(w), 1, 1) for w in (weights.wk, weights.wv)]
+    return fold(weights, eyes[0] if k is None else k, eyes[1] if v is None else v)
+
+
 def turn_of(D: int, plane: tuple[int, ...], angle: float) -> Tensor:
     matrix = torch.eye(D, dtype=torch.float64)
     a, b = plane
@@ -82,9 +88,9 @@ def test_only_turns_within_a_plane_are_free(name: str) -> None:
     weights = read_layers(model)[0].double()
     G, D = weights.wk.shape[:2]
     (a, b), (c, _) = weights.pairs[1:3]
-    within = fold(weights, turn_of(D, (a, b), 0.7).repeat(G, 1, 1), None)
-    across = fold(weights, turn_of(D, (a, c), 0.7).repeat(G, 1, 1), None)
-    half = fold(weights, turn_of(D, (a, b), torch.pi).repeat(G, 1, 1), None)
+    within = folded(weights, turn_of(D, (a, b), 0.7).repeat(G, 1, 1))
+    across = folded(weights, turn_of(D, (a, c), 0.7).repeat(G, 1, 1))
+    half = folded(weights, turn_of(D, (a, b), torch.pi).repeat(G, 1, 1))
     assert (far(model, changed(model, {0: within})) < 1e-10) == (name != "qwen3")
     assert far(model, changed(model, {0: across})) > 1e-5
     assert far(model, changed(model, {0: half})) < 1e-10
@@ -100,7 +106,7 @@ def test_equal_gains_let_a_plane_turn() -> None:
     rule = key_rule(weights)
     assert rule.planes == ((2, 7),)
     assert len(rule.signs) == 4
-    turned = fold(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1), None)
+    turned = folded(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1))
     assert far(model, changed(model, {0: turned})) < 1e-10
 
 
@@ -108,14 +114,14 @@ def test_values_may_take_any_basis() -> None:
     model = build("llama")
     weights = read_layers(model)[0].double()
     maps = torch.randn(6, 10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert far(model, changed(model, {0: fold(weights, None, maps)})) < 1e-10
+    assert far(model, changed(model, {0: folded(weights, v=maps)})) < 1e-10
 
 
 def test_without_rope_keys_may_take_any_basis() -> None:
     model = build("gpt2")
     weights = read_layers(model)[0].double()
     maps = torch.randn(3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert far(model, changed(model, {0: fold(weights, maps, None)})) < 1e-10
+    assert far(model, changed(model, {0: folded(weights, maps)})) < 1e-10
 
 
 def test_the_rule_names_every_feature_once() -> None:
@@ -151,7 +157,7 @@ def test_procrustes_finds_the_bases_of_one_head() -> None:
 def test_alignment_brings_heads_closer_in_activations() -> None:
     """Closeness counts on the text, not in the weights: directions that no token takes do not matter."""
     model = build("rope")
-    root = moments(model, [texts()])[0]
+    root = next(moments(model, [texts()]))
     weights = read_layers(model)[0].double()
 
     def spread(w: AttentionWeights) -> tuple[float, float]:
@@ -169,7 +175,7 @@ def test_moments_are_those_of_what_the_attention_reads() -> None:
         lambda module, args, kwargs: seen.append(kwargs["hidden_states"]), with_kwargs=True
     )
     batches = [texts(0), texts(1)[:, :5]]
-    roots = moments(model, batches)
+    roots = [*moments(model, batches)]
     hook.remove()
     x = torch.cat([x.flatten(0, 1) for x in seen])
     weights = read_layers(model)[1].double()
@@ -182,9 +188,9 @@ def test_moments_are_those_of_what_the_attention_reads() -> None:
 def test_a_half_of_the_turns_in_signs_is_still_exact() -> None:
     """The rule for keys under a qk-norm gives maps that are diagonal with entries 1 and -1."""
     model = build("qwen3")
-    root = moments(model, [texts()])[0]
+    root = next(moments(model, [texts()]))
     weights = read_layers(model)[0].double()
     maps = key_maps(activations(weights.wk, weights.bk, root), key_rule(weights))
     assert (maps.abs() == torch.eye(10)).all()
     assert (maps < 0).any()
-    assert far(model, changed(model, {0: dataclasses.replace(fold(weights, maps, None))})) < 1e-10
+    assert far(model, changed(model, {0: dataclasses.replace(folded(weights, maps))})) < 1e-10

@@ -37,7 +37,7 @@ def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype
     models = (
         [model]
         if name == "gpt2"
-        else [model, share_heads(model, 2, "mean", "adjacent", moments(model, [texts()])).model]
+        else [model, share_heads(model, 2, "mean", "adjacent", [*moments(model, [texts()])]).model]
     )
     ids = texts()[:, :5]
     for model in models:
@@ -161,7 +161,7 @@ def test_speed_is_measured_with_a_full_cache(name: str) -> None:
 
 def test_parameters_are_counted_once() -> None:
     model = build("llama, tied", dtype=torch.float32)
-    child = share_heads(model, 3, "mean", "adjacent", moments(model, [texts()])).model
+    child = share_heads(model, 3, "mean", "adjacent", [*moments(model, [texts()])]).model
     damage = measure(model, child, [texts()], SAME, None)
     gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
     assert damage.parameters.before - damage.parameters.after == gone

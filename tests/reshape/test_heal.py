@@ -45,7 +45,7 @@ def pair(name: str = "rope", dtype: torch.dtype = torch.float32) -> tuple[nn.Mod
     parent = build(name, dtype=dtype)
     if name in ("gpt2", "bert"):
         return parent, prune_heads(parent, ((1,), (2,))).model
-    roots = moments(parent, [torch.stack(TRAIN[::2])])
+    roots = [*moments(parent, [torch.stack(TRAIN[::2])])]
     return parent, share_heads(parent, 3, "mean", "adjacent", roots).model
 
 

@@ -63,7 +63,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
     assert not train & chosen and not train & reported and not chosen & reported
     seen: dict[str, list[set[tuple[int, ...]]]] = {"moments": [], "learned": [], "chosen": [], "measured": []}
 
-    def moments(model: nn.Module, batches: Sequence[Tensor], whole: Any = share.moments_in_turn) -> Any:
+    def moments(model: nn.Module, batches: Sequence[Tensor], whole: Any = share.moments) -> Any:
         seen["moments"].append(documents(batches))
         return whole(model, batches)
 
@@ -80,7 +80,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
         seen["moments"].append({tuple(ids) for ids in text.documents})
         return whole(model, text, *rest, **more)
 
-    monkeypatch.setattr(share, "moments_in_turn", moments)
+    monkeypatch.setattr(share, "moments", moments)
     monkeypatch.setattr(prune, "survey", survey)
     monkeypatch.setattr(job, "Healing", heal)
     monkeypatch.setattr(job, "measure", measure)

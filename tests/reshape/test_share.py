@@ -30,7 +30,7 @@ def far(model: nn.Module, other: nn.Module) -> float:
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:
-    return moments(model, [texts(0), texts(2)])
+    return [*moments(model, [texts(0), texts(2)])]
 
 
 def alike(weights: AttentionWeights, of: list[int]) -> AttentionWeights:

@@ -238,7 +238,7 @@ def _contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]
         path = text_path(source)
         if source == STDIN:
             typed.append(("standard input", read_text(source)))
-        elif _exists(path):
+        elif exists(path):
             paths.append(path)
         elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
@@ -247,7 +247,8 @@ def _contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]
     return paths, typed
 
 
-def _exists(path: Path) -> bool:
+def exists(path: Path) -> bool:
+    """Is there such a file or folder? Whole texts, which are no names, are none."""
     try:
         return path.exists()
     except (OSError, ValueError):  # a text that is too long, or too strange, to be a name

@@ -63,17 +63,14 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
     return KeyRule(planes, signs, rest)
 
 
-def fold(weights: AttentionWeights, k_maps: Tensor | None, v_maps: Tensor | None) -> AttentionWeights:
+def fold(weights: AttentionWeights, k_maps: Tensor, v_maps: Tensor) -> AttentionWeights:
     """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in."""
     r = weights.group_size
-    if k_maps is not None:
-        q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
-        weights = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
-    if v_maps is not None:
-        o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
-        wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
-        weights = dataclasses.replace(mapped(weights, "v", lambda rows: v_maps @ rows), wo=wo)
-    return weights
+    q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
+    o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
+    turned = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
+    wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
+    return dataclasses.replace(mapped(turned, "v", lambda rows: v_maps @ rows), wo=wo)
 
 
 def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]) -> AttentionWeights:

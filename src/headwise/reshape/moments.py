@@ -19,14 +19,12 @@ from headwise.models.stream import sweep
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 
 
-def moments(model: nn.Module, batches: Sequence[Tensor]) -> list[Tensor]:
-    """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch."""
-    return list(moments_in_turn(model, batches))
-
-
 @torch.no_grad()
-def moments_in_turn(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The same one by one, and of a streamed model one held at a time."""
+def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch.
+
+    They come one by one, and of a streamed model one is held at a time.
+    """
     n_layers, n_tokens = len(attentions(model)), sum(ids.numel() for ids in batches)
     sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
 

@@ -21,7 +21,7 @@ from headwise.models.weights import AttentionWeights, cannot_carry, head_counts,
 from headwise.reshape.align import key_rule
 from headwise.reshape.group import GROUPS, Groups, adjacent, best
 from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.moments import moments_in_turn
+from headwise.reshape.moments import moments
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
 from headwise.reshape.report import Options, Reshaped
 
@@ -78,7 +78,7 @@ class Sharing(Change):
     def apply(self, job: Job) -> Changed:
         model = job.source.model
         blind = self.groups == "adjacent" and self.method in BLIND
-        roots = () if blind else moments_in_turn(model, job.calibration.statistics)
+        roots = () if blind else moments(model, job.calibration.statistics)
         return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
 
 

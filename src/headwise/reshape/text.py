@@ -23,6 +23,7 @@ from headwise.files import MOST_TEXT, read_text, text_path
 from headwise.gpt import verbs
 from headwise.gpt.data import HELD_OUT_SHARE
 from headwise.gpt.run import Settings, read_run
+from headwise.heads.texts import exists
 from headwise.models.lineage import run_of
 from headwise.models.open import Folder, TextTokens
 from headwise.sources import Sources
@@ -83,7 +84,7 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {folder.context}")
     length = tokens or min(folder.context or LONGEST, LONGEST)
     name, seed = "the text", 0
-    if isinstance(text, Path) or (isinstance(text, str) and _names_a_file(text)):
+    if isinstance(text, Path) or (isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))):
         name = str(text_path(text))
         text = read_text(name)
     elif text is None:
@@ -116,13 +117,6 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
             f"{name} has the token id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
     return Calibration(train, held_out, length, vocab_size or largest + 1, built_in=text is None)
-
-
-def _names_a_file(text: str) -> bool:
-    try:
-        return not any(map(str.isspace, text)) or Path(text).exists()
-    except OSError:  # longer than any name
-        return False
 
 
 def _settings(folder: Folder) -> Settings:
