@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,57 +61,43 @@ def arrays_of(target: Any) -> list[Array]:
     arrays: list[Array] = []
     seen: set[int] = set()
 
-    def visit(value: Any, path: str, depth: int) -> None:
-        if depth > 5 or id(value) in seen:
+    def visit(value: Any, path: str, depth: int, linear: bool) -> None:
+        if depth > 6 or id(value) in seen:
             return
+        seen.add(id(value))
         if hasattr(value, "detach") and hasattr(value, "numpy"):
             if value.is_floating_point():
-                seen.add(id(value))
-                arrays.append(Array(path, value.detach().cpu().double().numpy(), False, value))
+                arrays.append(Array(path, value.detach().cpu().double().numpy(), linear, value))
         elif isinstance(value, np.ndarray):
             if value.dtype.kind == "f":
-                seen.add(id(value))
                 arrays.append(Array(path, value, False, value))
-        elif isinstance(value, list | tuple) and value and _is_matrix(value):
-            seen.add(id(value))
+        elif isinstance(value, list | tuple) and _is_matrix(value):
             arrays.append(Array(path, np.array(value, dtype=float), False, value))
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                visit(item, f"{path}.{index}", depth + 1)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                visit(item, f"{path}.{key}", depth + 1)
-        elif hasattr(value, "named_parameters"):
-            seen.add(id(value))
-            _module(value, path, depth, visit, arrays, seen)
-        elif hasattr(value, "__dict__") and not callable(getattr(value, "__code__", None)) and depth < 4:
-            seen.add(id(value))
-            for key, item in vars(value).items():
-                visit(item, f"{path}.{key}", depth + 1)
+        else:
+            layer = hasattr(value, "in_features") and hasattr(value, "out_features")
+            for name, item in _children(value):
+                visit(item, f"{path}.{name}", depth + 1, layer and name == "weight")
 
-    visit(target, "", 0)
+    visit(target, "", 0, False)
     return arrays
 
 
-def _module(value: Any, path: str, depth: int, visit: Any, arrays: list[Array], seen: set[int]) -> None:
-    """Parameters and tensors of a torch module; buffers, which hold masks and tables, are left out."""
-    linear = hasattr(value, "in_features") and hasattr(value, "out_features")
-    for name, parameter in value._parameters.items():
-        if parameter is not None and id(parameter) not in seen:
-            seen.add(id(parameter))
-            numbers = parameter.detach().cpu().double().numpy()
-            arrays.append(Array(f"{path}.{name}", numbers, linear and name == "weight", parameter))
-    for name, child in value._modules.items():
-        if child is not None:
-            visit(child, f"{path}.{name}", depth + 1)
-    for name, item in vars(value).items():
-        if not name.startswith("_") and name not in ("training", "config", "cfg"):
-            visit(item, f"{path}.{name}", depth + 1)
+def _children(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What an object holds, by name; of a torch module no buffers, which hold masks and tables."""
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    if isinstance(value, dict):
+        return value.items()
+    if hasattr(value, "named_parameters"):
+        named = vars(value).items()
+        own = {n: x for n, x in named if not n.startswith("_") and n not in ("training", "config", "cfg")}
+        return {**value._parameters, **value._modules, **own}.items()
+    return vars(value).items() if hasattr(value, "__dict__") and not hasattr(value, "__code__") else ()
 
 
 def _is_matrix(value: Any) -> bool:
     try:
-        return np.array(value, dtype=float).ndim >= 2
+        return bool(value) and np.array(value, dtype=float).ndim >= 2
     except (ValueError, TypeError):
         return False
 

@@ -7,6 +7,7 @@ It guards against accidents, not against malice.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import json
@@ -33,25 +34,37 @@ def check_file(spec: str, options: Any, seconds: float) -> Verdict:
     """The verdict on FILE or FILE:NAME; the arguments are those of `headwise.check`."""
     path, name = _path_and_name(spec)
     say = words(options.lang)
+
+    def unchecked(reason: str, kind: str = "") -> Verdict:
+        return Verdict(name or path.name, kind, None, (), (), (reason,), options.lang)
+
     try:
         with tokenize.open(path) as file:
             source = Source(file.read(), str(path))
         definitions = source.definitions
-    except ValueError as error:
-        return _unchecked(name or path.name, str(error), options)
     except SyntaxError as error:
-        place = (
-            f" ({say['line']} {error.lineno}: {(error.text or '').strip()})" if getattr(error, "lineno", None) else ""
-        )
-        return _unchecked(name or path.name, f"{type(error).__name__}: {getattr(error, 'msg', error)}{place}", options)
+        place = f" ({say['line']} {error.lineno}: {(error.text or '').strip()})" if error.lineno else ""
+        return unchecked(f"{type(error).__name__}: {error.msg}{place}")
+    except ValueError as error:
+        return unchecked(str(error))
     if name is None:
         name = _only_candidate(source, path)
     elif name not in definitions:
         raise unknown(f"{path} defines no {name!r}", name, definitions)
     node = definitions[name]
-    kind = kind_of(node) or ("layer" if type(node).__name__ == "ClassDef" else "function")
+    kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
     request = {"path": str(path), "name": name, "kind": kind, "seconds": seconds}
-    return _run({**request, "options": dataclasses.asdict(options)}, options, seconds)
+    ended = run_apart("headwise.teach.sandbox", {**request, "options": dataclasses.asdict(options)}, seconds + 2)
+    if ended.answer is not None:
+        return Verdict.from_record(json.loads(ended.answer))
+    if ended.code is None:
+        # The line of the learner's file in which the time ended, as faulthandler wrote it.
+        match = re.search(rf'File "{re.escape(str(path))}", line (\d+)', ended.trace)
+        place = f" ({say['line']} {match[1]})" if match else ""
+        return unchecked(say["too_long"].format(seconds=seconds) + place, kind)
+    if ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
+        return unchecked(say["killed"].format(memory=MEMORY >> 30), kind)
+    return unchecked(f"{say['exits']} ({ended.code})", kind)
 
 
 def _path_and_name(spec: str) -> tuple[Path, str | None]:
@@ -80,24 +93,6 @@ def _only_candidate(source: Source, path: Path) -> str:
     if len(names) > 1:
         raise HeadwiseError(f"{path.name} has several candidates, {listed(names, 6)}; pass {path.name}:{names[0]}")
     return names[0]
-
-
-def _unchecked(name: str, reason: str, options: Any) -> Verdict:
-    return Verdict(name, "", None, (), (), (reason,), options.lang)
-
-
-def _run(request: dict[str, Any], options: Any, seconds: float) -> Verdict:
-    say = words(options.lang)
-    ended = run_apart("headwise.teach.sandbox", request, seconds + 2)
-    if ended.answer is not None:
-        return Verdict.from_record(json.loads(ended.answer))
-    if ended.code is None:
-        reason = say["too_long"].format(seconds=seconds) + _where(ended.trace, request["path"], say)
-    elif ended.code == -signal.SIGKILL or ended.code == -signal.SIGXCPU:
-        reason = say["killed"].format(memory=MEMORY >> 30)
-    else:
-        reason = f"{say['exits']} ({ended.code})"
-    return Verdict(request["name"], request["kind"], None, (), (), (reason,), options.lang)
 
 
 class Ended(NamedTuple):
@@ -135,16 +130,8 @@ def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        texts = [
-            file.read_text(encoding="utf-8", errors="replace") if file.exists() else None for file in (answer, trace)
-        ]
-    return Ended(texts[0], code, texts[1] or "")
-
-
-def _where(trace: str, path: str, say: Any) -> str:
-    """The line of the learner's file in which the time ended, as faulthandler wrote it."""
-    match = re.search(rf'File "{re.escape(path)}", line (\d+)', trace)
-    return f" ({say['line']} {match[1]})" if match else ""
+        written = answer.read_text(encoding="utf-8") if answer.exists() else None
+        return Ended(written, code, trace.read_text(errors="replace") if trace.exists() else "")
 
 
 def _main() -> None:

@@ -55,11 +55,9 @@ class SwitchedAttention(nn.Module):
         return out
 
     def stages(self, x: Tensor) -> Stages:
-        layer = self.layer
-        names = {"q": layer.q_proj, "k": layer.k_proj, "v": layer.v_proj, "o": layer.o_proj}
-        weights = Weights(
-            layer.spec.n_heads, layer.spec.n_kv_heads, {role: linear.weight.T for role, linear in names.items()}
-        )
+        spec = self.layer.spec
+        matrices = {role: getattr(self.layer, f"{role}_proj").weight.T for role in "qkvo"}
+        weights = Weights(spec.n_heads, spec.n_kv_heads, matrices)
         return compute(weights, (x, x, x), Masks(causal=True), self.settings, torch)
 
 
@@ -73,11 +71,8 @@ class Switched:
         model = GPT(config)
         right = {"rope": ("half", "half", config.rope_theta)}
         # A row that sees nothing would be NaN and end the training at once: it looks evenly, as with a fill of -1e9.
-        change = (
-            {"fill": 0.0 if self.bug == "norm-missing" else -1e9, **next(iter(changes(self.bug, right)))}
-            if self.bug
-            else {}
-        )
+        fill = {"fill": 0.0 if self.bug == "norm-missing" else -1e9}
+        change = {**fill, **next(changes(self.bug, right))} if self.bug else {}
         for block in model.blocks:
             block.attention = SwitchedAttention(block.attention, {**right, **change})
         return model
@@ -108,16 +103,16 @@ def experiment(bugs: Sequence[str]) -> Experiment:
 @torch.no_grad()
 def measured(model: GPT, corpus: Corpus) -> dict[str, float]:
     """The held-out loss, and three figures of the maps on one line of verbs, means over heads and rows."""
-    weights = np.stack(maps(model, corpus)[0])
+    loss, weights = evaluate(model, corpus.data), np.stack(maps(model, corpus)[0])
     T = weights.shape[-1]
     if weights.shape[-2] != T:
-        return {"loss": evaluate(model, corpus.data)}
+        return {"loss": loss}
     past = np.tril(np.ones((T, T), bool))
     size = np.abs(weights)
     shares = size / np.maximum(size.sum(-1, keepdims=True), 1e-9)
     entropy = -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1) / np.log(T)
     return {
-        "loss": evaluate(model, corpus.data),
+        "loss": loss,
         "future": float((shares * ~past).sum(-1).mean()),
         "rows": float(np.abs(weights.sum(-1) - 1).mean()),
         "even": float(entropy.mean()),
