@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.teach.probe import Subject, pick, still_dropout, to_array, to_kind
+from headwise.teach.probe import Subject, pick, still_dropout, to_kind
+from headwise.teach.reading import arrays_of
 
 STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)
 
@@ -65,8 +66,10 @@ def _step_by_step(
             arguments[cache] = state
         if use:
             arguments[use] = True
-        names = inspect.signature(subject.call).parameters
-        arguments |= {name: start for name in names if re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name)}
+        parameters = inspect.signature(subject.call).parameters
+        arguments |= {
+            name: start for name in parameters if re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name)
+        }
         with still_dropout(subject.seen, False, n), np.errstate(all="ignore"):
             result = subject.call(**arguments)
         out = pick(result, (*piece.shape[:2], x.shape[2]))
@@ -77,14 +80,9 @@ def _step_by_step(
             later = [r for r in result[1:] if r is not None]
             state = later[-1] if len(later) == 1 or not hasattr(later[-1], "shape") else tuple(later)
         start += n
-    held = list(_arrays(state)) or list(
-        _arrays({k: v for k, v in vars(subject.module).items() if re.search("cache|past", k)})
-    )
-    held += [
-        to_array(b)
-        for n, b in getattr(subject.module, "_buffers", {}).items()
-        if b is not None and re.search("cache|past", n)
-    ]
+    names = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
+    inside = {name: value for name, value in names.items() if re.search("cache|past", name)}
+    held = [array.value for place in (state, inside) for array in arrays_of(place) if array.value.ndim >= 3]
     _reset(subject.module)
     return np.concatenate(outs, 1), held
 
@@ -104,17 +102,6 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, cache: str | None, 
                 ordered, whole_ordered = (y[np.lexsort(np.round(y.T, 3))] for y in (first_rows, rows))
                 return bool(np.allclose(ordered, whole_ordered, atol=1e-2))
     return False
-
-
-def _arrays(state: Any) -> Iterator[Any]:
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else None
-    if values is None and state is not None and hasattr(state, "__dict__") and not hasattr(state, "shape"):
-        values = vars(state).values()
-    for value in values or ():
-        if isinstance(value, dict | list | tuple):
-            yield from _arrays(value)
-        elif hasattr(value, "shape") and len(value.shape) >= 3:
-            yield to_array(value)
 
 
 def _reset(module: Any) -> None:

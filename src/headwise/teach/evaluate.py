@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headwise.teach.sandbox import guard, limit
+from headwise.teach.sandbox import alone
 
 
 def plain(value: Any) -> Any:
@@ -53,12 +52,6 @@ def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequenc
     return {"values": values}
 
 
-def outcomes(job: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What the calls of a job give: of the variants first, which are ours, then of the learner's text."""
-    known = {name: outcome(code, name, job["setup"], job["calls"]) for name, code in job["variants"].items()}
-    return known | {job["name"]: outcome(job["source"], job["name"], job["setup"], job["calls"])}
-
-
 def _copied(value: Any) -> Any:
     """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
     with contextlib.suppress(TypeError):
@@ -67,16 +60,14 @@ def _copied(value: Any) -> Any:
 
 
 def main() -> None:
-    """In the process of its own: evaluate, and write the outcomes."""
+    """In the process of its own: what the calls give, of the variants first, which are ours, then of the learner."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    limit()
-    if "import torch" in job["variants"][""]:
-        import torch  # before the guard stands: it opens what it needs
-
-        torch.set_num_threads(1)
-    guard(Path.cwd(), job["answer"])
-    Path(job["answer"]).write_text(json.dumps(outcomes(job)), encoding="utf-8")
-    os._exit(0)  # threads and handlers of the learner's code are not waited for
+    codes = {**job["variants"], job["name"]: job["source"]}
+    alone(
+        job,
+        job["variants"][""],
+        lambda: {name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()},
+    )
 
 
 if __name__ == "__main__":

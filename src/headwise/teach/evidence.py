@@ -20,11 +20,7 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Mapp
             continue
         wrong = stages_of(explanation.reading, explanation.settings, case)
         right = stages_of(explanation.reading, explanation.reading.settings, case)
-        if (
-            wrong is not None
-            and right is not None
-            and not np.allclose(wrong.out.sum(), right.out.sum(), equal_nan=False)
-        ):
+        if wrong is not None and right is not None and not np.allclose(wrong.out.sum(), right.out.sum()):
             break
     known = f"by_property_{bug.id}"
     if known in say and (wrong is None or right is None or bug.evidence in ("dropout", "batch")):
@@ -50,16 +46,13 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) ->
     if np.abs(leak).max() > 1e-4:
         b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
         return say["future"].format(document=b, head=h, row=t, weight=float(leak[b, h, t, s]), key=s)
-    sums = np.nan_to_num(wrong.weights).sum(-1)
-    b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
-    if abs(sums[b, h, t] - 1) > 1e-3:
-        return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t]))
-    return None
+    return _rows(wrong, right, case, say)
 
 
 def _rows(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
-    sums = wrong.weights.sum(-1)
-    off = np.where(np.isfinite(sums), np.abs(sums - 1), 0.0)
+    """The row whose weights add up to something else than 1; a row of NaN adds up to 0."""
+    sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
+    off = np.abs(sums - 1)
     b, h, t = np.unravel_index(off.argmax(), off.shape)
     return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
 

@@ -29,16 +29,14 @@ class Exercise:
     number: int
     name: str
     solution: str  # with `#?` and notes
-    setup: str  # code that makes the inputs, run before the calls
     calls: tuple[str, ...]  # expressions that must give the same with the learner's code as with the solution
     answer: str  # to the question: a, b or c
-    figure: str | None
-    name_of_class: str | None  # that `headwise.check` reads as a whole
-    causal: bool  # ought that class to be causal by itself?
-    bugs: tuple[
-        dict[str, Any], ...
-    ]  # id (several may have the same), replace (pairs of texts), a sentence for each language
     texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
+    setup: str = ""  # code that makes the inputs, run before the calls
+    figure: str | None = None
+    name_of_class: str | None = None  # that `headwise.check` reads as a whole
+    causal: bool = True  # ought that class to be causal by itself?
+    bugs: tuple[dict[str, Any], ...] = ()  # id, replace (pairs of texts), and a sentence for each language
 
     @property
     def file(self) -> str:
@@ -115,19 +113,8 @@ def exercises() -> tuple[Exercise, ...]:
 def _read(file: Any) -> Exercise:
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     name = file.name.removesuffix(".toml")
-    return Exercise(
-        number=int(name[:2]),
-        name=name,
-        solution=data["solution"].lstrip("\n"),
-        setup=data.get("setup", ""),
-        calls=tuple(data["calls"]),
-        answer=data["answer"],
-        figure=data.get("figure"),
-        name_of_class=data.get("class"),
-        causal=data.get("causal", True),
-        bugs=tuple(data.get("bugs", ())),
-        texts={language: data[language] for language in LANGUAGES},
-    )
+    texts = {language: data.pop(language) for language in LANGUAGES}
+    return Exercise(int(name[:2]), name, texts=texts, **data)
 
 
 def find_exercise(number: int) -> Exercise:

@@ -248,19 +248,10 @@ def softmax(x: Any, axis: Any, xp: Any) -> Any:
 
 def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
     """What the scores are divided by."""
-    if isinstance(s["scale"], float):
-        return float(s["scale"])
-    sizes = {"head": d**0.5, "none": 1.0, "model": width**0.5, "times": d**-0.5, "square": float(d)}
-    sizes |= {
-        "input": s["input_width"] ** 0.5,
-        "heads": n_heads**0.5,
-        "tokens": tokens**0.5,
-        "whole-heads": float(n_heads),
-        "whole-tokens": float(tokens),
-        "times-width": 1 / d,
-        "whole-model": float(width),
-    }
-    return float(sizes[s["scale"]])
+    sizes = {"head": d, "model": width, "input": s["input_width"], "heads": n_heads, "tokens": tokens}
+    roots = {name: size**0.5 for name, size in sizes.items()}
+    wholes = {f"whole-{name}": float(size) for name, size in sizes.items()}
+    return float({**roots, **wholes, "none": 1.0, "times": d**-0.5, "times-width": 1 / d}[s["scale"]])
 
 
 def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:

@@ -97,8 +97,8 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
 
 def _is_matrix(value: Any) -> bool:
     try:
-        return bool(value) and np.array(value, dtype=float).ndim >= 2
-    except (ValueError, TypeError):
+        return bool(value) and not hasattr(value[0], "detach") and np.array(value, dtype=float).ndim >= 2
+    except (ValueError, TypeError, RuntimeError):
         return False
 
 

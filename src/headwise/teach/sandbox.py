@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,23 +135,33 @@ def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
         return Ended(written, code, trace.read_text(errors="replace") if trace.exists() else "")
 
 
+def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
+    """In the process of its own: limit what code of that text may do, write the answer of `work` as JSON, and end."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if re.search(r"^\s*(import|from) torch", text, re.M):
+        import torch  # before the guard stands: it opens what it needs
+
+        torch.set_num_threads(1)
+    guard(Path.cwd(), request["answer"])
+    Path(request["answer"]).write_text(json.dumps(work()), encoding="utf-8")
+    os._exit(0)  # threads and handlers of the learner's code are not waited for
+
+
 def _main() -> None:
-    """In the process of its own: load the file, check it, write the verdict."""
+    """In the process of its own: load the file and check it."""
     import faulthandler
 
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
     faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
-    limit()
     from headwise.teach import check, examine
 
     source = Source(Path(request["path"]).read_text(encoding="utf-8", errors="replace"), request["path"])
     options = examine.Options(**request["options"])
-    if re.search(r"^\s*(import|from) torch", source.text, re.M):
-        import torch  # before the guard stands: it opens what it needs
-
-        torch.set_num_threads(1)
-    guard(Path.cwd(), request["answer"])
     target = examine.Target(None, request["name"], source)
 
     def load(target: Any, kind: str, options: Any) -> Verdict:
@@ -158,9 +169,10 @@ def _main() -> None:
         target.thing, target.namespace = namespace[request["name"]], namespace
         return check.engine(kind)(target, kind, options)
 
-    verdict = check.judged(target, request["kind"], options, request["seconds"], load)
-    Path(request["answer"]).write_text(json.dumps(dataclasses.asdict(verdict)), encoding="utf-8")
-    os._exit(0)  # threads and handlers of the learner's code are not waited for
+    def verdict() -> dict[str, Any]:
+        return dataclasses.asdict(check.judged(target, request["kind"], options, request["seconds"], load))
+
+    alone(request, source.text, verdict)
 
 
 def _loaded(path: str) -> dict[str, Any]:
@@ -173,14 +185,6 @@ def _loaded(path: str) -> dict[str, Any]:
     sys.modules["learner"] = module
     spec.loader.exec_module(module)
     return vars(module)
-
-
-def limit() -> None:
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 FORBIDDEN = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "os.killpg",
