@@ -176,6 +176,15 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         assert said in outcome.err
 
 
+def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
+    capped = (
+        (FOLDER / "nano.py").read_text().replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
+    )
+    verdict = judge(Version("softcap", 0, (), capped))
+    assert (verdict.right, verdict.exit_code) == (None, 2), verdict
+    assert any("no correct form" in reason for reason in verdict.not_checked)
+
+
 def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]
     scores = q @ k.swapaxes(-1, -2)
     e = np.exp(scores - scores.max(-1, keepdims=True))

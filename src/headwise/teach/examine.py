@@ -31,7 +31,15 @@ from headwise.teach.weights import count_of, renew, same_modules, scale_is_folde
 LENGTHS = (7, 4, 6, 3, 5)  # real tokens of the five documents
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
-BEYOND = r"alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|sliding|bucket|layernorm|layer_norm\("
+# Rotary positions that are used; a parameter `cos` alone may be left aside.
+TURNS = (
+    r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
+    r"view_as_complex|1j|inv_freq"
+)
+BEYOND = (
+    r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
+    r"sliding|bucket|layernorm|layer_norm\("
+)
 
 
 OF_HEADS = {"split-no-transpose", "join-no-transpose", "layout-mixed", "heads-averaged", "heads-share-projection"}
@@ -115,7 +123,7 @@ class Examiner:
         choices = list(readings(parts, heads, groups, width))
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        rotary = self.scope.says(r"rope|rotary|rotat|freqs|inv_freq|position_embeddings|\bcos\b")
+        rotary = self.scope.says(TURNS)
         bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
         choices = [style for r in choices for style in styles(r, rotary, bases)]
         subject = self._subject(module, call)

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,8 +39,10 @@ def still_dropout(seen: Seen, training: bool, tokens: int) -> Iterator[None]:
     if torch is None:
         yield
         return
+    from unittest.mock import patch
+
     functional = torch.nn.functional
-    before = functional.dropout, functional.scaled_dot_product_attention
+    attend = functional.scaled_dot_product_attention
 
     def dropout(x: Any, p: float = 0.5, active: bool = True, inplace: bool = False, **other: Any) -> Any:
         active = other.get("training", active)
@@ -56,13 +58,10 @@ def still_dropout(seen: Seen, training: bool, tokens: int) -> Iterator[None]:
         if len(arguments) > 4:
             p, arguments[4] = arguments[4], 0.0
         seen.in_eval |= p > 0 and not training
-        return before[1](*arguments, **kwargs)
+        return attend(*arguments, **kwargs)
 
-    functional.dropout, functional.scaled_dot_product_attention = dropout, fused
-    try:
+    with patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=fused):
         yield
-    finally:
-        functional.dropout, functional.scaled_dot_product_attention = before
 
 
 def kind_of_arrays(target: Any, code: str) -> str:
@@ -147,7 +146,8 @@ class Subject:
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
         training = bool(getattr(self.module, "training", False))
-        with still_dropout(self.seen, training, inputs[1].shape[-2]), _without_gradients(self.kind):
+        gradients = sys.modules["torch"].no_grad() if self.kind == "torch" else nullcontext()
+        with still_dropout(self.seen, training, inputs[1].shape[-2]), np.errstate(all="ignore"), gradients:
             result = self.call(**arguments, **self.fixed, **(extra or {}))
         out = pick(result, inputs[0].shape)
         if out is None:
@@ -167,18 +167,6 @@ def _angles(name: str) -> Any:
         return sys.modules["torch"].from_numpy(turns) if kind == "torch" else turns
     cos, sin = (to_kind(f(np.concatenate([angles, angles], 1)), kind) for f in (np.cos, np.sin))
     return {"cos": cos, "sin": sin}.get(name, (cos, sin))
-
-
-@contextmanager
-def _without_gradients(kind: str) -> Iterator[None]:
-    with np.errstate(all="ignore"):
-        if kind != "torch":
-            yield
-            return
-        import torch
-
-        with torch.no_grad():
-            yield
 
 
 def read_call(
