@@ -89,9 +89,8 @@ def _children(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, dict):
         return value.items()
     if hasattr(value, "named_parameters"):
-        named = vars(value).items()
-        own = {n: x for n, x in named if not n.startswith("_") and n not in ("training", "config", "cfg")}
-        return {**value._parameters, **value._modules, **own}.items()
+        public = [n for n in vars(value) if not n.startswith("_") and n not in ("training", "config", "cfg")]
+        return {**value._parameters, **value._modules, **{n: vars(value)[n] for n in public}}.items()
     return vars(value).items() if hasattr(value, "__dict__") and not hasattr(value, "__code__") else ()
 
 
