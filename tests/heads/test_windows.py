@@ -197,7 +197,7 @@ def test_the_command_writes_what_it_measured(
     )
     assert "L2.KV1" in shown.out and "retrieves" in shown.out and "outside 16" in shown.out
     for wrong, message in (
-        (("--sinks", 3), "--sinks 3 is not measured"),
+        (("--sinks", 3), "sinks=3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
         (("--plan", files["plan"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
         (("--plan", files["plan"], "--cache", 0.5, "--format", "dou"), "there is no format 'dou'; did you mean duo?"),

@@ -30,20 +30,17 @@ def windows(
     debug: Debug = False,
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
-    from headwise.heads.reach import SINKS, check_plan
+    from headwise.heads.reach import check_plan
     from headwise.view.page.words import check_lang
     from headwise.view.survey_files import rows_csv
     from headwise.view.windows import print_windows, windows_html, windows_png
 
     check_lang(lang)
     check_outputs(plan=plan, html=html, png=png, csv=csv)
-    if sinks not in SINKS:
-        raise HeadwiseError(f"--sinks {sinks} is not measured; one of {', '.join(map(str, SINKS))}")
-    if plan is not None or tolerance is not None or cache is not None:
-        if plan is None:
-            raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
-        check_plan(tolerance, cache)
-        check_format(format)
+    if plan is None and (tolerance, cache) != (None, None):
+        raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
+    check_plan(tolerance, cache, sinks)
+    check_format(format)
     with needs_torch():
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder

@@ -23,8 +23,10 @@ LIFT = 0.69  # nats: a head looks things up that weighs what answers twice as mu
 LEAST = 0.01  # and gives it a hundredth of its weight; less is not missed
 
 
-def check_plan(tolerance: float | None, cache: float | None) -> None:
+def check_plan(tolerance: float | None, cache: float | None, sinks: int) -> None:
     """Raise HeadwiseError where two things say how a plan is chosen, or one says what cannot be."""
+    if sinks not in SINKS:
+        raise HeadwiseError(f"sinks={sinks} is not measured; one of {', '.join(map(str, SINKS))}")
     if tolerance is not None and cache is not None:
         raise HeadwiseError("--tolerance says which mass a head may lose, and --cache what stays; pass one of them")
     if tolerance is not None and not tolerance >= 0:
@@ -91,9 +93,7 @@ class Windows:
 
         Raises HeadwiseError where heads that retrieve need more than that share.
         """
-        check_plan(tolerance, cache)
-        if sinks not in SINKS:
-            raise HeadwiseError(f"sinks={sinks} is not measured; one of {', '.join(map(str, SINKS))}")
+        check_plan(tolerance, cache, sinks)
         if cache is None:
             return self._plan(TOLERANCE if tolerance is None else tolerance, sinks)
         place = SINKS.index(sinks)
