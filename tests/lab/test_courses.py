@@ -18,6 +18,7 @@ from headwise.lab.courses.stacked import (
     CausalAttention,
     MultiHeadAttentionWrapper,
     MultiHeadAttn,
+    class_from_wrapper,
     wrapper_from_class,
 )
 from headwise.layer.importing.importers import from_course
@@ -98,12 +99,25 @@ def test_the_class_taken_apart_is_the_same_function(bias: bool) -> None:
     torch.testing.assert_close(projection(wrapper(x)), layer(x), rtol=0, atol=CLOSE)
 
 
-def test_the_parts_share_no_weights_with_the_class() -> None:
+@pytest.mark.parametrize("bias", [False, True])
+def test_heads_put_together_are_the_same_function(bias: bool) -> None:
+    torch.manual_seed(2)
+    wrapper = MultiHeadAttentionWrapper(D_IN, D, CONTEXT, 0.2, H, qkv_bias=bias).double().eval()
+    projection = nn.Linear(H * D, H * D, bias=bias).double()
+    layer = class_from_wrapper(wrapper, projection)
+    x = text()
+    assert not layer.training and layer.dropout.p == 0.2 and layer.num_heads == H
+    torch.testing.assert_close(layer(x), projection(wrapper(x)), rtol=0, atol=CLOSE)
+
+
+def test_there_and_back_gives_the_very_weights_and_shares_none() -> None:
     layer = course_class(bias=True)
+    back = class_from_wrapper(*wrapper_from_class(layer))
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    for part in wrapper_from_class(layer):
-        for value in part.state_dict().values():
-            value.zero_()
+    assert before.keys() == back.state_dict().keys()
+    for name, value in back.state_dict().items():
+        assert torch.equal(value, before[name]), name
+        value.zero_()
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
@@ -170,12 +184,57 @@ def test_dropout_is_on_the_weights_and_in_training_only(build: Any) -> None:
             lambda: course_class()(torch.ones(5, 7)),
             "x has shape (5, 7), 2 axes; the layer takes (batch, tokens, width)",
         ),
+        (
+            lambda: class_from_wrapper(MultiHeadAttentionWrapper(7, 3, 5, 0.0, 11), nn.Linear(33, 7)),
+            "the projection maps 33 to 7, and 11 heads of 3 join to 33; pass nn.Linear(33, 33)",
+        ),
+        (
+            lambda: class_from_wrapper(nn.Sequential(nn.Linear(7, 3))),
+            "Sequential has no heads; the course's class has all of them",
+        ),
     ],
 )
 def test_what_the_torch_classes_refuse(call: Any, message: str) -> None:
     with pytest.raises(HeadwiseError) as error:
         call()
     assert str(error.value) == message
+
+
+class PrintedHead(nn.Module):
+    """A head as somebody writes it after the course: the course's names, and code that is not ours."""
+
+    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
+        super().__init__()
+        for name in ("W_query", "W_key", "W_value"):
+            setattr(self, name, nn.Linear(d_in, d_out, bias=qkv_bias))
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.W_query(x), self.W_key(x), self.W_value(x)
+        hidden = self.mask.bool()[: x.shape[1], : x.shape[1]]  # type: ignore[operator, index]
+        return self.dropout((q @ k.mT / k.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)) @ v
+
+
+class PrintedWrapper(nn.Module):
+    def __init__(self, n_heads: int, *sizes: Any, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([PrintedHead(*sizes, qkv_bias=qkv_bias) for _ in range(n_heads)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("projected", [False, True])
+def test_the_wrapper_of_a_notebook_becomes_a_class(bias: bool, projected: bool) -> None:
+    torch.manual_seed(5)
+    wrapper = PrintedWrapper(H, D_IN, D, CONTEXT, 0.2, qkv_bias=bias).double().eval()
+    projection = nn.Linear(H * D, H * D).double() if projected else None
+    layer = class_from_wrapper(wrapper, projection)
+    expected = wrapper(text()) if projection is None else projection(wrapper(text()))
+    assert (layer.num_heads, layer.head_dim, layer.d_out, layer.dropout.p) == (H, D, H * D, 0.2)
+    torch.testing.assert_close(layer(text()), expected, rtol=0, atol=CLOSE)
 
 
 # Watched as they are

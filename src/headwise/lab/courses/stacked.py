@@ -7,7 +7,7 @@
 
 Constructors, attributes, order of the drawn weights and assertions are the course's. The wrapper and the class are not
 the same function: the wrapper is h times as wide and has no W_O. They become the same when its heads have width
-d_out / h and a projection follows: `wrapper_from_class` carries the weights over, exactly.
+d_out / h and a projection follows: `wrapper_from_class` and `class_from_wrapper` carry the weights over, exactly.
 """
 
 from __future__ import annotations
@@ -172,20 +172,72 @@ class MultiHeadAttn(_Projections):
 MultiHeadAttention = MultiHeadAttn
 
 
-def wrapper_from_class(layer: MultiHeadAttn) -> tuple[MultiHeadAttentionWrapper, nn.Linear]:
+def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.Linear]:
     """The heads of a `MultiHeadAttn`, taken apart: `projection(wrapper(x))` equals `layer(x)`.
+
+    layer  a `MultiHeadAttn`, or the class as a notebook of the course defines it
 
     Head i gets rows i*d to (i+1)*d of each of W_query, W_key and W_value, with d = d_out / h; the projection is a copy
     of `out_proj`. With dropout the two agree outside of training only: inside they draw other weights to drop.
     """
-    d_out, d_in = layer.W_query.weight.shape
-    n_heads, bias = layer.num_heads, layer.W_query.bias is not None
-    wrapper = MultiHeadAttentionWrapper(d_in, d_out // n_heads, len(layer.mask), layer.dropout.p, n_heads, bias)
+    course: Any = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
+    d_out, d_in = course.W_query.weight.shape
+    n_heads, bias = course.num_heads, course.W_query.bias is not None
+    wrapper = MultiHeadAttentionWrapper(
+        d_in, d_out // n_heads, course.mask.shape[0], course.dropout.p, n_heads, qkv_bias=bias
+    )
     projection = nn.Linear(d_out, d_out)
     for module in (wrapper, projection):
-        module.to(layer.out_proj.weight).train(layer.training)
-    projection.load_state_dict(layer.out_proj.state_dict())
-    chunks = {key: value.chunk(n_heads) for key, value in layer.state_dict().items() if key.startswith(PROJECTIONS)}
+        module.to(course.out_proj.weight).train(layer.training)
+    rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}
     for number, head in enumerate(wrapper.heads):
-        head.load_state_dict({key: rows[number] for key, rows in chunks.items()}, strict=False)
+        head.load_state_dict({key: chunks[number] for key, chunks in rows.items()}, strict=False)
+    _fill(projection, course.out_proj)
     return wrapper, projection
+
+
+def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) -> MultiHeadAttn:
+    """The `MultiHeadAttn` that computes `projection(wrapper(x))`; the inverse of `wrapper_from_class`.
+
+    wrapper     a `MultiHeadAttentionWrapper`, or the class as a notebook of the course defines it
+    projection  square and as wide as the joined heads; without bias it becomes one with a bias of zeros. None, for the
+                wrapper as the course prints it, is one that changes nothing: then the result computes `wrapper(x)`
+
+    HeadwiseError with both widths where the projection has another one.
+    """
+    heads: list[Any] = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
+    first, joined = heads[0], sum(head.W_query.out_features for head in heads)
+    if projection is not None and (projection.in_features, projection.out_features) != (joined, joined):
+        raise HeadwiseError(
+            f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
+            f"{first.W_query.out_features} join to {joined}; pass nn.Linear({joined}, {joined})"
+        )
+    bias = first.W_query.bias is not None
+    layer = MultiHeadAttn(
+        first.W_query.in_features, joined, first.mask.shape[0], first.dropout.p, len(heads), qkv_bias=bias
+    )
+    layer.to(first.W_query.weight).train(wrapper.training)
+    parts = [_projections_of(head) for head in heads]
+    layer.load_state_dict({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False)
+    _fill(layer.out_proj, projection)
+    return layer
+
+
+def _projections_of(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and biases of W_query, W_key and W_value, by their names in the state of the module."""
+    return {key: value for key, value in module.state_dict().items() if key.partition(".")[0] in PROJECTIONS}
+
+
+def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:
+    """Copy a projection; None is the identity, and a bias that the source lacks is 0."""
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(linear.in_features) if source is None else source.weight)
+        linear.bias.copy_(torch.zeros(()) if source is None or source.bias is None else source.bias)
+
+
+def _require(module: nn.Module, *names: str) -> Any:
+    """The module, if it has what a class of the course has."""
+    absent = [name for name in names if not hasattr(module, name)]
+    if absent:
+        raise HeadwiseError(f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them")
+    return module
