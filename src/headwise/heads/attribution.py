@@ -101,7 +101,8 @@ def attribute(
 
 def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
     """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
-    raw = matrix.double() @ run.normed + (0 if bias is None else bias.double())
+    wide = torch.promote_types(matrix.dtype, torch.float32)  # of a large vocabulary a copy in doubles takes a while
+    raw = (matrix.to(wide) @ run.normed.to(wide)).double() + (0 if bias is None else bias.double())
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _same(scale * raw, run.logits):
         return scale if abs(scale - 1) > CLOSE else 1.0
