@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import json
 from pathlib import Path
 
@@ -18,7 +20,9 @@ from headwise.models.open import open_folder
 from headwise.models.weights import head_counts
 from headwise.reshape import export
 from headwise.reshape.job import Listener
+from headwise.reshape.narrow import narrow
 from headwise.reshape.prune import prune
+from headwise.reshape.report import Options, OptionsOf
 from headwise.reshape.share import share
 
 IDS = torch.randint(31, (20, 13), generator=torch.Generator().manual_seed(4))
@@ -141,3 +145,11 @@ def test_settings_of_healing_need_a_healing(tmp_path: Path) -> None:
         share(model, 3, force=True)
     with pytest.raises(HeadwiseError, match="--resume goes on with a healing; pass --heal"):
         share(model, 3, out=tmp_path / "out", resume=True)
+
+
+def test_an_editor_knows_the_options() -> None:
+    assert list(OptionsOf.__annotations__) == [field.name for field in dataclasses.fields(Options)]
+    for function in (share, prune, narrow):
+        assert inspect.signature(function).parameters["options"].annotation == "Unpack[OptionsOf]"
+    with pytest.raises(TypeError, match="colour"):
+        share(build("rope"), 1, colour=1)  # type: ignore[call-arg]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from headwise.models.weights import head_counts, reads_as_stock
 from headwise.models.windows import cannot_narrow, windows_of, with_windows
 from headwise.records import Call
 from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.report import Options, Reshaped
+from headwise.reshape.report import Options, OptionsOf, Reshaped
 from headwise.reshape.text import batches, spread
 
 TOLERANCE = 0.01  # nats a token, where nothing else is asked for
@@ -45,7 +45,7 @@ def narrow(
     cache: float | None = None,
     window: int | None = None,
     listener: Listener | None = None,
-    **options: Any,
+    **options: Unpack[OptionsOf],
 ) -> Reshaped:
     """Give layers a window: they see the latest tokens alone, and keep no others in the cache.
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 
@@ -26,7 +26,7 @@ from headwise.models.weights import attentions, cannot_carry, head_counts, layer
 from headwise.records import head_name, parse_head
 from headwise.reshape.damage import cache_bytes
 from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silenced
-from headwise.reshape.report import Options, Reshaped
+from headwise.reshape.report import Options, OptionsOf, Reshaped
 from headwise.reshape.text import Calibration
 
 SCORES = ("importance", "ablation", "role")
@@ -40,7 +40,7 @@ def prune(
     by: str | None = None,
     uniform: bool = False,
     listener: Listener | None = None,
-    **options: Any,
+    **options: Unpack[OptionsOf],
 ) -> Reshaped:
     """Remove query heads from a model, which is left alone.
 

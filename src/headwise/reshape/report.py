@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
@@ -86,6 +86,23 @@ class Options:
         if self.heal is None:
             return None
         return HealRecipe(steps=self.heal, **{name: getattr(self, name) for name in HEALING})
+
+
+class OptionsOf(TypedDict, total=False):
+    """The fields of `Options` as arguments of a function, for editors and type checkers."""
+
+    text: Any
+    out: str | Path | None
+    tokens: int | None
+    heal: int | None
+    batch: int
+    lr: float
+    hidden: float
+    refit: int
+    seed: int
+    force: bool
+    resume: bool
+    stream: bool | None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from headwise.reshape.group import GROUPS, Groups, adjacent, best
 from headwise.reshape.job import Change, Changed, Job, Listener
 from headwise.reshape.moments import moments
 from headwise.reshape.pool import ALIGNING, BLIND, POOLS
-from headwise.reshape.report import Options, Reshaped
+from headwise.reshape.report import Options, OptionsOf, Reshaped
 
 
 def share(
@@ -33,7 +33,7 @@ def share(
     method: str = "aligned+norm",
     groups: str = "adjacent",
     listener: Listener | None = None,
-    **options: Any,
+    **options: Unpack[OptionsOf],
 ) -> Reshaped:
     """Let query heads share key/value heads: a smaller cache.
 
