@@ -108,7 +108,7 @@ class Search:
                 for names, change in self._sets(number, forms, settings, case):
                     if number == 2 and self._over():
                         return
-                    if (hit := self._fit(reading, {**settings, **change}, case, number)) is not None:
+                    if (hit := self._fit(reading, {**settings, **change}, case)) is not None:
                         yield (*reading.structural, *names), reading, hit
 
     def _sets(
@@ -128,16 +128,12 @@ class Search:
             if a != b and not set(first) & set(second):
                 yield (a, b), {**first, **second}
 
-    def _fit(self, reading: Reading, settings: dict[str, Any], case: Case, number: int = 0) -> dict[str, Any] | None:
-        """The settings, with what stands in empty rows filled in, if they give the learner's numbers.
-
-        A few numbers among many NaN are no proof of as much as two bugs (`number`).
-        """
-        outputs = [output for output in case.outputs.values() if number < 2 or np.isfinite(output).mean() > 0.5]
+    def _fit(self, reading: Reading, settings: dict[str, Any], case: Case) -> dict[str, Any] | None:
+        """The settings, with what stands in empty rows filled in, if they give the learner's numbers."""
         for extra in self._fillings(settings, case):
             whole = {**settings, **extra}
             stages = stages_of(reading, whole, case)
-            if stages is not None and any(close(output, stages.out) for output in outputs):
+            if stages is not None and any(close(output, stages.out) for output in case.outputs.values()):
                 return whole
         return None
 
