@@ -199,8 +199,10 @@ def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen],
     assert patches(tower, None) == pytest.approx(tower.map.mean(0)[1:].reshape(4, 4))
     assert np.array_equal(patches(words, (2, 8)), weights.reshape(2, 8))
     imsave(tmp_path / "in.png", np.random.default_rng(0).random((36, 48, 3)))
-    for image in (pixels[1], np.zeros((7, 5)), tmp_path / "in.png"):
+    flat = np.arange(35.0).reshape(7, 5) + 1
+    for image in (pixels[1], flat, tmp_path / "in.png"):
         hw.overlay(tmp_path / "out.png", image, words)
+    assert flat.min() == 1  # the caller's image is left alone
     drawn = imread(tmp_path / "out.png")[30:, :, :3]  # below the line of text, 12.5 times as large
     assert drawn.shape == (450, 600, 3)
     light = drawn[1:-1, 1:-1].mean(-1)[:448, :596].reshape(4, 112, 4, 149).mean((1, 3))

@@ -81,5 +81,5 @@ def _pixels(image: Any) -> Any:
     if pixels.ndim not in (2, 3) or not pixels.size or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
         raise HeadwiseError(f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}")
     pixels = pixels[..., :3] if pixels.ndim == 3 else pixels
-    pixels -= pixels.min()
+    pixels = pixels - pixels.min()  # a copy: the image is the caller's
     return pixels / (pixels.max() or 1)
