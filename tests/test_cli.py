@@ -149,6 +149,19 @@ def test_a_missing_library_is_named_with_its_remedy(name: str, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_of_ours_needs_no_transformers(run: Path) -> None:
+    code = """if True:
+        import sys
+        sys.modules["transformers"] = None
+        import headwise as hw
+        from headwise.cli import main
+        hw.circuits(hw.open(sys.argv[2]))
+        main()"""
+    given = [sys.executable, "-c", code, "why", str(run), "--prompt", "the", "--json"]
+    child = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "") and json.loads(child.stdout)["heads"]
+
+
 def test_the_presets_are_listed(invoke: Invoke) -> None:
     code, out, err = invoke("train", "--list")
     lines = [line for line in out.splitlines() if not line.startswith(" ")]

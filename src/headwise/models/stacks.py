@@ -23,7 +23,6 @@ from headwise.errors import HeadwiseError
 from headwise.layer.importing.family import Family, families
 from headwise.layer.importing.parts import as_rows
 from headwise.layer.latent import through
-from headwise.models.hf import is_hf, uses_interface
 from headwise.models.sites import Site, held_here, sites_of
 
 # Names by which modules and configs call the same thing, tried in this order.
@@ -34,6 +33,8 @@ PROJECTIONS, PACKED, COUNTS, CROSS = (_NAMES[key] for key in ("projections", "pa
 
 def foreign_sites(model: nn.Module) -> list[Site]:
     """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
+    from headwise.models.hf import is_hf  # here: models of ours come to this module, too, and need no transformers
+
     modules = dict(model.named_modules())
     through = _through(modules)
     if not through:
@@ -89,6 +90,8 @@ def _holds(module: nn.Module, weights: Tensor | None) -> bool:
 
 
 def _through(modules: Mapping[str, nn.Module]) -> list[str]:
+    from headwise.models.hf import uses_interface
+
     return [path for path, module in modules.items() if uses_interface(module)]
 
 
