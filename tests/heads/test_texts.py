@@ -70,6 +70,12 @@ def test_texts_that_do_not_fit(folder: Folder, sources: list[str], tokens: int |
         read_documents(folder, sources, tokens, None)
 
 
+def test_a_tokenizer_of_another_model_is_said(folder: Folder) -> None:
+    smaller = Folder(folder.path, folder.model, folder.tokens, CONTEXT, "headwise", 5)
+    with pytest.raises(hw.HeadwiseError, match="the token id 7 and the model knows 5 tokens: they do not belong"):
+        read_documents(smaller, ["abcdefg"], None, None)
+
+
 def test_a_folder_without_texts(folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(hw.HeadwiseError, match="holds no text files"):
         read_documents(folder, [str(tmp_path)], None, None)

@@ -156,7 +156,14 @@ def read_documents(
     files = Sources(paths, field, progress)
 
     def encoded(text: str) -> list[int]:
-        return tokenizer.encode(tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text)
+        known = tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text
+        ids = tokenizer.encode(known)
+        if folder.vocab_size is not None and max(ids, default=0) >= folder.vocab_size:
+            raise HeadwiseError(
+                f"the tokenizer of {folder.name} has the token id {max(ids)} and the model knows {folder.vocab_size} "
+                f"tokens: they do not belong together"
+            )
+        return ids
 
     def documents() -> Iterator[list[int]]:
         for name, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
