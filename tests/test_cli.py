@@ -31,9 +31,10 @@ from safetensors.torch import load_file, save_file
 
 import headwise as hw
 from headwise import HeadwiseError, cli
+from headwise.cli.train import run_settings
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import load_run
+from headwise.gpt.run import Settings, load_run, write_run
 from headwise.models.generate import generate
 
 COMMANDS = ("train", "generate", "heads")
@@ -623,6 +624,21 @@ def test_resume_says_when_there_is_nothing_to_resume(text: Path, invoke: Invoke,
 def test_debug_lets_the_error_through(text: Path, invoke: Invoke) -> None:
     with pytest.raises(HeadwiseError, match="steps=0 must be at least 1"):
         invoke("train", text, "--steps", 0, "--debug")
+
+
+def test_a_run_that_was_stopped_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HeadwiseError, match="--resume: no run in runs/verbs was stopped; pass --out"):
+        run_settings({}, None, True)
+    for name, steps, status in (("verbs", None, "finished"), ("verbs-2", None, "training"), ("verbs-3", 7, "training")):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        write_run(tmp_path / "runs" / name, Settings(steps=steps), "digest", status, None)
+    assert run_settings({"steps": None}, None, True) == (Path("runs/verbs-2"), Settings())
+    assert capsys.readouterr().err == ""
+    assert run_settings({"steps": None}, None, False) == (Path("runs/verbs-4"), Settings())
+    assert capsys.readouterr().err == "runs/verbs-2 was stopped: --resume goes on there; this is a new run\n"
 
 
 def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_control_c_saves_and_is_told_once(book: Path, tmp_path: Path) -> None:
     assert [each.code for each in ended] == [130, 130], ended[0].err
     (line,) = lines(ended)
     step = read_metadata(tmp_path / "run" / STATE)["step"]
-    assert line == f"headwise: stopped after step {step}, and saved; go on with --resume and the same --out"
+    assert line == f"headwise: stopped after step {step}, and saved; go on with --resume --out {tmp_path / 'run'}"
 
 
 @pytest.mark.gpu

@@ -326,4 +326,5 @@ def _interrupt_message(error: BaseException) -> str:
     step = getattr(error, "step", None)
     if step is None:
         return "interrupted"
-    return f"stopped after step {step}, and saved; go on with --resume and the same --out"
+    folder = getattr(error, "folder", None) or "the same folder"
+    return f"stopped after step {step}, and saved; go on with --resume --out {folder}"

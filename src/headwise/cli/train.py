@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +95,7 @@ def train(
             from headwise.gpt.ranks import current
             from headwise.gpt.run import follow_training
             from headwise.gpt.train import Sharing
-        folder, settings = current().agree(lambda: _run_settings(options, out_folder, resume))
+        folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
         sharing = Sharing(accumulate, shard)
         if current().rank:
             follow_training(folder, settings, sharing)
@@ -170,17 +171,23 @@ def _list_presets(as_json: bool) -> None:
         )
 
 
-def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
+def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> tuple[Path, Settings]:
     """The settings of a new run, or those of the run that is resumed, with which these options must agree."""
     with needs_torch():
         from headwise.gpt.run import Settings, read_run
     wanted = {name: value for name, value in options.items() if value is not None}
     if folder is None:
-        if resume:
-            raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
         settings = Settings(**wanted)
         name = settings.paths[0] if settings.paths else Path(settings.preset)
-        return free_folder(Path("runs") / name.stem), settings
+        usual = Path("runs") / name.stem
+        stopped, free = _stopped(usual, settings), free_folder(usual)
+        if resume and stopped is None:
+            raise HeadwiseError(
+                f"--resume: no run in {usual} was stopped; pass --out, the folder of the run to go on with"
+            )
+        if stopped is not None and not resume:
+            err.print(f"{stopped} was stopped: --resume goes on there; this is a new run", soft_wrap=True)
+        return stopped if resume and stopped else free, settings
     run = read_run(folder) if resume and folder.is_dir() else None
     if run is None:
         if resume:
@@ -197,13 +204,27 @@ def _run_settings(options: dict[str, Any], folder: Path | None, resume: bool) ->
     return folder, Settings(**run["settings"])
 
 
+def _stopped(folder: Path, settings: Settings) -> Path | None:
+    """The latest run of these settings that has not finished, in the folder or one of those beside it."""
+    from headwise.gpt.run import Settings, read_run
+
+    stopped = None
+    for each in itertools.takewhile(Path.exists, _beside(folder)):
+        with suppress(HeadwiseError):  # what cannot be read is nobody's to go on with
+            run = read_run(each)
+            if run is not None and run["status"] != "finished" and Settings(**run["settings"]) == settings:
+                stopped = each
+    return stopped
+
+
 def free_folder(folder: Path) -> Path:
     """The folder, or `NAME-2` beside it and so on: an earlier run is never written over."""
-    number, free = 1, folder
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}-{number}")
-    return free
+    return next(each for each in _beside(folder) if not each.exists())
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
 def result_json(result: Result, report: Path) -> dict[str, Any]:
@@ -225,8 +246,11 @@ def _print_result(result: Result) -> None:
     summary = result.summary
     out.print(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
-        gain = summary.baseline_loss - summary.held_out_loss
-        verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else "worse; more --steps may help")
+        gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
+        remedy = "more --steps may help"
+        if best.held_out_loss < summary.held_out_loss - 0.02:  # it learns the text by heart
+            remedy = f"its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
+        verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else f"worse; {remedy}")
         out.print(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
     if result.cells is not None:
         model, ngram, count = result.cells

@@ -92,9 +92,9 @@ class DivergedError(HeadwiseError):
 class Stopped(KeyboardInterrupt):
     """Training was interrupted and has saved its state."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, folder: Path | None = None) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step = step
+        self.step, self.folder = step, folder
 
 
 def train(
@@ -142,7 +142,7 @@ def train(
                 save_state(folder / STATE, weights, optimizers, done)
                 saved = time.monotonic()
             if stopping:
-                raise Stopped(done)
+                raise Stopped(done, folder)
     save_state(folder / STATE, weights, optimizers, recipe.steps)
     trained = _gathered(model, build(config)) if sharing.shard else model
     return trained.cpu().eval(), [] if log is None else _curve(log)
