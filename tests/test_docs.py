@@ -31,6 +31,7 @@ SHORT = {
     "train": "--steps 2 --layers 1 --width 32 --context 64 --samples 1",
     "share": "--heal 2",
     "prune": "--heal 2",
+    "narrow": "--heal 2",
     "bugs": "--steps 2 --workers 1",
     "compare": "--steps 2 --seeds 2 --workers 1",
     "ladder": "--width 24 --tokens 5 --repeats 1",
@@ -125,7 +126,7 @@ class Shell:
 
 def shorter(words: list[str]) -> list[str]:
     """The options of SHORT, where this command takes them: a replay has a size of its own, and not all is healed."""
-    if "--rung" in words or words == ["bugs"] or (words[0] in ("share", "prune") and "--heal" not in words):
+    if "--rung" in words or words == ["bugs"] or (words[0] in ("share", "prune", "narrow") and "--heal" not in words):
         return []
     return SHORT.get(words[0], "").split()
 

@@ -98,7 +98,7 @@ def test_layers_that_look_things_up_keep_all(model: hw.GPT, ids: torch.Tensor) -
     rows = (16 + 131 + 16) / (3 * 131)
     assert child.damage.cache_bytes.after == pytest.approx(child.damage.cache_bytes.before * rows)
     assert child.details["share"] == pytest.approx(rows)
-    assert "at 131 tokens, x 2.4 texts in 24 GiB, loss +0.000 nats, decode x" in child.won
+    assert "at 131 tokens, 2.4 x as many texts in 24 GiB, loss +0.000 nats, decode x" in child.won
     assert child.won.startswith("cache 9.211 -> 3.82 KiB a token")
     loss = child.damage.loss
     assert loss is not None

@@ -14,6 +14,7 @@ from surveys import broken_survey, survey_of
 import headwise as hw
 from headwise.heads.profiles import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
+from headwise.view.page.words import say
 from headwise.view.relation_table import best_heads, print_relations, print_sentences
 from headwise.view.report import report_html
 from headwise.view.sentences import TELLING, head_sentence
@@ -56,7 +57,7 @@ def test_a_labelled_role_and_what_is_lost(ablation: Interval | None, english: st
         english
     )
     said = head_sentence(survey, head, "es")
-    assert said.startswith("En *él* mira *write* (0.97; traducción, 0.76 en promedio).") and said.endswith(spanish)
+    assert said.startswith("En *él* mira a *write* (0.97; traducción, 0.76 en promedio).") and said.endswith(spanish)
 
 
 def test_a_relation_of_the_reader_keeps_its_name() -> None:
@@ -104,6 +105,11 @@ def test_every_head_of_any_survey_has_a_sentence() -> None:
                 assert sentence.endswith(".") and "{" not in sentence.replace("${data}", "") and "nan" not in sentence
 
 
+def test_a_token_is_no_mark() -> None:
+    said = say("en", "sentence.strongest", ("“", "”"), looks="*", at="a*", weight="0.3")
+    assert "from “*” at “a*” (0.3)" in said
+
+
 def labelled() -> Survey:
     """Three heads of six follow the pronoun, the last of them best."""
     survey = survey_of(statistics={**survey_of().statistics, "person": "mass"}, relations=(PERSON,))
@@ -128,7 +134,7 @@ def test_the_best_heads_of_a_relation() -> None:
     print_sentences(Console(file=file, width=200), survey)
     assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in file.getvalue()
     print_sentences(Console(file=file, width=200), survey, "es")
-    assert "En “él” mira “write” (0.97; persona, 0.90 en promedio)." in file.getvalue()
+    assert "En “él” mira a “write” (0.97; persona, 0.90 en promedio)." in file.getvalue()
 
 
 def test_a_relation_stands_in_the_report_as_a_role_does() -> None:

@@ -199,6 +199,10 @@ class _Search:
         return total / sum(len(ids) * (ids.shape[1] - 1) for ids in self.batches)
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+        if type(child) is not type(self.model):
+            more = sum(p.numel() for p in child.parameters()) - sum(p.numel() for p in self.model.parameters())
+            name = type(child).__name__.partition("For")[0]
+            yield f"written as the {name} of the same function, whose config has windows: {more} biases of 0 are new"
         yield f"windows in place: {best.cost:+.4f} nats on the text to calibrate; {best.share:.2f} of the cache is left"
         for head in self.reach.heads:
             if head.retrieves and self.now[head.layer] is None:

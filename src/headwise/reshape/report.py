@@ -176,10 +176,12 @@ class Reshaped:
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
         parts = []
         if cache.before:
-            before, after = (f"{n / 1024:,.4g}" for n in vars(cache).values())
-            parts.append(f"cache {before} -> {after} KiB a token at {last.context:,} tokens")
-        if texts is not None and texts.before:
-            parts.append(f"x {texts.after / texts.before:.2g} texts in 24 GiB")
+            unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
+            before, after = (f"{n / size:,.4g}" for n in vars(cache).values())
+            change = f"{before} -> {after} {unit}" if after != before else f"as before, {after} {unit},"
+            parts.append(f"cache {change} a token at {last.context:,} tokens")
+        if texts is not None and texts.before and texts.after != texts.before:
+            parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
         if last.loss is not None:
             parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
         if speed is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from rich.console import Console
 
 from headwise.heads.profiles import Followed, HeadProfile, Relation, Survey
@@ -59,5 +57,5 @@ def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
     """A line for each head, its tokens in quotation marks."""
     say(console, "")
     for profile in survey.profiles:
-        sentence = re.sub(r"[*](.+?)[*]", r"“\1”", head_sentence(survey, profile, lang))
+        sentence = head_sentence(survey, profile, lang, ("“", "”"))
         say(console, f"{profile.name}: {sentence}")
