@@ -14,7 +14,7 @@ from surveys import broken_survey, survey_of
 import headwise as hw
 from headwise.heads.profiles import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
-from headwise.view.page.words import say
+from headwise.view.page.words import marked
 from headwise.view.relation_table import best_heads, print_relations, print_sentences
 from headwise.view.report import report_html
 from headwise.view.sentences import TELLING, head_sentence
@@ -106,7 +106,7 @@ def test_every_head_of_any_survey_has_a_sentence() -> None:
 
 
 def test_a_token_is_no_mark() -> None:
-    said = say("en", "sentence.strongest", ("“", "”"), looks="*", at="a*", weight="0.3")
+    said = marked("en", "sentence.strongest", {"looks": "*", "at": "a*", "weight": "0.3"}, ("“", "”"))
     assert "from “*” at “a*” (0.3)" in said
 
 

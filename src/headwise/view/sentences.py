@@ -7,7 +7,7 @@ import math
 from headwise.heads.profiles import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.markup import number
-from headwise.view.page.words import check_lang, say, table
+from headwise.view.page.words import check_lang, marked, say, table
 
 # The roles from the most telling to the least; where a head has several, the first one makes the sentence.
 TELLING = (
@@ -35,7 +35,7 @@ def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks:
     Tokens stand between `*`. `head_parts` has the same as keys of phrases with their values.
     """
     check_lang(lang)
-    return " ".join(say(lang, key, marks, **_said(values, lang)) for key, values in head_parts(survey, profile))
+    return " ".join(marked(lang, key, _said(values, lang), marks) for key, values in head_parts(survey, profile))
 
 
 def head_parts(survey: Survey, profile: HeadProfile) -> list[Part]:

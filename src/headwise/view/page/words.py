@@ -42,8 +42,13 @@ def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
     return {lang: {key: table()[key][lang] for key in keys} for lang in LANGUAGES}
 
 
-def say(lang: str, key: str, marks: tuple[str, str] = ("*", "*"), **values: Any) -> str:
-    """A phrase with its values, as plain text; what it emphasises stands between `marks`."""
+def say(lang: str, key: str, **values: Any) -> str:
+    """A phrase with its values, as plain text with its marks of emphasis."""
+    return marked(lang, key, values, ("*", "*"))
+
+
+def marked(lang: str, key: str, values: Mapping[str, Any], marks: tuple[str, str]) -> str:
+    """A phrase with its values; what it emphasises stands between the marks."""
     phrase = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
     return re.sub(_PLACE, lambda place: _value(place, values), phrase)
 
