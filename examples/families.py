@@ -264,7 +264,7 @@ def try_padding(model: nn.Module, padding: str) -> dict[str, Any]:
     inputs, sites = inputs_of(model, padding), sites_of(model)
     try:
         run(model, inputs)
-    except Exception:
+    except Exception:  # other people's code, which may raise anything; what the next line's run raises is told
         inputs = inputs_of(model, padding, turned=True)
     plain = run(model, inputs)
     seen = Comparison(model, inputs)

@@ -341,7 +341,7 @@ def test_ctrl_c_after_healing_keeps_the_healing_alone(
     stopped = invoke(*given)
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1] == (
-        "headwise: stopped after step 2, and saved; go on with --resume --out the same folder"
+        "headwise: stopped after step 2, and saved; go on with --resume and the same --out"
     )
     assert sorted(path.name for path in (tmp_path / "out.partial").iterdir()) == ["heal.json", "heal.safetensors"]
     monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
@@ -377,7 +377,7 @@ def test_a_healing_that_is_interrupted_goes_on_to_the_same_bytes(
         child.send_signal(signal.SIGINT)
         said = child.stderr.read().splitlines()[-1]
     assert child.returncode == 130
-    assert re.fullmatch(r"headwise: stopped after step \d+, and saved; go on with --resume --out the same folder", said)
+    assert re.fullmatch(r"headwise: stopped after step \d+, and saved; go on with --resume and the same --out", said)
     state = tmp_path / "stopped.partial" / "heal.safetensors"
     assert 6 <= int(read_metadata(state)["step"]) < 60
     assert list(tmp_path.iterdir()) == [tmp_path / "stopped.partial"]

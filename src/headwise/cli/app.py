@@ -326,5 +326,6 @@ def _interrupt_message(error: BaseException) -> str:
     step = getattr(error, "step", None)
     if step is None:
         return "interrupted"
-    folder = getattr(error, "folder", None) or "the same folder"
-    return f"stopped after step {step}, and saved; go on with --resume --out {folder}"
+    folder = getattr(error, "folder", None)
+    again = "--resume and the same --out" if folder is None else f"--resume --out {folder}"
+    return f"stopped after step {step}, and saved; go on with {again}"
