@@ -52,7 +52,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for constant, value in zip(("BLOCK", "ROWS"), BLOCKS[name], strict=True):
+    for constant, value in zip(("BLOCK", "ROWS", "THREADED"), (*BLOCKS[name], 1), strict=True):
         monkeypatch.setattr(block_pass, constant, value)
 
 
@@ -318,6 +318,7 @@ def test_any_call(drawn: tuple[Problem, dict[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_pass, "BLOCK", how["block"])
         patch.setattr(block_pass, "ROWS", how["rows"])
+        patch.setattr(block_pass, "THREADED", 1)
         torch.set_num_threads(how["threads"])
         for b in range(n.B):
             document = document_of(n, b, how["seed"], padding=how["padding"])
@@ -345,6 +346,7 @@ def test_float32(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 1e-5 of the definition, the entropy within 1e-4 nats; q and k are the same numbers on both sides."""
     n = Sizes(B=1, H=3, G=3, T=37, S=61, D=17, E=5)
     monkeypatch.setattr(block_pass, "BLOCK", 800)
+    monkeypatch.setattr(block_pass, "THREADED", 1)
     torch.set_num_threads(2)
     problem = rounded(draw(n, 9, mask, sink=True, softcap=3.0), torch.float32)
     call, document = call_of(problem, torch.float32), document_of(n, 0)

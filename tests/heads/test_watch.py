@@ -446,6 +446,7 @@ def test_a_projection_that_somebody_replaced() -> None:
 def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """inference_mode, and autocast: the statistics are of the q and k that the layer used."""
     monkeypatch.setattr("headwise.heads.blocks.BLOCK", 300)
+    monkeypatch.setattr("headwise.heads.blocks.THREADED", 1)
     torch.set_num_threads(threads)
     layer, x = layer_of("gqa"), noise(B, T, 29)
     calls, _ = observed(layer)

@@ -44,6 +44,7 @@ def test_masses_and_distances_are_those_of_the_whole_map(
     monkeypatch: pytest.MonkeyPatch, name: str, block: int
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK", block)  # the map whole, or in parts of some queries and heads
+    monkeypatch.setattr(blocks, "THREADED", 1)
     monkeypatch.setattr(blocks, "ROWS", 32 if block > T * T else 5)
     generator = torch.Generator().manual_seed(3)
     q, k = (torch.randn(1, n, T, 7, generator=generator) * 2 for n in (6, 2))

@@ -22,11 +22,10 @@ from headwise.records import Call
 from headwise.rungs.tensor import as_tensor
 from headwise.spec import Options, resolve_kv_index
 
-# Weights of a block. A quarter of them fills the cache of a core and is 8 % faster there; but threads of Python, which
-# wait for each other's lock between two operations, then take a third longer.
-BLOCK = 2**20
+BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
+THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `headwise.heads.measure.run`
 ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
-RUN = 64  # keys
+RUN = 64  # neighbouring keys, which are summed up together
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
 FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
@@ -68,24 +67,24 @@ class Strip(NamedTuple):
     rows: slice  # which of the rows that are measured
     queries: slice | Tensor  # their numbers among the T queries
     keys: slice  # those that they may see, among S
+    width: int  # of the block: as many keys in whole runs; the last ones may be none, and have no weight
     open: int  # so many keys every one of them may see; masks begin there
     forbidden: Tensor | None  # (H|1,t,s - open) bool
     bias: Tensor | None  # (H|1,t,s)
-    j: Tensor  # (s,) keys as numbers; small ones keep their digits
     at: Tensor  # (t,) the keys at which the queries stand
     near: Tensor  # (t,k) the first key and those before the query that are asked for, any where there is none ...
     there: Tensor  # (t,k) ... and 1 where there is one
-    pairs: Tensor  # (n,) query * s + key of earlier keys with the query's token, and of those right after them
+    pairs: Tensor  # (n,) query * width + key of earlier keys with the query's token, and of those right after them
     pair_rows: Tensor  # (n,) the query, plus t for those right after; in the order of the queries
-    dense: tuple[Tensor, ...]  # (t,s) each: the same as 1 and 0, where the pairs are many
-    marks: dict[str, Tensor]  # (s,)
+    dense: tuple[Tensor, ...]  # (t,width) each: the same as 1 and 0, where the pairs are many
+    marks: dict[str, Tensor]  # (width,)
     q: Tensor  # (H,t,D) scaled, so that scores are in bits
     blocks: slice  # of the thumbnail
     member: Tensor  # (b,t) 1 where a query is in such a block
 
     def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
         """The block as blocks of n queries: which of its queries, which of its pairs, and what they share."""
-        t, s = len(self.at), len(self.j)
+        t = len(self.at)
         parts = []
         for start in range(0, t, n):
             rows = slice(start, min(start + n, t))
@@ -99,7 +98,7 @@ class Strip(NamedTuple):
                 queries=queries,
                 rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
                 near=self.near[rows],
-                pairs=self.pairs[first:last] - start * s,
+                pairs=self.pairs[first:last] - start * self.width,
                 dense=tuple(places[rows] for places in self.dense),
                 member=self.member[:, rows],
                 at=self.at[rows],
@@ -152,6 +151,9 @@ class Pass:
             # The tokens before and at the keys, as numbers that grow with token, then place.
             ids = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 2)
             self.sorted = (ids + torch.arange(self.S + 1, device=self.device)).sort()
+        # Of each run the weights, and these times the distance from its centre, once and squared.
+        around = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
+        self.powers = torch.stack([around**k for k in range(3 if document.start is not None else 1)], 1)
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
@@ -167,8 +169,8 @@ class Pass:
         norms: Tensor = torch.linalg.vector_norm(out @ self.w_o.mT, dim=-1)
         return norms
 
-    def run(self, first: int, step: int, inference: bool) -> Tensor:
-        """Every `step`-th block from `first` on, in a thread; its `totals`.
+    def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
+        """The blocks of one of n threads; its `totals`.
 
         A thread begins with torch's default modes, so those that matter are set here.
         """
@@ -176,10 +178,13 @@ class Pass:
         with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             # What lies in the cache stays there, and no page is asked for anew: the same room for every block.
-            rooms = empty(max(BLOCK, min(n, ROWS) * self.S)), empty(max(BLOCK, self.S))
+            width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)
+            rooms = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
-            for start in range(first * ROWS, n, step * ROWS):
-                self._block(self._strip(slice(start, min(start + ROWS, n))), rooms, totals)
+            for i, start in enumerate(range(0, n, ROWS)):
+                # There and back again: a causal block is longer than the one before it, and each thread has its share.
+                if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
+                    self._block(self._strip(slice(start, min(start + ROWS, n))), rooms, totals)
         return totals
 
     def totals(self) -> Tensor:
@@ -193,11 +198,11 @@ class Pass:
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
         strip = self._strip(rows)
-        shape = self.H, rows.stop - rows.start, strip.keys.stop - strip.keys.start
+        n_keys, shape = strip.keys.stop - strip.keys.start, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        return strip.keys, (logits / LOG2E).softmax(-1)[..., : shape[2]].masked_fill(scores <= FORBIDDEN / 2, 0)
+        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(scores[..., :n_keys] <= FORBIDDEN / 2, 0)
 
     def _queries(self, rows: slice) -> slice | Tensor:
         """The numbers of some measured rows among the T queries."""
@@ -209,9 +214,9 @@ class Pass:
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
         waits for all blocks: see `Sums`.
         """
-        t, s = len(strip.at), len(strip.j)
-        n_heads = _whole_groups(max(1, min(self.H, BLOCK // (t * s))), self.index)
-        parts = strip.parts(max(1, BLOCK // s)) if n_heads == 1 else [(slice(0, t), slice(None), strip)]
+        t, s, block = len(strip.at), strip.width, len(rooms[1])
+        n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
+        parts = strip.parts(max(1, block // s)) if n_heads == 1 else [(slice(0, t), slice(None), strip)]
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
         sums, near = empty(len(self.names), self.H * t), empty(self.H, *strip.near.shape)
         copied = empty(self.H, len(strip.pairs))
@@ -224,14 +229,17 @@ class Pass:
                 e = rooms[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
                 first += n
-                self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
+                run = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
                 for i, places in enumerate(part.dense):
                     self.copies[i, heads, part.rows] = torch.mul(e, places, out=scores).sum(-1)
                 if self.top:
-                    self.argmax[heads, part.rows] = _argmax(e) + strip.keys.start
-                self._add(totals, e, into["share"].view(h, -1), heads, part)
+                    chosen = torch.arange(n, device=self.device) * (s // RUN) + run
+                    place = e.view(-1, RUN).index_select(0, chosen).max(-1).indices  # an argmax takes twice as long
+                    self.argmax[heads, part.rows] = (place + run * RUN + strip.keys.start).view(h, -1)
+                n_keys = strip.keys.stop - strip.keys.start
+                self._add(totals, e[..., :n_keys], into["share"].view(h, -1), heads, part)
         self.at[strip.rows] = strip.at
         self.sums[..., strip.rows] = sums.view(-1, self.H, t)
         self.near[:, strip.rows] = near.mul_(strip.there)
@@ -240,11 +248,16 @@ class Pass:
             both.index_add_(1, strip.pair_rows, copied)
             self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
 
-    def _sum(self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]) -> None:
-        """Make e = 2^(score - the largest), (n,s), of the scores in `room`, and sum it up, (n,) each."""
-        top = room.amax(-1)
+    def _sum(self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]) -> Tensor:
+        """Make e = 2^(score - the largest), (n,width), of the scores in `room`, and sum it up, (n,) each.
+
+        Gives the run in which the largest score of each row stands.
+        """
+        runs = room.view(len(room), -1, RUN)
+        top, run = runs.amax(-1).max(-1)  # the largest of all and its place at once would take as long as two products
         torch.exp2(room.sub_(top[:, None]), out=e)
-        total = torch.sum(e, -1, out=into["total"])
+        powers = torch.mm(e.view(-1, RUN), self.powers).view(*runs.shape[:2], -1)
+        total = torch.sum(powers[..., 0], -1, out=into["total"])
         if self.sink is None:
             torch.reciprocal(total, out=into["share"])
         else:  # one more term of the denominator, which may tower over all keys
@@ -257,12 +270,16 @@ class Pass:
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
         torch.sum(room.mul_(e), -1, out=into["shifted"])
-        if "j" in into:  # around the mean, not as a difference of squares: a narrow head far away would lose digits
-            centre = torch.mv(e, strip.j, out=into["j"]) / total
-            torch.sub(strip.j, centre[:, None], out=room).square_()
-            torch.sum(room.mul_(e), -1, out=into["squares"])
+        if "j" in into:
+            weight, first, second = powers.unbind(-1)
+            middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
+            centre = torch.sum(first + middle * weight, -1, out=into["j"]) / total
+            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits.
+            off = middle - centre[:, None]
+            torch.sum((off * weight).add_(first, alpha=2).mul_(off).add_(second), -1, out=into["squares"])
         for name, mark in strip.marks.items():
             torch.mv(e, mark, out=into[f"on {name}"])
+        return run
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
@@ -283,6 +300,7 @@ class Pass:
         )
         at = numbers + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
+        width = _whole_runs(n_keys)
         first_key = at.new_full((len(at), 1), -1 if self.layout.first is None else self.layout.first - keys.start)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         blocks = self.layout.row_block[queries]
@@ -291,15 +309,15 @@ class Pass:
             rows,
             queries,
             keys,
+            width,
             sure - keys.start,
             None if allowed is None else ~allowed,
             None if bias is None else bias.to(self.dtype) * LOG2E,
-            torch.arange(n_keys, device=self.device, dtype=self.dtype),
             at.to(self.dtype),
             near.clamp(0, n_keys - 1),
             ((near >= 0) & (near < n_keys)).to(self.dtype),
-            *self._copies(queries, at, keys),
-            {name: mark[keys] for name, mark in self.marks.items()},
+            *self._copies(queries, at, keys, width),
+            {name: F.pad(mark[keys], (0, width - n_keys)) for name, mark in self.marks.items()},
             (self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
             slice(first, last),
             (blocks == torch.arange(first, last, device=self.device)[:, None]).to(self.dtype),
@@ -319,7 +337,7 @@ class Pass:
         return keys, min(max(keys.start, sure), keys.stop)
 
     def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
-        """What the softmax reads, in bits, (h,t,s) for a block; FORBIDDEN where a query may not look."""
+        """What the softmax reads, in bits, (h,t,width) for a block; FORBIDDEN where a query may not look."""
         q = strip.q[heads]
         h, _, D = q.shape
         read = self.index[heads]
@@ -329,8 +347,10 @@ class Pass:
         whole = slice(groups[0], groups[-1] + 1)
         picked: slice | list[int] = whole if groups == list(range(whole.start, whole.stop)) else groups
         k = self.keys[picked, strip.keys]
-        scores = room  # a group reads its keys once
-        torch.bmm(q.view(len(groups), -1, D), k.mT, out=room.view(len(groups), -1, k.shape[1]))
+        scores = room[..., : k.shape[1]]
+        room[..., k.shape[1] :] = FORBIDDEN
+        # A group reads its keys once.
+        torch.bmm(q.view(len(groups), -1, D), k.mT, out=room.view(len(groups), -1, strip.width)[..., : k.shape[1]])
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
@@ -338,9 +358,11 @@ class Pass:
             scores = scores.add_(_of(strip.bias, heads))
         if strip.forbidden is not None:
             scores[..., strip.open :].masked_fill_(_of(strip.forbidden, heads), FORBIDDEN)
-        return scores
+        return room
 
-    def _copies(self, queries: slice | Tensor, at: Tensor, keys: slice) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _copies(
+        self, queries: slice | Tensor, at: Tensor, keys: slice, width: int
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """`Strip.pairs`, `pair_rows` and `dense`: where there are copies of the queries' tokens."""
         nothing = at.new_empty(0)
         if "same_token" not in self.formulas or self.document.q_ids is None:
@@ -354,11 +376,11 @@ class Pass:
         t, s = len(tokens), keys.stop - keys.start
         row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
         inside = (key >= 0) & (key < s)
-        places = row * s + key
-        if len(row) * FEW < t * s:
+        places = row * width + key
+        if len(row) * FEW < t * width:
             return places[inside], (row + t * torch.arange(2, device=self.device))[inside], ()
-        zeros = torch.zeros(t * s, dtype=self.dtype, device=self.device)
-        dense = (zeros.index_fill(0, places[:, i][inside[:, i]], 1).view(t, s) for i in range(2))
+        zeros = torch.zeros(t * width, dtype=self.dtype, device=self.device)
+        dense = (zeros.index_fill(0, places[:, i][inside[:, i]], 1).view(t, width) for i in range(2))
         return nothing, nothing, tuple(dense)
 
 
@@ -393,7 +415,7 @@ class Sums:
     @property
     def spread(self) -> Tensor:
         """The standard deviation around the mean key."""
-        return torch.where(self.mass > 0, self._sums["squares"] / self._sums["total"], 0).sqrt()
+        return torch.where(self.mass > 0, self._sums["squares"].clamp(min=0) / self._sums["total"], 0).sqrt()
 
     def back(self, k: int) -> Tensor:
         """The weight of the key k before the query."""
@@ -421,18 +443,9 @@ def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Ten
     return result, count
 
 
-def _argmax(e: Tensor) -> Tensor:
-    """The place of the largest number of each row, by way of runs: an argmax takes as long as two products."""
-    runs = e.shape[-1] // RUN
-    if runs < 4:
-        return e.argmax(-1)
-    top, run = e[..., : runs * RUN].view(*e.shape[:-1], runs, RUN).amax(-1).max(-1)
-    inside = e.gather(-1, run[..., None] * RUN + torch.arange(RUN, device=e.device)).argmax(-1)
-    place: Tensor = run * RUN + inside
-    if runs * RUN < e.shape[-1]:
-        last, at = e[..., runs * RUN :].max(-1)
-        place = torch.where(last > top, at + runs * RUN, place)
-    return place
+def _whole_runs(keys: int) -> int:
+    """So many keys, and as many more as fill the last run."""
+    return -(-keys // RUN) * RUN
 
 
 def _whole_groups(heads: int, index: Sequence[int]) -> int:

@@ -127,14 +127,18 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
 
 
 def run(work: Pass) -> Tensor:
-    """All blocks, in threads on one core each: they meet once at the end, not after every small operation."""
-    inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= blocks.BLOCK
+    """All blocks. Of a long document each thread of Python has some, which runs on one core.
+
+    They meet once at the end: where another program takes a core, torch's own threads wait for it in every small
+    operation, and 4,096 tokens take five times as long. Short documents have too few blocks, and are torch's own.
+    """
+    inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= blocks.THREADED
     threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
     if threads == 1:
         return work.run(0, 1, inference)
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.stack(list(pool.map(lambda first: work.run(first, threads, inference), range(threads)))).sum(0)
+            return torch.stack(list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))).sum(0)
     finally:
         torch.set_num_threads(threads)
 
