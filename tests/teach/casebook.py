@@ -59,8 +59,11 @@ def _version(style: str, number: int, block: str, text: str) -> Version:
     return Version(style, number, tuple(head.split()), "\n".join(lines) + "\n")
 
 
-def judge(version: Version) -> Verdict:
-    """The verdict in this process, on what the command would choose in the file."""
+def judge(version: Version, seconds: float = 120) -> Verdict:
+    """The verdict in this process, on what the command would choose in the file.
+
+    seconds  of the clock, on a machine that others use as well
+    """
     import linecache
 
     source = Source(version.text)
@@ -72,4 +75,4 @@ def judge(version: Version) -> Verdict:
     linecache.cache[path] = (len(version.text), None, version.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     exec(compile(version.text, path, "exec"), vars(module))
-    return check(vars(module)[names[0]], seconds=120)  # of the clock, on a machine that others use as well
+    return check(vars(module)[names[0]], seconds=seconds)

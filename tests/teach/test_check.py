@@ -180,7 +180,7 @@ def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     capped = (
         (FOLDER / "nano.py").read_text().replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
     )
-    verdict = judge(Version("softcap", 0, (), capped))
+    verdict = judge(Version("softcap", 0, (), capped), seconds=5)  # the search for an explanation takes all it gets
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("no correct form" in reason for reason in verdict.not_checked)
 
