@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import cases
@@ -24,6 +25,7 @@ settings.load_profile("headwise")
 
 
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
+LONG = 1.0  # seconds of such a test, roughly
 COMMANDS = ("test_cli", "test_end_to_end", "test_half_precision")  # files that start processes, or train to the end
 
 
@@ -45,9 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--quick"):
-        # What takes long or waits comes first, by whole files, which share fixtures: so no worker idles at the end.
-        long = {item.path for item in items if is_long(item)}
-        items.sort(key=lambda item: item.path not in long)
+        # `--dist loadfile` hands files out in this order: with the short ones last no worker idles at the end.
+        seconds = Counter[Path]()
+        for item in items:
+            seconds[item.path] += LONG if is_long(item) else 0.03
+        items.sort(key=lambda item: -seconds[item.path])
         return
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
