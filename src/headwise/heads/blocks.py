@@ -202,7 +202,9 @@ class Pass:
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(scores[..., :n_keys] <= FORBIDDEN / 2, 0)
+        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(
+            scores[..., :n_keys] <= FORBIDDEN / 2, 0
+        )
 
     def _queries(self, rows: slice) -> slice | Tensor:
         """The numbers of some measured rows among the T queries."""
