@@ -69,6 +69,14 @@ def page(shared: Page) -> Page:
     return shared
 
 
+def test_on_a_phone_the_pictures_come_first(open_page: Opener, report: Path) -> None:
+    page = open_page(report, 390, 844)
+    drawn(page)
+    tops = [page.locator(place).first.bounding_box() for place in ("#sentence", ".picture", "#heads .tools", "#own", ".hint")]
+    places = [box["y"] for box in tops if box is not None]
+    assert places == sorted(places) and places[0] < 844 / 4 and places[1] < 844 / 2
+
+
 def until(page: Page, condition: str) -> None:
     """Waits; the policy of the page lets no condition be compiled in it, so it is asked again and again."""
     for _ in range(200):
@@ -209,6 +217,13 @@ def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
         page.locator("#sentence .word").nth(2).get_attribute("class") or ""
     )
     assert "does not know: 'dances'" in plain(page.inner_text("#own-trouble"))
+    page.fill("#own-text", "ella wuld dances")
+    until(page, "own.text === 'ella wuld dances'")
+    assert page.locator("#own-trouble button").all_inner_texts() == ["él", "would", "will"]
+    page.locator("#own-trouble button").nth(1).click()
+    assert words(page)[1:] == ["ella", "would", "dances"] and page.input_value("#own-text") == "ella would dances"
+    page.fill("#own-text", "he dances = él")
+    until(page, "own.text === 'he dances = él'")
     page.fill("#own-text", "he " * 40)
     until(page, "document.getElementById('own-trouble').textContent.includes('context of 17')")
     assert words(page)[2] == "dances"  # what was there stays

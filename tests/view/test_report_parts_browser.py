@@ -127,16 +127,39 @@ def test_round_steps_hold_the_range_and_are_few(page: Page) -> None:
 
 def test_the_table_says_each_number_with_interval_and_control(page: Page) -> None:
     survey, rows, names = survey_of(2, 3), cells(page), headings(page)
-    assert len(rows) == 6 and names[:5] == ["head", "roles", "looks at", "entropy", "confidence"]
-    assert "previous" in names and names[-2:] == ["importance", "ablation"]
+    assert len(rows) == 6 and names[:5] == ["head", "roles", "looks at", "ablation", "importance"]
+    assert "previous" in names and names[5:7] == ["entropy", "confidence"]
     entropy = survey.profiles[1].scores["entropy"]
     assert rows[1][0] == "L0.H1" and rows[0][1].split() == ["P", "previous", "token"]
-    assert rows[1][3] == f"{entropy.mean:.3f}"
+    assert rows[1][5] == f"{entropy.mean:.3f}"
     interval = f"95 % interval: {entropy.low:.3f} to {entropy.high:.3f} over 7 documents".replace("-", "\u2212")
-    assert tip(page, 1, 3) == ["L0.H1, entropy", interval, "even attention: 0.021"]
+    assert tip(page, 1, 5) == ["L0.H1, entropy", interval, "even attention: 0.021"]
     ablation = names.index("ablation")
     assert re.fullmatch(r"[+\u2212]0\.\d{4}", rows[1][ablation])
     assert re.search(r"[+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", tip(page, 1, ablation)[1])
+
+
+def test_a_table_wider_than_the_page_says_so_and_goes_on(page: Page) -> None:
+    button, frame = page.locator("#more-columns"), page.locator(".wide")
+    page.set_viewport_size({"width": 390, "height": 844})
+    button.wait_for()
+    assert button.inner_text() == "More columns →" and "goes-on" in str(frame.get_attribute("class"))
+    for _ in range(9):
+        if button.inner_text() == "← First columns":
+            break
+        before = frame.evaluate("e => e.scrollLeft")
+        button.click()
+        page.wait_for_function("before => document.querySelector('.wide').scrollLeft > before", arg=before)
+        page.wait_for_timeout(50)
+    assert button.inner_text() == "← First columns" and "goes-on" not in str(frame.get_attribute("class"))
+    page.set_viewport_size({"width": 2000, "height": 900})
+    button.wait_for(state="hidden")
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_letters_have_their_meaning_where_they_stand(page: Page) -> None:
+    keys = [place.inner_text().split("\n") for place in page.locator(".role-key").all()]
+    assert keys[0] == keys[1] and {"P", "previous token", "F", "first token"} <= set(keys[0])
 
 
 def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tmp_path: Path) -> None:
@@ -175,7 +198,7 @@ def test_a_comparison_shows_both_and_the_difference(open_page: Opener, tmp_path:
     rows = cells(page)
     here, there = (s.profiles[place].scores["entropy"].mean for s, place in ((survey, 1), (other, 0)))
     wanted = [f"{here:.3f}", f"{there:.3f}", f"{here - there:+.3f}".replace("-", "\u2212")]
-    assert rows[1][3:6] == wanted and rows[0][4:6] == ["\u2013"] * 2  # L0.H0 is only in the first
+    assert rows[1][9:12] == wanted and rows[0][10:12] == ["\u2013"] * 2  # L0.H0 is only in the first
     assert page.locator("#only p").all_inner_texts() == ["Only in toy: L0.H0.", "Only in <other>: L0.H3, L1.H2, L1.H3."]
     assert page.inner_text("h1").split() == ["toy", "against", "<other>"]
     assert faults(page) == []

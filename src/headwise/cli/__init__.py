@@ -1,24 +1,27 @@
 """The command line: thin. Each command reads its options, calls a room, and prints what comes back."""
 
+from headwise.cli.interrupt import loading
+
 # Each module adds its own command.
-from headwise.cli import (  # noqa: F401
-    bugs,
-    check,
-    compare,
-    cost,
-    generate,
-    heads,
-    ladder,
-    learn,
-    look,
-    narrow,
-    prune,
-    share,
-    trace,
-    train,
-    why,
-    windows,
-)
-from headwise.cli.app import main
+with loading():
+    from headwise.cli import (  # noqa: F401
+        bugs,
+        check,
+        compare,
+        cost,
+        generate,
+        heads,
+        ladder,
+        learn,
+        look,
+        narrow,
+        prune,
+        share,
+        trace,
+        train,
+        why,
+        windows,
+    )
+    from headwise.cli.app import main
 
 __all__ = ["main"]

@@ -25,6 +25,7 @@ from rich.segment import Segment
 from rich.text import Text
 from typer.exceptions import TyperException
 
+from headwise.cli.interrupt import CODE, leaving, loading
 from headwise.errors import HeadwiseError
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
@@ -192,9 +193,10 @@ def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], 
 
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Imports of rooms that need torch, with one clear line where it is missing."""
+    """Imports of rooms that need torch, and nothing else, with one clear line where it is missing."""
     try:
-        yield
+        with loading():
+            yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tokenizers"):
             raise
@@ -267,7 +269,9 @@ def _run() -> int:
         command = typer.main.get_command(app)
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
-        with command.make_context("headwise", sys.argv[1:]) as context:
+        with leaving():
+            context = command.make_context("headwise", sys.argv[1:])
+        with context:
             command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -285,7 +289,7 @@ def _run() -> int:
         _drop_output()
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:
-        code = _failed(error, _interrupt_message(error), code=130)
+        code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
         code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
     return code
@@ -325,7 +329,7 @@ def _os_message(error: OSError) -> str:
 def _interrupt_message(error: BaseException) -> str:
     step = getattr(error, "step", None)
     if step is None:
-        return "interrupted"
+        return "; ".join(["interrupted", *getattr(error, "__notes__", ())[:1]])  # the note of the innermost block
     folder = getattr(error, "folder", None)
     again = "--resume and the same --out" if folder is None else f"--resume --out {folder}"
     return f"stopped after step {step}, and saved; go on with {again}"

@@ -11,7 +11,7 @@ from typer import Exit
 
 from headwise.cli.app import Debug, Json, command, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
-from headwise.cli.train import free_folder, result_json, training_progress
+from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -171,9 +171,9 @@ def _train(course: Course, steps: int | None, as_json: bool) -> None:
     if course.mark(exercise).status != "passed":
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     folder = free_folder(course.folder / "model")
-    with needs_torch(), training_progress() as (report, _):
+    with needs_torch():
         from headwise.teach.own import load_class, train_own
-
+    with leaving_run(folder), training_progress() as (report, _):
         err.print(course.words["training"], soft_wrap=True)
         result, difference = train_own(folder, load_class(course.path(exercise)), steps, report)
         page = write_report_of(folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from headwise.cli.app import Debug, Json, Progress, err, out, print_json
+from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.reshape import report
 
@@ -47,7 +48,8 @@ def with_options(command: Callable[..., Change]) -> Callable[..., None]:
     @functools.wraps(command)
     def whole(**values: Any) -> None:
         options = Options(**{field.name: values.pop(field.name) for field in fields(Options)})
-        reshape(options, command(**values))
+        with leaving():
+            reshape(options, command(**values))
 
     whole.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     whole.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}

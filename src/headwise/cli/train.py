@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwise.cli.app import Debug, Json, Progress, command, err, needs_torch, out, print_json
 from headwise.cli.heads import write_report_of
+from headwise.cli.interrupt import leaving
 from headwise.cli.live import filmed, live_page, show_report, told
 from headwise.cli.replay import replay_microgpt
 from headwise.errors import HeadwiseError
@@ -31,6 +32,7 @@ def _presets() -> list[str]:
 
 
 @command(preset=_presets)
+@leaving()
 def train(
     text: list[Path] | None = None,
     preset: str | None = None,
@@ -130,10 +132,10 @@ def _train(
     sharing: Sharing,
 ) -> None:
     """Train, report, and print what came out."""
-    with needs_torch(), training_progress() as (report, reading):
+    with needs_torch():
         from headwise.gpt.run import SAMPLES, run_training
         from headwise.heads.film import Film
-
+    with leaving_run(folder), training_progress() as (report, reading):
         say = partial(err.print, soft_wrap=True)
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
@@ -258,6 +260,16 @@ def _print_result(result: Result) -> None:
     out.print("\nsamples")
     for sample in summary.samples:
         out.print("  " + sample.replace("\n", "\n  "))
+
+
+def leaving_run(folder: Path) -> AbstractContextManager[None]:
+    """Ctrl-C within this block, where the training itself has no step to tell of, says how its run goes on."""
+
+    def tell() -> str:
+        begun = (folder / "run.json").exists()
+        return f"the run has begun in {folder}: go on with --resume --out {folder}" if begun else "nothing was written"
+
+    return leaving(tell)
 
 
 @contextmanager

@@ -45,8 +45,6 @@ def windows(
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
     folder = open_folder(model)
-    if text and tokens is None:
-        tokens = folder.context
     with Progress("reading the text") as progress:
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)

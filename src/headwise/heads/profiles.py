@@ -69,7 +69,7 @@ class Followed:
     even: float  # control: the mass of attention that is spread evenly
     elsewhere: float  # control: the head's weight at the same distances from other tokens; nan where there are none
     untrained: float  # control: the largest mass of any head of the untrained model; nan where it was not measured
-    example: tuple[str, str, float]  # its best pair: the tokens that look, those looked at, the weight
+    example: tuple[str, str, float]  # a good pair: the tokens that look, those looked at, the weight
 
     @property
     def lead(self) -> float:

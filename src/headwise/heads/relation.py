@@ -44,7 +44,7 @@ def follow(
     weight at the same distances from other tokens of the document stands beside.
     """
     documents = sorted(relations.documents, key=lambda document: len(document.ids))
-    plans = [Plan(document) for document in documents]
+    plans, first = [Plan(document) for document in documents], documents.index(relations.documents[0])
     taken: dict[Site, list[Tensor]] = defaultdict(list)  # of each document (H+1, 3, pairs)
 
     def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
@@ -55,7 +55,7 @@ def follow(
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in taken.items():
-            by_head |= zip(site.heads, _followed(name, plans, numbers, shown), strict=True)
+            by_head |= zip(site.heads, _followed(name, plans, numbers, shown, first), strict=True)
     return scores
 
 
@@ -136,19 +136,30 @@ class _Sum:
 
 
 def _followed(
-    name: str, plans: Sequence[Plan], numbers: Sequence[Tensor], shown: Callable[[Sequence[int]], Sequence[str]]
+    name: str,
+    plans: Sequence[Plan],
+    numbers: Sequence[Tensor],
+    shown: Callable[[Sequence[int]], Sequence[str]],
+    first: int,
 ) -> list[Followed]:
-    """For each head of a site how it follows a relation, from the (H+1, 3, pairs) of each document."""
+    """For each head of a site how it follows a relation, from the (H+1, 3, pairs) of each document.
+
+    The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
+    than on average; then it is the best of all.
+    """
     chosen = [[i for i, (relation, _, _) in enumerate(plan.pairs) if relation == name] for plan in plans]
     cells = [(n, i) for n, some in enumerate(chosen) for i in some]
     masses = torch.stack([numbers[n][:, 0, i] for n, i in cells], -1)
     means = torch.stack([numbers[n][..., some].nanmean(-1) for n, some in enumerate(chosen) if some], -1)
     even, result = float(means[-1, 0].mean()), []
+    opening = [place for place, (n, _) in enumerate(cells) if n == first]
     for of_head, of_pairs in zip(means[:-1], masses, strict=False):
-        best = int(of_pairs.argmax())
+        mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
+        best = max(opening, key=lambda place: float(of_pairs[place]), default=-1)
+        if best < 0 or of_pairs[best] < mass.mean:
+            best = int(of_pairs.argmax())
         n, i = cells[best]
         looks, at = ("".join(shown([plans[n].ids[k] for k in span])).strip() for span in plans[n].pairs[i][1:])
-        mass, accuracy, elsewhere = map(interval_of, of_head.tolist())
         example = looks, at, float(of_pairs[best])
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

@@ -47,6 +47,7 @@ TOKENS = 1024  # of the first document that are kept as text
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
 WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+GUESS = 0.98  # of the loss of an even guess over the vocabulary: a model above it has learned next to nothing
 NOTES: dict[str, str] = tomllib.loads(read_text(packaged("survey_notes", "toml")))
 ABLATIONS = ("auto", "zero", "mean", "none")
 
@@ -79,7 +80,8 @@ def survey(
     controls   also measure the same model with untrained weights
     ablate     "zero" or "mean" silences one head at a time and notes the change in loss; "none" leaves that out;
                "auto" is "zero" for models of up to 10 million parameters
-    tokens     cut every text into documents of this many tokens, and stop after so many `documents`
+    tokens     cut every text into documents of this many tokens, and stop after so many `documents`; default: texts
+               that are longer than the model takes are cut into documents of so many, and a note says so
     seed       of the untrained control, the repeated tokens and the rows that are drawn
     progress   is called with what is being done, how much of it is done, and how much there is
     relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" for sentences
@@ -171,7 +173,7 @@ class _Study:
     def survey(self, controls: bool, how: str, ranks: Ranks, keep: Path | None, **more: Any) -> Survey:
         if more["by_document"] and (ranks.world > 1 or keep is not None):
             raise HeadwiseError("by_document=True keeps what one process reads in one go; leave out ranks= and keep=")
-        self.notes += filter(None, [share_note(more["rows"], self.seed)])
+        self.notes += filter(None, [*self.text.about, share_note(more["rows"], self.seed)])
         documents = self.text.documents
         first = list(documents[0])
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
@@ -294,6 +296,9 @@ class _Study:
             return
         with torch.no_grad(), ask.evaluating(self.model):
             self.loss = float(torch.cat([ask.next_token_losses(self.model, ids, after) for ids in groups]).mean())
+        size = self.folder.vocab_size
+        if size is not None and self.loss > GUESS * math.log(size):
+            self._note("guess", loss=self.loss, size=size, guess=math.log(size))
         self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"), after=after)
 
     def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:

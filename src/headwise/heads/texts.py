@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from headwise.gpt.token_file import TokenFile, token_file
 from headwise.gpt.tokens import LARGEST_ID, Tokens
 from headwise.gpt.verbs import HALF_LINES
 from headwise.heads.labels import Relations, verb_relations
+from headwise.markup import plural
 from headwise.models.lineage import run_of
-from headwise.models.open import COPIED, Folder
+from headwise.models.open import COPIED, Folder, unknown_characters, unknown_note
 from headwise.sources import PLAIN, Progress, Sources
 
-FORMAT = 1  # of what is kept: a change of how a text becomes documents counts on
+FORMAT = 2  # of what is kept: a change of how a text becomes documents counts on
 HELD_OUT = 4096  # tokens of what a run held out
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
@@ -45,6 +47,7 @@ class Text:
     scored_after: int | None = None  # losses count what comes behind the first token of this id; None: everything
     end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
     relations: Relations | None = None  # what is known to belong together, in documents of their own
+    about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     def __post_init__(self) -> None:
         if not isinstance(self.documents, TokenFile):
@@ -122,7 +125,8 @@ def held_out(folder: Folder, run: Path, documents: int | None) -> Text:
     if settings["text"] is None:
         text.note, text.scored_after = HALF_LINES, folder.tokens.encode("=")[0]
         text.end = tuple(folder.tokens.frame[0])  # the boundary stands between lines
-        text.relations = verb_relations(folder.tokens, map(folder.tokens.decode, ids))
+        lines = sorted(map(folder.tokens.decode, ids), key=lambda line: line != record["example"])
+        text.relations = verb_relations(folder.tokens, lines)
     return text
 
 
@@ -137,11 +141,11 @@ def read_documents(
 ) -> Text:
     """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
 
-    tokens   cut every text into documents of this many tokens; None takes each whole
+    tokens   cut every text into documents of this many tokens; None cuts those that are longer than the model takes
     most     stop after this many documents; None takes all
 
-    The documents of large files are kept and found again. Raises HeadwiseError when a text is longer than the model
-    takes (and offers `tokens`), has no tokens, or holds what the vocabulary lacks.
+    The documents of large files are kept and found again; `about` says what was cut, and what is unknown. Raises
+    HeadwiseError when a text has no tokens, or holds what the vocabulary lacks and has no token for.
     """
     tokenizer = folder.tokens
     if tokenizer is None:
@@ -154,6 +158,8 @@ def read_documents(
         raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
     paths, typed = _contents(sources)
     files = Sources(paths, field, progress)
+    size = (tokens or context or sys.maxsize) - around
+    facts = {"cut": 0, "unknown": 0, "characters": 0}
 
     def encoded(text: str) -> list[int]:
         known = tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text
@@ -163,31 +169,27 @@ def read_documents(
                 f"the tokenizer of {folder.name} has the token id {max(ids)} and the model knows {folder.vocab_size} "
                 f"tokens: they do not belong together"
             )
+        facts["unknown"] += unknown_characters(tokenizer, known, ids)
+        facts["characters"] += len(known)
         return ids
 
     def documents() -> Iterator[list[int]]:
-        for name, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            parts = (encoded(piece) for _, piece in pieces)
-            if tokens is not None:
-                yield from ([*before, *ids, *after] for ids in _cut(parts, tokens - around))
-            elif ids := _whole(parts, around, folder, name):
+        for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
+            for number, ids in enumerate(_cut((encoded(piece) for _, piece in pieces), size)):
+                facts["cut"] += number == 1
                 yield [*before, *ids, *after]
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
-    key = _key(folder, files, tokens, unknown) if most is None and not typed else ""
-    return text_of(folder, token_file(lambda: (stored, LARGEST_ID, {}), key, files.size), sources)
-
-
-def _whole(parts: Iterable[list[int]], around: int, folder: Folder, name: str) -> list[int]:
-    ids: list[int] = []
-    for part in parts:
-        ids += part
-        if folder.context is not None and len(ids) + around > folder.context:
-            raise HeadwiseError(
-                f"{name} has {len(ids) + around:,} tokens and {folder.name} takes {folder.context:,} at a time; cut it "
-                f"into documents with tokens={folder.context} (--tokens {folder.context})"
-            )
-    return ids
+    key = _key(folder, files, size, unknown) if most is None and not typed else ""
+    read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
+    text = text_of(folder, read, sources)
+    if tokens is None and (longer := read.facts["cut"]):
+        text.about += (
+            f"{plural(longer, 'text')} longer than the {context:,} tokens that {folder.name} takes at a time: cut into "
+            f"documents of {context:,}; --tokens cuts shorter ones.",
+        )
+    text.about += tuple(filter(None, [unknown_note(tokenizer, read.facts["unknown"], read.facts["characters"])]))
+    return text
 
 
 def _key(folder: Folder, files: Sources, *options: Any) -> str:

@@ -78,7 +78,7 @@ def windows(
         windows=tuple(sizes),
         heads=tuple(reach for site, values in seen.items() for reach in _heads(site, values, len(sizes))),
         needle_found=share,
-        notes=(*filter(None, [text.note]), told),
+        notes=(*filter(None, [text.note, *text.about]), told),
     )
 
 

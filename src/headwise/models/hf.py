@@ -256,6 +256,7 @@ class FolderTokens:
         boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other
         self.frame = ([boundary], []) if boundary is not None else self._find_frame()
         self.specials = frozenset(self._tokenizer.all_special_ids)
+        self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""

@@ -42,6 +42,7 @@ class TextTokens(Protocol):
 
     frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document
     specials: frozenset[int]  # ids that stand for no text
+    unknown: int | None  # the id that stands for what the vocabulary lacks; None where there is none
 
     def __len__(self) -> int: ...
 
@@ -59,6 +60,26 @@ class TextTokens(Protocol):
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
+
+
+def unknown_characters(tokens: TextTokens, text: str, ids: Sequence[int]) -> int:
+    """How many characters of a text, whose ids these are, the tokenizer has no other token for than the unknown."""
+    if tokens.unknown is None or tokens.unknown not in ids:
+        return 0
+    sign = tokens.shown([tokens.unknown])[0]  # typed, it is known
+    spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
+    return sum(end - start for start, end in spans if text[start:end] != sign)
+
+
+def unknown_note(tokens: TextTokens | None, unknown: int, characters: int) -> str:
+    """What a reader of any number must know of a text with unknown characters; nothing where there are none."""
+    if tokens is None or tokens.unknown is None or not unknown:
+        return ""
+    sign = tokens.shown([tokens.unknown])[0]
+    return (
+        f"{unknown:,} of {characters:,} characters of the text are unknown to the tokenizer, which reads {sign!r} for "
+        f"them; it may belong to another language or model."
+    )
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class Job:
             source=str(self.source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=(*changed.notes, *whole_lines, *streamed),
+            notes=(*changed.notes, *whole_lines, *streamed, *filter(None, [self.calibration.about])),
             details={**self.settings, **changed.details},
             ancestors=() if folder is None or unread else ancestors(folder, changed.origins, out),
             damage=damage,

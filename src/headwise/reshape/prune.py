@@ -101,7 +101,15 @@ class Pruning(Change):
                 f"written; name others with --heads"
             )
         changed = prune_heads(model, gone, self.uniform)
-        return replace(changed, details=changed.details | {"scores": scores}) if scores else changed
+        if not scores:
+            return changed
+        read = sum(ids.numel() for ids in job.calibration.statistics)
+        shown = "what the run held out" if job.options.text is None else "the whole text"
+        ranked = (
+            f"ranked by {self.by} on {read:,} tokens of the part that is not held out; `headwise heads` measures on "
+            f"{shown}, so its order may differ"
+        )
+        return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:

@@ -25,7 +25,7 @@ from headwise.gpt.data import HELD_OUT_SHARE
 from headwise.gpt.run import Settings, read_run
 from headwise.heads.texts import exists
 from headwise.models.lineage import run_of
-from headwise.models.open import Folder, TextTokens
+from headwise.models.open import Folder, TextTokens, unknown_characters, unknown_note
 from headwise.sources import Sources
 
 LONGEST = 1024  # tokens of a document, where neither the model nor the user sets a lower bound
@@ -49,6 +49,7 @@ class Calibration:
     length: int  # tokens of a document, at most
     vocab_size: int
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
+    about: str = ""  # what a reader of any number on it must know
 
     @property
     def digest(self) -> str:
@@ -96,8 +97,10 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
                 f"{name} has {sources.size:,} bytes, and {MOST_TEXT:,} are read here; pass a part of it"
             )
         text = "".join(sources.stream()) if settings.paths else None
+    about = ""
     if isinstance(text, str):
         parts = _text_parts(text, name, folder, length)
+        about = _about(text, folder, parts)
     elif text is None:
         corpus = verbs.corpus(seed)
         parts = _lines(corpus.train_lines, folder, length), _lines(corpus.held_out_lines, folder, length)
@@ -116,7 +119,19 @@ def read_calibration(text: Path | str | Ids | None, folder: Folder, tokens: int 
         raise HeadwiseError(
             f"{name} has the token id {largest} and the model knows {vocab_size} tokens: they do not belong together"
         )
-    return Calibration(train, held_out, length, vocab_size or largest + 1, built_in=text is None)
+    return Calibration(train, held_out, length, vocab_size or largest + 1, text is None, about)
+
+
+def _about(text: str, folder: Folder, parts: Parts) -> str:
+    """What is unknown to the tokenizer; the text is read again only where something is."""
+    tokens = folder.tokens
+    if (
+        tokens is None
+        or tokens.unknown is None
+        or not any((ids == tokens.unknown).any() for part in parts for ids in part)
+    ):
+        return ""
+    return unknown_note(tokens, unknown_characters(tokens, text, tokens.encode(text)), len(text))
 
 
 def _settings(folder: Folder) -> Settings:

@@ -50,10 +50,7 @@ class Course:
         """Every file that is missing, and those that nobody has touched, in the language of the course."""
         for exercise in exercises():
             path, blank = self.path(exercise), exercise.source(self.language)
-            made = [exercise.source(language) for language in LANGUAGES]
-            if not path.exists() or (
-                path.read_bytes() != blank.encode() and path.read_bytes() in map(str.encode, made)
-            ):
+            if not path.exists() or (path.read_bytes() != blank.encode() and self._untouched(exercise)):
                 write_whole(path, blank)
             if exercise.figure:
                 picture = self.folder / exercise.figure_file(self.language)
@@ -61,8 +58,16 @@ class Course:
                 if not picture.exists():
                     write_whole(picture, room(exercise.figure_file(self.language)).read_bytes())
 
+    def _untouched(self, exercise: Exercise) -> bool:
+        """Is the file exactly as it was made, in some language?"""
+        made = (exercise.source(language).encode() for language in LANGUAGES)
+        return self.path(exercise).read_bytes() in made
+
     def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
-        """Mark one file and keep what comes of it; unless it was `asked` for, a blank is no try that brings a hint."""
+        """Mark one file and keep what comes of it.
+
+        No try that brings a hint: a file that nobody has touched, and, unless it was `asked` for, one with a blank.
+        """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
         if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
@@ -72,7 +77,7 @@ class Course:
         else:
             self.passed = [number for number in self.passed if number != exercise.number]
             times = self.tries.get(str(exercise.number))
-            counts = verdict.status != "open" or (asked and times is not None)
+            counts = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
             self.tries[str(exercise.number)] = (times or 0) + counts
         self.save()
         return verdict

@@ -1,6 +1,6 @@
 // --- The film: what the heads did while the model trained. Its names are its own: other scripts share the page ---
 function startFilm() {
-  const PLOT = { left: 44, right: 12, top: 12, loss: 128, gap: 30, alike: 44, foot: 26 }; // pixels
+  const PLOT = { left: 44, right: 12, top: 26, loss: 128, gap: 44, alike: 44 }; // pixels
   const BEAT = 250; // milliseconds a frame
   const LABELLED = 14; // tokens of a line at most that have room beside a picture
   const HEAD = byId('film-heads');
@@ -92,6 +92,8 @@ function startFilm() {
     return y;
   }
 
+  function axis(key, x, y, anchor) { drawn('text', { x, y, 'text-anchor': anchor }, say(key)); }
+
   function drawCurves() {
     byId('film-curves').replaceChildren();
     const last = film.frames[film.frames.length - 1].step, shown = film.losses.filter((row) => row.step <= last);
@@ -113,6 +115,9 @@ function startFilm() {
     film.frames.forEach((_, index) => {
       if (index % every === 0) drawn('text', { x: xOf(index), y: bottom + 18, 'text-anchor': 'middle' }, stepOf(index));
     });
+    axis('film.axis_loss', PLOT.left - 8, 10, 'start');
+    axis('film.axis_alike', PLOT.left - 8, top - 10, 'start');
+    axis('film.axis_step', width() - PLOT.right, bottom + 36, 'end');
     const x = xOf(view.at);
     drawn('line', { class: 'now', x1: x, x2: x, y1: PLOT.top - 6, y2: bottom + 4 });
   }

@@ -95,15 +95,17 @@ function nameHeads() {
   });
 }
 
-// What the letters below the pictures stand for.
+// What the letters stand for, above the pictures and above the table.
 function makeLetters() {
   const earned = data.roles.map((_, role) => role).filter((role) => heads.some((head) => head.roles.includes(role)));
-  byId('letters').hidden = !earned.length;
-  byId('letters').replaceChildren(...earned.map((role) => {
-    const entry = element('span');
-    entry.append(badge(role), roleName(data.roles[role].name));
-    return entry;
-  }));
+  for (const place of document.querySelectorAll('.role-key')) {
+    place.hidden = !earned.length;
+    place.replaceChildren(...earned.map((role) => {
+      const entry = element('span');
+      entry.append(badge(role), roleName(data.roles[role].name));
+      return entry;
+    }));
+  }
 }
 
 // Labels of rows and columns, where they can be read.

@@ -48,7 +48,7 @@ function nextRow(id, before, after, silent, chosen, truth) {
   row.append(name, bar(before, 'ours'));
   if (silent) {
     const change = after - before, cell = element('td', change < -0.005 ? 'fall' : change > 0.005 ? 'rise' : '');
-    cell.textContent = Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change))}`;
+    cell.textContent = points(change);
     row.append(bar(after, 'theirs'), cell);
   }
   return row;

@@ -74,6 +74,20 @@ function sayUnknown() {
   const strange = own.pieces.map((piece, at) => ({ ...piece, at })).filter((piece) => !piece.known);
   byId('own-trouble').textContent = strange.length ? say('report.unknown_words',
     { words: distinct(strange.map((piece) => quoted(visible(piece.text)))).join(', '), sign: quoted(visible(vocabulary()[strange[0].id])) }) : '';
+  const offers = distinct(strange.map((piece) => piece.text)).flatMap((word) => nearest(model.tokens, word).map((near) => [word, near]));
+  if (offers.length) byId('own-trouble').append(' ', say('report.near'), ...offers.map(([word, near]) => replacement(word, near)));
+}
+
+// A button that puts a word that the model knows in the place of one that it does not.
+function replacement(word, near) {
+  const button = element('button', 'known', near);
+  button.type = 'button';
+  button.addEventListener('click', () => {
+    const parts = own.text.split(/(\s+)/); // whole words where the text has them
+    setOwn(parts.includes(word) ? parts.map((part) => (part === word ? near : part)).join('') : own.text.replaceAll(word, near));
+    byId('own-text').focus();
+  });
+  return button;
 }
 
 // The maps of a run, each made flat when first needed.

@@ -53,7 +53,7 @@ function showRanking() {
   for (const box of boxes) {
     const found = fits && ranking.get(heads[box.dataset.number].name), change = found ? found.part - whole : 0;
     const effect = box.querySelector('.effect');
-    effect.textContent = Math.abs(change) >= 0.005 ? `${change > 0 ? '+' : '−'}${percent(Math.abs(change))}` : '';
+    effect.textContent = Math.abs(change) >= 0.005 ? say('report.points', { value: points(change) }) : '';
     effect.classList.toggle('strong', change < -0.2);
   }
 }

@@ -37,7 +37,10 @@ function listenToPictures() {
   byId('all-heads').addEventListener('click', showAll);
   byId('grid').addEventListener('keydown', walkGrid);
   byId('all-columns').addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
-  table.parentElement.addEventListener('scroll', hideTip);
+  table.parentElement.addEventListener('scroll', () => { hideTip(); showOverflow(); });
+  byId('more-columns').addEventListener('click', turnColumns);
+  const sizes = new ResizeObserver(showOverflow);
+  [table, table.parentElement].forEach((frame) => sizes.observe(frame));
 }
 
 function listenToHead() {

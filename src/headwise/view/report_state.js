@@ -72,6 +72,11 @@ function percent(part) {
   return hundred < 0.005 ? '0 %' : `${hundred < 0.095 ? hundred.toFixed(2) : hundred < 9.95 ? hundred.toFixed(1) : hundred.toFixed(0)} %`;
 }
 
+// The difference of two shares in percentage points: −93, +0.4, 0.
+function points(change) {
+  return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace(' %', '')}`;
+}
+
 // A number of the table, with the decimals of its column; no zero has a sign.
 function figure(value, column, sign = column.signed) {
   if (value === null || value === undefined) return '–';

@@ -36,6 +36,19 @@ function makeTable() {
   stopAtFirstRow();
 }
 
+// A table that is wider than its frame says so: a button leads on to the columns out of sight, and back from the last.
+function showOverflow() {
+  const frame = table.parentElement, beyond = frame.scrollWidth - frame.clientWidth, ends = frame.scrollLeft >= beyond - 2;
+  byId('more-columns').hidden = beyond <= 2;
+  frame.classList.toggle('goes-on', beyond > 2 && !ends);
+  setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
+}
+
+function turnColumns() {
+  const frame = table.parentElement, ends = frame.scrollLeft >= frame.scrollWidth - frame.clientWidth - 2;
+  frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
+}
+
 function heading(sort, text, className) {
   const cell = scoped('col', ''), button = element('button', 'sort', text);
   cell.className = className;

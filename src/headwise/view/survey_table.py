@@ -77,7 +77,8 @@ def _facts(survey: Survey) -> str:
     heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
     tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
     loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
-    return f"{survey.model}: {heads}; {tokens}{loss}"
+    text = f" of {listed(list(survey.texts), NAMED)}" if survey.texts else ""
+    return f"{survey.model}: {heads}; {tokens}{text}{loss}"
 
 
 def _print_roles(console: Console, survey: Survey) -> None:

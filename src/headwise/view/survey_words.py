@@ -43,7 +43,7 @@ def label(key: str) -> str:
 
 
 def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, ...]:
-    """Every statistic in the order of the survey, then importance and ablation where they were measured.
+    """Ablation and importance where they were measured, then every statistic in the order of the survey.
 
     With `against`, statistics that only one of the two has are left out.
     """
@@ -51,11 +51,11 @@ def columns_of(survey: Survey, against: Survey | None = None) -> tuple[Column, .
     shared = [key for key in survey.statistics if all(key in each.statistics for each in surveys)]
     meanings = {key: survey.statistics[key] for key in shared}
     effects = {
-        "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
         "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
+        "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
     }
     columns = []
-    for key, meaning in {**meanings, **effects}.items():
+    for key, meaning in {**effects, **meanings}.items():
         values = [value_of(profile, key) for each in surveys for profile in each.profiles]
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:

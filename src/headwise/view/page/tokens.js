@@ -3,6 +3,7 @@
 //
 //   readTokens(layout, shown)   a tokenizer from the content of tokenizer.json; `shown` its tokens as a reader sees them
 //   encode(tokens, text)        -> [{id, text, known}], one for each token; an unknown one has the id that stands for it
+//   nearest(tokens, word)       -> the tokens that are most like a word which the vocabulary lacks
 
 const BOUNDARY = '<|end|>'; // stands before a text
 // GPT-2's division of a text before its bytes are paired (Radford et al. 2019).
@@ -32,6 +33,33 @@ function encode(tokens, text) {
 function wholeToken(tokens, word) {
   const id = tokens.ids.get(word);
   return id === undefined ? { id: tokens.unknown, text: word, known: false } : { id, text: word, known: true };
+}
+
+// --- What the vocabulary has instead of a word that it lacks ---
+
+const NEAR = 0.5, OFFERED = 2; // edits for each letter of the longer word at most, and so many words
+
+function nearest(tokens, word) {
+  const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
+  const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
+  return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b)).slice(0, OFFERED);
+}
+
+// Without capitals and accents: `ella` is nearer to `él` than the letters say.
+function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
+
+// Letters that must be put in, taken out or changed to make one word of the other (Levenshtein 1966).
+function edits(from, to) {
+  let row = to.map((_, at) => at + 1);
+  from.forEach((letter, n) => {
+    let left = n + 1, corner = n;
+    row = row.map((above, at) => {
+      const least = Math.min(left + 1, above + 1, corner + (letter !== to[at]));
+      [left, corner] = [least, above];
+      return least;
+    });
+  });
+  return row.length ? row[row.length - 1] : from.length;
 }
 
 // --- Before the vocabulary ---

@@ -1,0 +1,43 @@
+"""Ctrl-C before there is anything to save: what is there, and how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+CODE = 130
+_told: list[Callable[[], str]] = [lambda: "nothing was written"]
+
+
+@contextmanager
+def leaving(tell: Callable[[], str] = _told[0]) -> Iterator[None]:
+    """Ctrl-C within this block says, besides, what `tell` gives then."""
+    _told.append(tell)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note(tell())
+        raise
+    finally:
+        _told.pop()
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Imports, and nothing else: Ctrl-C ends the process at once. Raised in an import, it comes out as other errors."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def leave(signum: int, frame: object) -> None:
+        os.write(2, f"headwise: interrupted; {_told[-1]()}\n".encode())
+        os._exit(CODE)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
