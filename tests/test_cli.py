@@ -381,7 +381,10 @@ def test_a_bad_option_of_generate(options: str, run: Path, invoke: Invoke) -> No
 
 def test_bad_input_of_heads(run: Path, invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("heads", run, "--text", ""), "the text is empty")
-    assert_refused(invoke("heads", run, "--text", "the cat sat"), "11 tokens", "takes 8 at a time", "--tokens 8")
+    code, out, _ = invoke("heads", run, "--text", "the cat sat", "--no-controls", "--html", tmp_path / "cut.html")
+    assert (
+        code == 0 and "1 text longer than the 8 tokens that" in out and "11 tokens in 2 documents of the cat sat" in out
+    )
     assert_refused(invoke("heads", run, "--text", "QUIZ"), "has not seen", "'I', 'Q', 'U', 'Z'")
     assert_refused(invoke("heads", run, "--html", tmp_path / "no" / "page.html"), "--html", "does not exist")
     assert_refused(invoke("heads", run, "--html", tmp_path), "--html", "is a folder")
@@ -655,6 +658,30 @@ def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke,
     assert code == 0, err
     assert int(re.findall(r"step (\d+)/150", err)[0]) > stopped
     assert not (folder / "state.safetensors").exists() and (folder / "model.safetensors").is_file()
+
+
+def test_ctrl_c_before_the_first_step_says_what_is_there(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place, said in (
+        ("train", f"the run has begun in {tmp_path / 'r'}: go on with --resume"),
+        ("_check", "nothing"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"headwise.gpt.run.{place}", stop)
+            outcome = invoke("train", "--steps", 3, "--out", tmp_path / ("r" if place == "train" else "s"))
+        assert outcome.code == 130 and f"headwise: interrupted; {said}" in outcome.err, outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
+
+
+def test_ctrl_c_while_modules_load_is_one_line() -> None:
+    code = "import os, signal; from headwise.cli.interrupt import loading"
+    code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (130, "headwise: interrupted; nothing was written\n")
 
 
 def wait_for(ready: Callable[[], object], child: subprocess.Popen[str]) -> None:

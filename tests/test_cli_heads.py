@@ -162,7 +162,6 @@ BAD = {
     "--text abcdefgh --documents 0": ("documents 0 must be at least 1",),
     "--text nothere.txt": ("there is no file nothere.txt",),
     "--text xyz": ("has not seen", "'x', 'y', 'z'"),
-    "--text abcabcabcabcabcabcabcabcabcabcabc": ("33 tokens", "takes 29 at a time", "--tokens 29"),
     "--text abc --ids ids.txt": ("--text and --ids",),
     "--tokens 5": ("tokens 5 cuts a text",),
     "--text abc --ablate median": ("ablate 'median' is not known", "zero, mean, none"),

@@ -326,7 +326,7 @@ def test_ctrl_c_while_writing_leaves_nothing(
     monkeypatch.setattr(export, moment, interrupted)
     outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
     assert (outcome.code, outcome.out) == (130, "")
-    assert outcome.err.splitlines()[-1] == "headwise: interrupted"
+    assert outcome.err.splitlines()[-1] == "headwise: interrupted; nothing was written"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -457,6 +457,10 @@ def test_prune_takes_heads_out_of_the_weights(
         assert sorted(ranked[:2]) == [name for name in document["details"]["heads"] if name.startswith(f"L{layer}")]
     assert load_model(out)[0].config.n_heads == 4
     assert "the cache shrinks from 6 to 4 key/value heads a layer" in document["notes"]
+    assert (
+        document["notes"][0].startswith("ranked by importance on ")
+        and "of the part that is not" in document["notes"][0]
+    )
     assert document["damage"]["cache_bytes"]["after"] * 3 == document["damage"]["cache_bytes"]["before"] * 2
     assert document["healed"]["kl"] < document["damage"]["kl"]
 

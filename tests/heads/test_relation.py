@@ -18,7 +18,7 @@ from headwise.gpt.data import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.heads.labels import Labelled, Relations, read_relations, verb_relations
-from headwise.heads.relation import described, follow, retrieval
+from headwise.heads.relation import Plan, _followed, described, follow, retrieval
 from headwise.heads.survey import survey
 from headwise.heads.texts import Text
 from headwise.models.open import Folder
@@ -89,8 +89,22 @@ def test_every_number_is_that_of_the_whole_map(monkeypatch: pytest.MonkeyPatch) 
                 assert score.elsewhere == pytest.approx(
                     sum(elsewhere(p, qs, ks, looking) for qs, ks in pairs) / 2, abs=1e-6
                 )
-                assert score.example[2] == pytest.approx(max(mass), abs=1e-6)
+                best = max(mass)  # in the first document, and in the only one that has the pair
+                assert score.example[2] == pytest.approx(best, abs=1e-6)
                 assert math.isnan(score.untrained)
+
+
+def test_the_example_is_of_the_first_document_unless_the_head_does_worse_there() -> None:
+    shown, texts = lambda ids: [str(i) for i in ids], ([5, 6, 7], [8, 9, 10])
+    plans = [Plan(Labelled(text, {"a": [((2,), (1,))]})) for text in texts]
+    for here, there, first, example in (
+        (0.6, 0.7, 0, "10"),
+        (0.7, 0.6, 0, "7"),
+        (0.6, 0.7, 1, "10"),
+        (0.7, 0.7, 0, "7"),
+    ):
+        numbers = [torch.full((2, 3, 1), mass, dtype=torch.float64) for mass in (here, there)]
+        assert _followed("a", plans, numbers, shown, first)[0].example[0] == example, (here, there, first)
 
 
 def elsewhere(p: torch.Tensor, queries: tuple[int, ...], keys: tuple[int, ...], looking: set[int]) -> float:

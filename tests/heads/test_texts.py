@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.heads.texts import read_documents, read_ids, read_texts
+from headwise.models.hf import FolderTokens
 from headwise.models.open import Folder
 
 CONTEXT = 13
@@ -45,6 +49,28 @@ def test_tokens_cuts_and_drops_nothing(folder: Folder) -> None:
     assert "".join("".join(text.shown(ids)[1:]) for ids in text.documents) == content
 
 
+def test_a_text_longer_than_the_model_is_cut_and_that_is_said(folder: Folder) -> None:
+    text = read_documents(folder, ["abcdefgh" * 2, "abc"], None, None)
+    assert [len(ids) for ids in text.documents] == [13, 5, 4]
+    said = (
+        "1 text longer than the 13 tokens that letters takes at a time: cut into documents of 13; --tokens cuts shorter"
+    )
+    assert [about.startswith(said) for about in text.about] == [True]
+    assert read_documents(folder, ["abcdefgh" * 2], 13, None).about == read_documents(folder, ["abc"], None, None).about
+    assert read_documents(folder, ["abc"], None, None).about == ()
+
+
+def test_what_the_tokenizer_does_not_know_is_counted(folder: Folder) -> None:
+    pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "ab": 1, "##c": 2, "[": 3}, unk_token="[UNK]"))
+    pieces.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pieces.normalizer = normalizers.Lowercase()
+    for tokens in (FolderTokens(PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="[UNK]")), Tokens(pieces)):
+        other = replace(folder, tokens=tokens)
+        assert read_documents(other, ["ab abc"], None, None).about == ()
+        (said,) = read_documents(other, ["abc éé ab дом"], None, None).about
+        assert said.startswith("5 of 13 characters of the text are unknown to the tokenizer, which reads '[UNK]' for")
+
+
 def test_documents_stops(folder: Folder) -> None:
     assert len(read_documents(folder, ["abcdefgh" * 9], 8, 3).documents) == 3
 
@@ -52,11 +78,6 @@ def test_documents_stops(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("sources", "tokens", "said"),
     [
-        (
-            ["abcdefgh" * 2],
-            None,
-            "the text has 17 tokens and letters takes 13 at a time; cut it into documents with tokens=13",
-        ),
         (["abc"], 14, "tokens 14 exceeds what letters takes at a time, 13"),
         (["abc"], 2, "tokens 2 leaves no room for text; pass 3 or more"),
         (["missing.txt"], None, "there is no file missing.txt"),

@@ -26,6 +26,7 @@ class Framed:
 
     frame = ([7], [8, 9])
     specials = frozenset((7, 8, 9))
+    unknown = None
 
     def __len__(self) -> int:
         return 300

@@ -175,8 +175,10 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
     path, exercise = tmp_path / "learn" / "01_softmax.py", find_exercise(1)
     assert path.read_text() == exercise.source("en")
     assert (tmp_path / "learn" / "figures" / "head.en.svg").exists()
-    untouched = invoke("learn")
-    assert untouched.code == 1 and "is not finished" in untouched.out and "Hint" not in untouched.out
+    for lang in ("en", "en", "es", "en"):  # looking costs no hint, in whatever language
+        untouched = invoke("learn", "--lang", lang)
+        assert untouched.code == 1 and not {"Hint", "Pista"} & set(untouched.out.split())
+    assert "is not finished" in untouched.out
 
     wrong = written(exercise, exercise.variants()["0"], answer="c")
     path.write_text(wrong)

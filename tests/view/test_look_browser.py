@@ -72,7 +72,10 @@ def page(shared: Page) -> Page:
 def test_on_a_phone_the_pictures_come_first(open_page: Opener, report: Path) -> None:
     page = open_page(report, 390, 844)
     drawn(page)
-    tops = [page.locator(place).first.bounding_box() for place in ("#sentence", ".picture", "#heads .tools", "#own", ".hint")]
+    tops = [
+        page.locator(place).first.bounding_box()
+        for place in ("#sentence", ".picture", "#heads .tools", "#own", ".hint")
+    ]
     places = [box["y"] for box in tops if box is not None]
     assert places == sorted(places) and places[0] < 844 / 4 and places[1] < 844 / 2
 

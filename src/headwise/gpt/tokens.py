@@ -33,8 +33,8 @@ class Tokens:
         layout = json.loads(tokenizer.to_str())
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         self._by_word = (layout["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
-        refused = self._by_character or self._by_word  # what these vocabularies lack
-        self.unknown = None if refused else self.vocabulary.get(layout["model"].get("unk_token"))
+        unknown = self.vocabulary.get(layout["model"].get("unk_token"))
+        self.unknown = None if unknown == self.boundary else unknown  # which refuses what the vocabulary lacks
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:

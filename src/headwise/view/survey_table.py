@@ -31,6 +31,7 @@ from headwise.view.tables import print_table, say
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
 HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns
 NAMED = 6  # heads that are named behind a role
+LONG = 40  # characters of the name of a text, at most
 EFFECTS = ("importance", "ablation")
 
 
@@ -77,7 +78,8 @@ def _facts(survey: Survey) -> str:
     heads = f"{plural(len(survey), 'head')} in {plural(n_layers(survey), 'layer')}"
     tokens = f"{plural(survey.n_tokens, 'token')} in {plural(survey.n_documents, 'document')}"
     loss = f", {survey.loss:.3f} nats per token" if survey.loss is not None and math.isfinite(survey.loss) else ""
-    text = f" of {listed(list(survey.texts), NAMED)}" if survey.texts else ""
+    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]  # it may be a whole text
+    text = f" of {listed(names, NAMED)}" if names else ""
     return f"{survey.model}: {heads}; {tokens}{text}{loss}"
 
 
