@@ -154,42 +154,54 @@ def read_documents(
     around, context = len(before) + len(after), folder.context
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(f"tokens {tokens} exceeds what {folder.name} takes at a time, {context}")
-    if tokens is not None and tokens < around + 2:
-        raise HeadwiseError(f"tokens {tokens} leaves no room for text; pass {around + 2} or more")
+    room = tokens or context or sys.maxsize
+    if room < around + 2:
+        raise HeadwiseError(f"tokens {room} leaves no room for text; pass {around + 2} or more")
     paths, typed = _contents(sources)
     files = Sources(paths, field, progress)
-    size = (tokens or context or sys.maxsize) - around
     facts = {"cut": 0, "unknown": 0, "characters": 0}
-
-    def encoded(text: str) -> list[int]:
-        known = tokenizer.known(text) if unknown == "skip" and isinstance(tokenizer, Tokens) else text
-        ids = tokenizer.encode(known)
-        if folder.vocab_size is not None and max(ids, default=0) >= folder.vocab_size:
-            raise HeadwiseError(
-                f"the tokenizer of {folder.name} has the token id {max(ids)} and the model knows {folder.vocab_size} "
-                f"tokens: they do not belong together"
-            )
-        facts["unknown"] += unknown_characters(tokenizer, known, ids)
-        facts["characters"] += len(known)
-        return ids
 
     def documents() -> Iterator[list[int]]:
         for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            for number, ids in enumerate(_cut((encoded(piece) for _, piece in pieces), size)):
-                facts["cut"] += number == 1
+            for number, ids in enumerate(
+                _cut((_encoded(folder, piece, unknown, facts) for _, piece in pieces), room - around)
+            ):
+                facts["cut"] += tokens is None and number == 1
                 yield [*before, *ids, *after]
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
-    key = _key(folder, files, size, unknown) if most is None and not typed else ""
+    key = _key(folder, files, tokens, context, unknown) if most is None and not typed else ""
     read = token_file(lambda: (stored, LARGEST_ID, facts), key, files.size)
     text = text_of(folder, read, sources)
-    if tokens is None and (longer := read.facts["cut"]):
-        text.about += (
-            f"{plural(longer, 'text')} longer than the {context:,} tokens that {folder.name} takes at a time: cut into "
-            f"documents of {context:,}; --tokens cuts shorter ones.",
-        )
-    text.about += tuple(filter(None, [unknown_note(tokenizer, read.facts["unknown"], read.facts["characters"])]))
+    text.about = _about(folder, read.facts)
     return text
+
+
+def _encoded(folder: Folder, text: str, unknown: str, facts: dict[str, int]) -> list[int]:
+    """The ids of a text; what is unknown of it is counted in `facts`."""
+    tokens = folder.tokens
+    assert tokens is not None
+    known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
+    ids = tokens.encode(known)
+    if folder.vocab_size is not None and max(ids, default=0) >= folder.vocab_size:
+        raise HeadwiseError(
+            f"the tokenizer of {folder.name} has the token id {max(ids)} and the model knows {folder.vocab_size} "
+            f"tokens: they do not belong together"
+        )
+    facts["unknown"] += unknown_characters(tokens, known, ids)
+    facts["characters"] += len(known)
+    return ids
+
+
+def _about(folder: Folder, facts: dict[str, int]) -> tuple[str, ...]:
+    lines = [unknown_note(folder.tokens, facts["unknown"], facts["characters"])]
+    if facts["cut"]:
+        lines.insert(
+            0,
+            f"{plural(facts['cut'], 'text')} longer than the {folder.context:,} tokens that {folder.name} takes at a "
+            f"time: cut into documents of {folder.context:,}; --tokens cuts shorter ones.",
+        )
+    return tuple(filter(None, lines))
 
 
 def _key(folder: Folder, files: Sources, *options: Any) -> str:
