@@ -201,7 +201,7 @@ def test_arcs_on_demand(page: Page) -> None:
 
 def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
     page.fill("#own-text", "you will eat")
-    until(page, "own.text === 'you will eat'")
+    until(page, "typed.text === 'you will eat'")
     assert words(page) == ["<|end|>", "you", "will", "eat"] and lit(page) == 3
     wanted = chances("you will eat")
     shown = bars(page)
@@ -215,18 +215,18 @@ def test_an_own_sentence_is_what_python_computes(page: Page) -> None:
     page.click("#sampled")
     assert len(words(page)) == 6
     page.fill("#own-text", "he dances = él")
-    until(page, "own.text === 'he dances = él'")
+    until(page, "typed.text === 'he dances = él'")
     assert words(page)[2] == "dances" and "unknown" in (
         page.locator("#sentence .word").nth(2).get_attribute("class") or ""
     )
     assert "does not know: 'dances'" in plain(page.inner_text("#own-trouble"))
     page.fill("#own-text", "ella wuld dances")
-    until(page, "own.text === 'ella wuld dances'")
+    until(page, "typed.text === 'ella wuld dances'")
     assert page.locator("#own-trouble button").all_inner_texts() == ["él", "would", "will"]
     page.locator("#own-trouble button").nth(1).click()
     assert words(page)[1:] == ["ella", "would", "dances"] and page.input_value("#own-text") == "ella would dances"
     page.fill("#own-text", "he dances = él")
-    until(page, "own.text === 'he dances = él'")
+    until(page, "typed.text === 'he dances = él'")
     page.fill("#own-text", "he " * 40)
     until(page, "document.getElementById('own-trouble').textContent.includes('context of 17')")
     assert words(page)[2] == "dances"  # what was there stays
@@ -278,7 +278,7 @@ def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> No
 
 def test_the_question_leaves_time_to_think_before_its_answer(page: Page) -> None:
     page.fill("#own-text", "I work")
-    until(page, "own.text === 'I work'")
+    until(page, "typed.text === 'I work'")
     question = page.inner_text("#question")
     page.click("#question")
     assert words(page)[1:] == TEXT.split() and page.evaluate("view.pinned") and lit(page) == AT
@@ -311,8 +311,8 @@ def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path
         ("#%/9/%E0", "", 1, "I work"),  # an address that nobody made
     ):
         sent.evaluate("(hash) => { location.hash = hash; }", address)
-        until(sent, f"(view.open < 0 ? '' : heads[view.open].name) === '{name}' && own.text === '{text}'")
-        assert [sent.evaluate("view.at"), sent.evaluate("own.text")] == [at, text], address
+        until(sent, f"(view.open < 0 ? '' : heads[view.open].name) === '{name}' && typed.text === '{text}'")
+        assert [sent.evaluate("view.at"), sent.evaluate("typed.text")] == [at, text], address
 
 
 def test_maps_from_elsewhere_take_the_place_of_the_sentence(page: Page) -> None:

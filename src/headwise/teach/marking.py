@@ -132,13 +132,13 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
         if shapes[0] != shapes[1]:
             pairs = zip(shapes, (got, wanted), strict=True)
             what = [str(shape) if shape else shortened(str(value)) for shape, value in pairs]
-            return words["shape" if all(shapes) else "gives"].format(call=shortened(call), mine=what[0], right=what[1])
+            return words["shape" if all(shapes) else "gives"].format(call=shortened(call), got=what[0], right=what[1])
         path = ""
         while isinstance(got, list):
             index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
             got, wanted, path = got[index], wanted[index], f"{path}[{index}]"
         numbers = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in (got, wanted)]
-        return words["gives"].format(call=shortened(call) + path, mine=numbers[0], right=numbers[1])
+        return words["gives"].format(call=shortened(call) + path, got=numbers[0], right=numbers[1])
     return None
 
 

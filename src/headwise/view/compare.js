@@ -23,9 +23,9 @@ function table({ title, columns, rows, note }) {
   return [element('h3', '', title), frame, ...(note ? [element('p', 'caption', note)] : [])];
 }
 
-function claim({ claim: said, measured, verdict, rule }) {
+function claim({ claim: text, measured, verdict, rule }) {
   const made = element('article', 'claim'), kind = BADGES[verdict];
-  made.append(worded('p', `badge ${kind}`, `compare.${kind}`), element('h3', '', said));
+  made.append(worded('p', `badge ${kind}`, `compare.${kind}`), element('h3', '', text));
   made.append(element('p', '', measured), element('p', 'caption', rule));
   return made;
 }

@@ -29,14 +29,14 @@ function startFilm() {
 
   // For each head and role that it has in the last frame, the first frame from which on it always had it.
   function earnedRoles() {
-    const found = [], last = film.frames.length - 1;
+    const earned = [], last = film.frames.length - 1;
     film.header.heads.forEach((name, head) => film.frames[last].roles[head].forEach((role) => {
       if (!hasRole(last, head, role)) return;
       let first = last;
       while (first > 0 && hasRole(first - 1, head, role)) first -= 1;
-      found.push({ name, head, role, first });
+      earned.push({ name, head, role, first });
     }));
-    return found.sort((one, other) => one.first - other.first);
+    return earned.sort((a, b) => a.first - b.first);
   }
 
   function roleWords(role) {
@@ -202,11 +202,11 @@ function startFilm() {
   function drawTiles() {
     const tokens = film.header.lines[view.line];
     view.tiles.forEach(({ canvas, words, name }, head) => {
-      const map = mapOf(view.at, head, view.line), said = hardest(map, tokens);
+      const map = mapOf(view.at, head, view.line), hardestWords = hardest(map, tokens);
       paint(canvas, map, tokens.length);
-      canvas.setAttribute('aria-label', `${name}: ${said}`);
+      canvas.setAttribute('aria-label', `${name}: ${hardestWords}`);
       const roles = film.frames[view.at].roles[head].filter((role) => hasRole(view.at, head, role));
-      words.replaceChildren(element('b', '', name), said, element('br'),
+      words.replaceChildren(element('b', '', name), hardestWords, element('br'),
         ...roles.flatMap((role) => [element('span', 'role', roleWords(role)), ' ']));
     });
   }

@@ -4,7 +4,7 @@ let opened = false; // was the head opened from this page, so that going back cl
 
 function addressNow() {
   const parts = [view.open >= 0 ? heads[view.open].name : '', view.pinned || view.open >= 0 ? String(Math.max(0, view.at)) : ''];
-  if (own.whole && own.text !== opening) parts.push(own.text);
+  if (typed.whole && typed.text !== opening) parts.push(typed.text);
   while (parts.length && parts[parts.length - 1] === '') parts.pop();
   return parts.length ? '#' + parts.map(encodeURIComponent).join('/') : '';
 }
@@ -32,7 +32,7 @@ function readAddress() {
     parts = location.hash.slice(1).split('/').map(decodeURIComponent);
   } catch { /* an address that nobody made here */ }
   const [name, token, text] = parts;
-  if (text && hasModel() && text !== own.text) setOwn(text);
+  if (text && hasModel() && text !== typed.text) setOwn(text);
   const number = numberOf.get(name) ?? -1;
   if (token !== undefined && token !== '' && Number(token) >= 0 && Number(token) < shown.tokens.length) {
     view.at = Number(token);

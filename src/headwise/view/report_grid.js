@@ -194,15 +194,15 @@ function drawGrid() {
 
 // What the colours and the dots stand for.
 function sayScale() {
-  const lines = [], diverging = view.which === 'difference', own = view.scale === 'own';
+  const lines = [], diverging = view.which === 'difference', scaled = view.scale === 'own';
   if (diverging) lines.push(say('report.scale_difference'));
   if (view.hideFirst) lines.push(say('report.scale_hidden'));
-  lines.push(say(own ? 'report.scale_own' : 'report.scale_fixed'));
+  lines.push(say(scaled ? 'report.scale_own' : 'report.scale_fixed'));
   if (view.log) lines.push(say('report.scale_log'));
   if (shown.exact && shown.tokens.length > DOTS) lines.push(say('report.scale_thin'));
   if (!shown.exact && heads.some((head) => !head.length || head.length > head.columns)) lines.push(say('report.scale_blocks'));
   byId('scale-note').textContent = lines.join(' ');
-  drawLegend(document.querySelector('.tools .legend'), diverging, own ? say('report.its_largest') : '1');
+  drawLegend(document.querySelector('.tools .legend'), diverging, scaled ? say('report.its_largest') : '1');
 }
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.

@@ -100,10 +100,10 @@ function drawNumbers({ picture, cell }, pen) {
 function drawAxis(pane, pen, size, chosen, put) {
   const every = Math.max(1, Math.ceil(LEGIBLE / pane.cell)), end = size * pane.cell - 6;
   labels(pane, size).forEach((label, place) => {
-    const own = place === chosen;
-    if (!own && (place % every || Math.abs(place - chosen) < every)) return;
-    pen.font = labelFont(pane.cell, own);
-    pen.fillStyle = variable(own ? '--ink' : '--muted');
+    const isChosen = place === chosen;
+    if (!isChosen && (place % every || Math.abs(place - chosen) < every)) return;
+    pen.font = labelFont(pane.cell, isChosen);
+    pen.fillStyle = variable(isChosen ? '--ink' : '--muted');
     put(label, Math.max(6, Math.min(end, (place + 0.5) * pane.cell))); // so that the outermost are not cut
   });
 }

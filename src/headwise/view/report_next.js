@@ -6,8 +6,8 @@ const next = { chosen: -1 }; // the token whose probability is followed; -1: the
 // The position that predicts, its probabilities, and the token that is followed there.
 function prediction() {
   const place = view.at < 0 ? lastPlace() : view.at;
-  const before = chancesOf(own.whole, place), after = own.less === own.whole ? before : chancesOf(own.less, place);
-  const truth = place + 1 < own.ids.length ? own.ids[place + 1] : -1;
+  const before = chancesOf(typed.whole, place), after = typed.less === typed.whole ? before : chancesOf(typed.less, place);
+  const truth = place + 1 < typed.ids.length ? typed.ids[place + 1] : -1;
   const chosen = next.chosen >= 0 ? next.chosen : truth >= 0 ? truth : ordered(before)[0];
   return { place, before, after, truth, chosen };
 }
@@ -18,7 +18,7 @@ function ordered(chances) { return Array.from(chances.keys()).sort((a, b) => cha
 
 function showNext() {
   const panel = byId('next-panel');
-  panel.hidden = !own.whole || !shown.own;
+  panel.hidden = !typed.whole || !shown.typed;
   if (panel.hidden) return;
   const { place, before, after, truth, chosen } = prediction(), silent = view.silenced.size > 0;
   setText('next-title', 'report.next_after', { token: quoted(shown.tokens[place]) });

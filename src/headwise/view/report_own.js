@@ -2,7 +2,7 @@
 
 const WAIT_MS = 60; // after a key, before the model runs
 // whole, less: what the model makes of the sentence as it is, and without the silenced heads
-const own = { text: '', ids: [], pieces: [], whole: null, less: null };
+const typed = { text: '', ids: [], pieces: [], whole: null, less: null };
 const FIRST = 48; // tokens of a passage that the page begins with
 let typing = 0;
 
@@ -33,9 +33,9 @@ function begin() {
 }
 
 // Where the page begins to look: where the last word is predicted, so that its truth is known.
-function restingPlace() { return Math.max(0, own.ids.length - 2); }
+function restingPlace() { return Math.max(0, typed.ids.length - 2); }
 
-function lastPlace() { return own.ids.length - 1; }
+function lastPlace() { return typed.ids.length - 1; }
 
 function setOwn(text, placed = lastPlace) {
   const { ids, pieces } = inputOf(model, text);
@@ -46,8 +46,8 @@ function takeOwn(text, ids, pieces, placed) {
   if (byId('own-text').value !== text) byId('own-text').value = text;
   try {
     const whole = think(ids);
-    Object.assign(own, { text, ids, pieces, whole });
-    own.less = view.silenced.size ? think(ids, [...view.silenced]) : whole;
+    Object.assign(typed, { text, ids, pieces, whole });
+    typed.less = view.silenced.size ? think(ids, [...view.silenced]) : whole;
   } catch (trouble) { // longer than the model's context, or nothing at all
     byId('own-trouble').textContent = trouble.message;
     return;
@@ -61,17 +61,17 @@ function takeOwn(text, ids, pieces, placed) {
 }
 
 function showOwn() {
-  if (!own.whole) {
+  if (!typed.whole) {
     showText(sentence || passage);
     return;
   }
-  const tokens = own.ids.map((id, at) => visible(own.pieces[at].known ? vocabulary()[id] : own.pieces[at].text));
-  showText({ tokens, exact: true, own: true, maps: { this: mapsOf(own.less) }, unknown: own.pieces.map((piece) => !piece.known) });
+  const tokens = typed.ids.map((id, at) => visible(typed.pieces[at].known ? vocabulary()[id] : typed.pieces[at].text));
+  showText({ tokens, exact: true, typed: true, maps: { this: mapsOf(typed.less) }, unknown: typed.pieces.map((piece) => !piece.known) });
   sayUnknown();
 }
 
 function sayUnknown() {
-  const strange = own.pieces.map((piece, at) => ({ ...piece, at })).filter((piece) => !piece.known);
+  const strange = typed.pieces.map((piece, at) => ({ ...piece, at })).filter((piece) => !piece.known);
   byId('own-trouble').textContent = strange.length ? say('report.unknown_words',
     { words: distinct(strange.map((piece) => quoted(visible(piece.text)))).join(', '), sign: quoted(visible(vocabulary()[strange[0].id])) }) : '';
   const offers = distinct(strange.map((piece) => piece.text)).flatMap((word) => nearest(model.tokens, word).map((near) => [word, near]));
@@ -83,8 +83,8 @@ function replacement(word, near) {
   const button = element('button', 'known', near);
   button.type = 'button';
   button.addEventListener('click', () => {
-    const parts = own.text.split(/(\s+)/); // whole words where the text has them
-    setOwn(parts.includes(word) ? parts.map((part) => (part === word ? near : part)).join('') : own.text.replaceAll(word, near));
+    const parts = typed.text.split(/(\s+)/); // whole words where the text has them
+    setOwn(parts.includes(word) ? parts.map((part) => (part === word ? near : part)).join('') : typed.text.replaceAll(word, near));
     byId('own-text').focus();
   });
   return button;
@@ -96,7 +96,7 @@ function mapsOf(run) {
   return {
     has: (name) => name in run.maps,
     get: (name) => {
-      if (!made.has(name)) made.set(name, mapOf(flatMap(run.maps[name]), own.ids.length));
+      if (!made.has(name)) made.set(name, mapOf(flatMap(run.maps[name]), typed.ids.length));
       return made.get(name);
     },
   };
@@ -104,9 +104,9 @@ function mapsOf(run) {
 
 // One token more: the likeliest where the temperature is 0, else drawn by its probability.
 function goOn(temperature) {
-  const { ids, id } = step(model, own.ids, { temperature, silence: [...view.silenced] });
-  const before = own.pieces.slice(own.pieces.length - (ids.length - 1));
-  takeOwn(longer(own.text, id), ids, [...before, { id, text: vocabulary()[id], known: true }], lastPlace);
+  const { ids, id } = step(model, typed.ids, { temperature, silence: [...view.silenced] });
+  const before = typed.pieces.slice(typed.pieces.length - (ids.length - 1));
+  takeOwn(longer(typed.text, id), ids, [...before, { id, text: vocabulary()[id], known: true }], lastPlace);
 }
 
 // The words that the model knows; a click adds one.
@@ -118,7 +118,7 @@ function showVocabulary() {
   list.append(...known.slice(0, 600).map(([name, id]) => {
     const button = element('button', 'known', name);
     button.type = 'button';
-    button.addEventListener('click', () => setOwn(longer(own.text, id)));
+    button.addEventListener('click', () => setOwn(longer(typed.text, id)));
     return button;
   }));
   if (known.length > 600) list.append(say('report.and_more', { count: count(known.length - 600) }));

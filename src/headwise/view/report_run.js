@@ -24,12 +24,12 @@ function makeRun() {
 }
 
 // The held-out loss and the baseline as two bars from zero on one scale, and the difference in words.
-function comparison({ held_out_loss: own, baseline_loss: baseline }) {
-  const longest = Math.max(...[own, baseline].filter(finite), 0) || 1;
-  const parts = [measure(say('report.this_model'), own, longest, 'ours')];
+function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
+  const longest = Math.max(...[heldOut, baseline].filter(finite), 0) || 1;
+  const parts = [measure(say('report.this_model'), heldOut, longest, 'ours')];
   if (data.run.has_baseline) parts.push(measure(baselineName(), baseline, longest, 'theirs'));
-  const verdict = element('p', 'verdict'), gain = baseline - own;
-  const key = !data.run.has_baseline ? 'report.no_baseline' : !finite(baseline) || !finite(own) ? 'report.not_compared'
+  const verdict = element('p', 'verdict'), gain = baseline - heldOut;
+  const key = !data.run.has_baseline ? 'report.no_baseline' : !finite(baseline) || !finite(heldOut) ? 'report.not_compared'
     : Math.abs(gain) < 0.0005 ? 'report.same_loss' : gain > 0 ? 'report.better' : 'report.worse';
   putWords(verdict, key, { gain: Math.abs(gain).toFixed(3) });
   return [...parts, verdict, element('p', 'unit', say(data.run.has_baseline ? 'report.unit_both' : 'report.unit'))];

@@ -19,7 +19,7 @@ function wakeAll() {
 function silenceChanged() {
   byId('wake').hidden = !view.silenced.size;
   nameHeads();
-  own.less = view.silenced.size ? think(own.ids, [...view.silenced]) : own.whole;
+  typed.less = view.silenced.size ? think(typed.ids, [...view.silenced]) : typed.whole;
   if (view.open >= 0) showSilence();
   showOwn();
 }
@@ -27,16 +27,16 @@ function silenceChanged() {
 // Runs the model once for each head, without that head alone. The page answers in between, and what has changed by then
 // ends it.
 async function silenceEach() {
-  const { place, chosen } = prediction(), { whole, ids } = own, found = new Map();
+  const { place, chosen } = prediction(), { whole, ids } = typed, tried = new Map();
   for (const [number, head] of heads.entries()) {
     const chances = chancesOf(think(ids, [head.name]), place);
-    found.set(head.name, { part: chances[chosen], then: likeliest(chances) });
+    tried.set(head.name, { part: chances[chosen], then: likeliest(chances) });
     setText('ranking-note', 'report.ranking_at_work', { done: number + 1, all: heads.length });
     if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
-    if (whole !== own.whole || prediction().place !== place || prediction().chosen !== chosen) return;
+    if (whole !== typed.whole || prediction().place !== place || prediction().chosen !== chosen) return;
   }
   ranking.clear();
-  for (const entry of found) ranking.set(...entry);
+  for (const entry of tried) ranking.set(...entry);
   ranked = { place, chosen };
   showRanking();
 }
@@ -51,7 +51,7 @@ function showRanking() {
   const names = [...(fits ? ranking.keys() : [])].sort((a, b) => ranking.get(a).part - ranking.get(b).part);
   list.replaceChildren(...names.map((name) => rankingRow(name, whole)));
   for (const box of boxes) {
-    const found = fits && ranking.get(heads[box.dataset.number].name), change = found ? found.part - whole : 0;
+    const alone = fits && ranking.get(heads[box.dataset.number].name), change = alone ? alone.part - whole : 0;
     const effect = box.querySelector('.effect');
     effect.textContent = Math.abs(change) >= 0.005 ? say('report.points', { value: points(change) }) : '';
     effect.classList.toggle('strong', change < -0.2);

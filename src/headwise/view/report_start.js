@@ -83,7 +83,7 @@ function listen() {
 // The suggested question: the first press leads to the place and leaves time to think, the second tries every head.
 function askQuestion() {
   const asked = isAsked();
-  if (own.text !== opening) setOwn(opening);
+  if (typed.text !== opening) setOwn(opening);
   view.at = restingPlace();
   view.pinned = true;
   showPoint();
@@ -93,7 +93,7 @@ function askQuestion() {
   sayQuestion(!asked);
 }
 
-function isAsked() { return !byId('think').hidden && own.text === opening && view.at === restingPlace(); }
+function isAsked() { return !byId('think').hidden && typed.text === opening && view.at === restingPlace(); }
 
 // Everything that the scripts have put into words.
 function showWords() {
@@ -107,7 +107,7 @@ function showWords() {
   makeRun();
   filterChanged();
   redraw();
-  if (own.whole) sayUnknown();
+  if (typed.whole) sayUnknown();
 }
 
 function start() {

@@ -26,7 +26,7 @@ function makeTable() {
   }
   if (compared) for (const cell of fixed) cell.rowSpan = 2;
   head.append(top, ...(compared ? [below] : []));
-  rowsInOrder = heads.map((one, number) => tableRow(one, number, compared));
+  rowsInOrder = heads.map((head, number) => tableRow(head, number, compared));
   body.append(...rowsInOrder);
   table.replaceChildren(head, body);
   table.setAttribute('role', 'grid');
