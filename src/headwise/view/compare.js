@@ -20,6 +20,7 @@ function table({ title, columns, rows, note }) {
     body.insertRow().append(heading(first, 'row'), ...cells.map((cell) => element('td', '', cell)));
   }
   frame.append(made);
+  shadeEdge(frame);
   return [element('h3', '', title), frame, ...(note ? [element('p', 'caption', note)] : [])];
 }
 

@@ -39,6 +39,7 @@ function listenToPictures() {
   byId('all-columns').addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
   table.parentElement.addEventListener('scroll', () => { hideTip(); showOverflow(); });
   byId('more-columns').addEventListener('click', turnColumns);
+  shadeEdge(table.parentElement);
   const sizes = new ResizeObserver(showOverflow);
   [table, table.parentElement].forEach((frame) => sizes.observe(frame));
 }

@@ -40,7 +40,6 @@ function makeTable() {
 function showOverflow() {
   const frame = table.parentElement, beyond = frame.scrollWidth - frame.clientWidth, ends = frame.scrollLeft >= beyond - 2;
   byId('more-columns').hidden = beyond <= 2;
-  frame.classList.toggle('goes-on', beyond > 2 && !ends);
   setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
 }
 

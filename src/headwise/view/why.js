@@ -14,6 +14,7 @@ function draw() {
     return button;
   }));
   byId('numbers').replaceChildren(table());
+  shadeEdge(byId('numbers'));
   tint();
 }
 

@@ -78,3 +78,4 @@ function tell() {
 
 document.addEventListener('language', draw);
 draw();
+shadeEdge(byId('map').parentElement);

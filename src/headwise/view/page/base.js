@@ -96,6 +96,14 @@ function makeLanguages() {
   byId('languages').hidden = false;
 }
 
+// A frame that scrolls sideways is shaded at the edge behind which there is more.
+function shadeEdge(frame) {
+  const look = () => frame.classList.toggle('goes-on', frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 2);
+  const sizes = new ResizeObserver(look);
+  for (const part of [frame, ...frame.children]) sizes.observe(part);
+  frame.addEventListener('scroll', look);
+}
+
 function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
 
 makeLanguages();
