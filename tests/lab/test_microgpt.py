@@ -271,12 +271,6 @@ def test_the_published_run(rung: str) -> None:
     assert run.samples == PUBLISHED_SAMPLES.split()
 
 
-def test_plain_begins_like_the_published_run() -> None:
-    run = replay(published_names(), "plain", 10, n_samples=0)
-    assert run.losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
-    assert run.losses == pytest.approx(published_run("array").losses[:10], rel=CLOSE)
-
-
 # Without torch. A module of sys.modules that is None cannot be imported.
 WITHOUT_TORCH = """
 import json, sys
@@ -294,10 +288,9 @@ def fresh_python(code: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", ["plain", "array"])
-def test_no_torch_is_needed(rung: str) -> None:
-    code = f"print(json.dumps(replay({NAMES!r}, {rung!r}, 5).losses))"
-    assert fresh_python(code) == pytest.approx(short_run(rung).losses[:5], rel=CLOSE)
+def test_no_torch_is_needed() -> None:
+    code = f"print(json.dumps(replay({NAMES!r}, 'array', 5).losses))"
+    assert fresh_python(code) == pytest.approx(short_run("array").losses[:5], rel=CLOSE)
 
 
 def test_a_missing_torch_is_said() -> None:
@@ -312,15 +305,15 @@ except ValueError as error:
 
 
 @pytest.mark.slow
-def test_plain_replays_the_published_run() -> None:
+def test_plain_goes_along_with_the_published_run() -> None:
+    """A tenth of it: the whole takes 15 seconds, and what the array rung does after it is known to be the same."""
     published_names()
     code = f"""
 import gc
 gc.disable()  # the graphs have no cycles: looking for some costs a tenth of the time
-run = replay(open({str(NAMES_FILE)!r}).read().splitlines(), "plain")
-print(json.dumps([run.losses, run.samples]))
+run = replay(open({str(NAMES_FILE)!r}).read().splitlines(), "plain", 100, n_samples=0)
+print(json.dumps(run.losses))
 """
-    losses, samples = fresh_python(code)
-    assert losses == pytest.approx(published_run("array").losses, rel=CLOSE)
-    assert [round(loss, 4) for loss in losses[-3:]] == PUBLISHED_LAST
-    assert samples == PUBLISHED_SAMPLES.split()
+    losses = fresh_python(code)
+    assert losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
+    assert losses == pytest.approx(published_run("array").losses[:100], rel=CLOSE)

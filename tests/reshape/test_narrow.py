@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as tf
 from cases import every
+from processes import verified_here
 from reshape_models import ROTARY, V, build
 from torch import nn
 
@@ -171,7 +172,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
     config = {**ROTARY, "max_position_embeddings": 67, "num_key_value_heads": 3}
     tf.LlamaForCausalLM(tf.LlamaConfig(**config, initializer_range=0.3)).save_pretrained(folder / "llama")
     stream = torch.randint(V, (67 * 30,), generator=torch.Generator().manual_seed(4))
-    hw.narrow(folder / "llama", cache=0.7, window=19, text=stream, out=folder / "narrow")
+    with verified_here():
+        hw.narrow(folder / "llama", cache=0.7, window=19, text=stream, out=folder / "narrow")
     yield folder / "llama", folder / "narrow"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import every
+from processes import verified_here
 from reshape_models import V, build
 from torch import Tensor, nn
 
@@ -104,7 +105,8 @@ def test_sharing_and_pruning_are_the_same(folder: Any, tmp_path: Path, name: str
     }
     for kind, call in calls.items():
         outs = [tmp_path / f"{name}-{kind}-{i}" for i in (0, 1)]
-        wanted, result = call(path, outs[0]), call(parts, outs[1])
+        with verified_here():
+            wanted, result = call(path, outs[0]), call(parts, outs[1])
         for field in ("loss", "kl", "entropy", "cache_bytes", "parameters"):
             assert getattr(result.damage, field) == getattr(wanted.damage, field), (kind, field)
         assert result.damage.tokens_per_second is None and any("not timed" in note for note in result.notes)
