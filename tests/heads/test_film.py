@@ -149,12 +149,14 @@ def test_heads_are_as_alike_as_their_maps(tmp_path: Path) -> None:
     assert lonely.log is not None and lonely.log.rows[0]["alike"] == [None, None]
 
 
+@pytest.mark.slow
 def test_training_is_not_changed_by_a_film(tmp_path: Path, verbs: Filmed) -> None:
     corpus, config, recipe = VERBS.resolve()
     other, _ = train(tmp_path, config, recipe, corpus.data, VERBS.seed, quiet)
     assert all(torch.equal(a, b) for a, b in zip(verbs.model.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_has_the_same_bytes(tmp_path: Path, verbs: Filmed) -> None:
     """Also where a kill has cut a frame short, and where frames are there that the saved state does not know yet."""
     whole = (verbs.folder / FILM).read_bytes()

@@ -82,6 +82,7 @@ def text(model: GPT) -> Text:
     return Text(documents, lambda ids: tuple(f"t{i}" for i in ids))
 
 
+@pytest.mark.slow
 def test_the_tree_has_the_public_shape_and_the_models_weights(
     model: GPT, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

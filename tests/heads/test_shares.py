@@ -103,6 +103,7 @@ def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.Mon
     assert max(sizes) - min(sizes) <= 2 * 46
 
 
+@pytest.mark.slow
 def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
     monkeypatch.setattr("headwise.heads.documents.BATCH", 23)

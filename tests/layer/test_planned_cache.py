@@ -68,6 +68,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(specs, st.lists(keeps, min_size=6, max_size=6), cuts, st.booleans())
 def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list[int], gated: bool) -> None:

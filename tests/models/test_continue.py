@@ -61,6 +61,7 @@ def test_the_cache_does_not_change_the_text(make: Any, options: dict[str, Any]) 
     assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
 
 
+@pytest.mark.slow
 def test_a_plan_is_kept_and_refused_by_name() -> None:
     torch.manual_seed(5)
     shape = {"vocab_size": 19, "context": 31, "n_layers": 2, "n_heads": 6, "n_kv_heads": 3, "d_model": 36}

@@ -64,6 +64,7 @@ def test_prune_takes_names_or_a_share_that_stays() -> None:
         prune(model, keep=0.75, by="role", text=IDS)
 
 
+@pytest.mark.slow
 def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
     source = open_folder(run)
     assert source.tokens is not None

@@ -91,6 +91,7 @@ def ids() -> torch.Tensor:
     return torch.cat([half, half], 1)
 
 
+@pytest.mark.slow
 def test_layers_that_look_things_up_keep_all(model: hw.GPT, ids: torch.Tensor) -> None:
     child = hw.narrow(model, tolerance=0.001, text=ids)
     assert windows_of(child.model) == [16, None, 16]
@@ -109,6 +110,7 @@ def test_layers_that_look_things_up_keep_all(model: hw.GPT, ids: torch.Tensor) -
     assert [loss.before, loss.after] == pytest.approx(exact, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_had_says_what_can(model: hw.GPT, ids: torch.Tensor) -> None:
     for wrong, message in (
         ({"tolerance": 0.1, "cache": 0.5}, "pass one of them"),

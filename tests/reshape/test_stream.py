@@ -80,6 +80,7 @@ def test_logits_are_those_in_memory(folder: Any, name: str) -> None:
     assert resting == {"meta"} and ask.blocks(whole)[0] is not None
 
 
+@pytest.mark.slow
 @every("name", ["run", *NAMES])
 def test_a_survey_is_the_same(folder: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parts = both(folder(name))

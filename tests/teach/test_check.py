@@ -176,6 +176,7 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         assert said in outcome.err
 
 
+@pytest.mark.slow
 def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     capped = (
         (FOLDER / "nano.py").read_text().replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")

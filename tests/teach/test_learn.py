@@ -203,6 +203,7 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
     assert "01_softmax.py" in invoke("learn").out  # inside the folder no name is needed
 
 
+@pytest.mark.slow
 def test_the_whole_course_in_spanish(invoke: Invoke, in_process: None, tmp_path: Path) -> None:
     folder = tmp_path / "curso"
     assert "Abre" in invoke("learn", folder, "--lang", "es").out

@@ -250,6 +250,7 @@ def test_a_model_that_does_not_fit_says_why() -> None:
     assert pack_model(model, odd) == {"reason": "tokenizer", "part": "pre_tokenizer Metaspace"}
 
 
+@pytest.mark.slow
 def test_halved_weights_state_what_they_cost() -> None:
     model = model_of("nanogpt", 67)
     error = rounding_error(model, torch.float16)
