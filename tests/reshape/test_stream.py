@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise import memory
+from headwise.gpt import device
 from headwise.gpt.checkpoint import save_model, tensors_in, write_shard
 from headwise.gpt.tokens import Tokens
 from headwise.heads.effect import importance
@@ -157,7 +158,7 @@ def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.Mon
     path = folder("llama")
     assert stream.stream_of(hw.open(path)) is None
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    for module in (opening, stream, job):
+    for module in (opening, stream, job, device):
         monkeypatch.setattr(module, "free_memory", lambda: memory.Room(size, "cgroup"))
     model = hw.open(path)
     streamed = stream.stream_of(model)

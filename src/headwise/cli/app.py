@@ -122,6 +122,7 @@ def _set_debug(value: bool) -> None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
 Lang = Annotated[str, typer.Option(help="Language that the page opens in, en or es; the page has a switch.")]
+Device = Annotated[str, typer.Option(help="Where the model computes: cpu, cuda, cuda:1 or mps.")]
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.app import Debug, Json, Progress, command, err, needs_torch, out, print_json
+from headwise.cli.app import Debug, Device, Json, Progress, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 
@@ -26,6 +26,7 @@ def generate(
     lookup: int = 0,
     cache: bool = True,
     plan: Path | None = None,
+    device: Device = "cpu",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -37,7 +38,7 @@ def generate(
         from headwise.models.open import open_folder
     if samples > 1 and (temperature == 0 or lookup):
         raise HeadwiseError(f"--samples {samples} needs a temperature above 0 and no --lookup; pass one of them")
-    folder = open_folder(model)
+    folder = open_folder(model, device=device)
     start = prompt_ids(folder.model, prompt or "") if ids is None else _read_ids(ids)
     kept = None if plan is None else Plan.read(plan)
     form = decode_form(folder.model, int8, samples + lookup) if int8 else folder.model

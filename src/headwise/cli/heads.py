@@ -8,7 +8,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Debug,
+    Device,
+    Json,
+    Lang,
+    Progress,
+    check_outputs,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+)
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.view.page.words import check_lang
@@ -50,15 +62,28 @@ def heads(
     seed: int = 0,
     stream: bool | None = None,
     dtype: str = "auto",
+    device: Device = "cpu",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show what each head does, and what breaks without it."""
     check_lang(lang)
+    reading = {"stream": stream, "dtype": dtype, "device": device}
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet}
     if circuits:
-        labels = {"relations": relations, "bench": bench}
-        _circuits(model, as_json, text=text, ids=ids, against=against, headvis=headvis, **labels, **files)
+        labels: dict[str, Any] = {"relations": relations, "bench": bench}
+        labels["device"] = None if device == "cpu" else device
+        _circuits(
+            model,
+            reading,
+            as_json,
+            text=text,
+            ids=ids,
+            against=against,
+            headvis=headvis,
+            **labels,
+            **files,
+        )
         return
     _check(model, against, sort, (relations, bench), headvis, **files)
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
@@ -69,7 +94,7 @@ def heads(
     if parallel is not None:
         _check_parallel(parallel, ranks, headvis=headvis, keep=keep, against=against, relations=relations, bench=bench)
     options |= {"unknown": unknown, "field": field, "rows": rows, "ranks": ranks, "parallel": parallel is not None}
-    options["reading"] = {"stream": stream, "dtype": dtype}
+    options["reading"] = reading
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
@@ -99,7 +124,7 @@ def _check_parallel(parallel: str, ranks: Ranks, **options: Any) -> None:
         raise HeadwiseError(f"--parallel tensor with {', '.join(passed)}: that needs the whole model; leave one out")
 
 
-def _circuits(model: Path, as_json: bool, **options: Any) -> None:
+def _circuits(model: Path, reading: Mapping[str, Any], as_json: bool, **options: Any) -> None:
     """The heads by their weights alone, and who reads whom."""
     passed = [f"--{name}" for name, value in options.items() if value]
     if passed:
@@ -109,7 +134,7 @@ def _circuits(model: Path, as_json: bool, **options: Any) -> None:
         from headwise.models.open import open_folder
     from headwise.view.circuits import print_circuits
 
-    folder = open_folder(model)
+    folder = open_folder(model, **reading)
     with Progress("reading the weights of all heads"):
         result = circuits(folder.model)
     if as_json:

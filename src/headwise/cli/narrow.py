@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from headwise.cli.app import command, needs_torch
@@ -9,7 +10,7 @@ from headwise.cli.reshape import with_options
 
 
 @command()
-@with_options
+@partial(with_options, without="stream")
 def narrow(tolerance: float | None = None, cache: float | None = None, window: int | None = None) -> Any:
     """Give layers a window: a smaller cache.
 

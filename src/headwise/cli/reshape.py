@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from headwise.cli.app import Debug, Json, Progress, err, out, print_json
+from headwise.cli.app import Debug, Device, Json, Progress, err, out, print_json
 from headwise.cli.interrupt import leaving
 from headwise.errors import HeadwiseError
 from headwise.reshape import report
@@ -25,13 +25,14 @@ class Options(report.Options):
 
     text: Path | None = None
     out: Path | None = None
+    device: Device = "cpu"
     model: Path
     as_json: Json = False
     debug: Debug = False
 
 
-def with_options(command: Callable[..., Change]) -> Callable[..., None]:
-    """The command with `Options` after its own options. It answers with a change, which is made."""
+def with_options(command: Callable[..., Change], without: str = "") -> Callable[..., None]:
+    """The command with `Options`, but for one, after its own options. It answers with a change, which is made."""
     hints = get_type_hints(Options, include_extras=True)
     common = [
         inspect.Parameter(
@@ -41,13 +42,14 @@ def with_options(command: Callable[..., Change]) -> Callable[..., None]:
             annotation=hints[field.name],
         )
         for field in fields(Options)
+        if field.name != without
     ]
     specific = inspect.signature(command, eval_str=True).parameters.values()
     shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in specific] + common
 
     @functools.wraps(command)
     def whole(**values: Any) -> None:
-        options = Options(**{field.name: values.pop(field.name) for field in fields(Options)})
+        options = Options(**{parameter.name: values.pop(parameter.name) for parameter in common})
         with leaving():
             reshape(options, command(**values))
 

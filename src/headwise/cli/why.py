@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from headwise.cli.app import Debug, Json, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.cli.app import Debug, Device, Json, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.view.page.words import check_lang
 
 
@@ -17,6 +17,7 @@ def why(
     corrupt: str | None = None,
     html: Path | None = None,
     lang: str = "en",
+    device: Device = "cpu",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -31,7 +32,7 @@ def why(
         from headwise.models.open import open_folder
     from headwise.view.why import print_story, story_page
 
-    folder = open_folder(model)
+    folder = open_folder(model, device=device)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder, prompt, answer, corrupt, progress)
     if html is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwise.cli.app import Debug, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.cli.app import Debug, Device, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.plan import check_format
@@ -26,6 +26,7 @@ def windows(
     png: Path | None = None,
     csv: Path | None = None,
     seed: int = 0,
+    device: Device = "cpu",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -44,7 +45,7 @@ def windows(
     with needs_torch():
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
-    folder = open_folder(model)
+    folder = open_folder(model, device=device)
     with Progress("reading the text") as progress:
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)

@@ -135,7 +135,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file with a digest of what it holds, whole or not at all."""
-    header, contents = _split(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+    header, contents = _split(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
     header["__metadata__"] = dict(metadata)  # in our order: the library's differs from call to call
     header["__metadata__"][DIGEST] = _sha256(header, contents)
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -203,7 +203,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+            file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -166,7 +166,7 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
         raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
     if temperature == 0:
         return int(logits.argmax())
-    ids, rows = None, logits.double().cpu()
+    ids, rows = None, logits.cpu().double()
     if top_k is not None and top_k < len(rows):
         rows, ids = rows.topk(top_k)
     bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)  # 1 at best: nothing overflows

@@ -84,14 +84,13 @@ def attribute(
     answer = (target,) if isinstance(target, int) else tuple(int(token) for token in target)
     if len(answer) not in (1, 2):
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
-    device = next(model.parameters()).device
     with evaluating(model):
-        run = _read_run(model, row[:, : position + 1].to(device))  # what comes later changes nothing here
+        run = _read_run(model, row[:, : position + 1])  # what comes later changes nothing here
     matrix, bias = output_matrix(model)
     if max(answer) >= len(matrix) or min(answer) < 0:
         raise HeadwiseError(f"target {max(answer)} is outside the vocabulary of {len(matrix)} tokens")
     scale = _logit_scale(model, matrix, bias, run)
-    rows = matrix[list(answer)].double()
+    rows = matrix[list(answer)].cpu().double()
     direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])
     offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
     constant = offsets[0] - sum(offsets[1:])
@@ -102,7 +101,8 @@ def attribute(
 def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
     """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
     wide = torch.promote_types(matrix.dtype, torch.float32)  # of a large vocabulary a copy in doubles takes a while
-    raw = (matrix.to(wide) @ run.normed.to(wide)).double() + (0 if bias is None else bias.double())
+    product = (matrix.to(wide) @ run.normed.to(matrix.device, wide)).cpu().double()
+    raw = product + (0 if bias is None else bias.cpu().double())
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _same(scale * raw, run.logits):
         return scale if abs(scale - 1) > CLOSE else 1.0
@@ -143,11 +143,11 @@ def _parts(
                 constant += float(through @ norm.bias)
                 through = norm.back(through)
             if bias is not None:
-                constant += float(through @ bias.double())
+                constant += float(through @ bias.cpu().double())
             shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
             heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
-            tokens |= dict(zip(layer.site.heads, looks.cpu().numpy(), strict=True))
-            weights |= dict(zip(layer.site.heads, rows_hs.cpu().numpy(), strict=True))
+            tokens |= dict(zip(layer.site.heads, looks.numpy(), strict=True))
+            weights |= dict(zip(layer.site.heads, rows_hs.numpy(), strict=True))
             block, written = rows[layer.block], writer.factor * rows[writer.module].gave
             feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
     embedding = float(direction @ rows[run.layers[0].block].read)
@@ -167,13 +167,13 @@ def _heads_of(
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
-    back = (as_rows(projection).double().T @ through).reshape(H, -1)
+    back = (as_rows(projection).cpu().double().T @ through).reshape(H, -1)
     mask = call.options.mask
     options = call.options._replace(mask=None if mask is None else mask.for_queries(slice(T - 1, T), T), gate=None)
     steps = trace(call.q[:, :, -1:].float(), call.k.float(), call.v.float(), options)
-    weights = steps.weights[0, :, 0].double()  # (H,S)
+    weights = steps.weights[0, :, 0].cpu().double()  # (H,S)
     index = call.options.kv_index or [h // (H // call.k.shape[1]) for h in range(H)]
-    values = call.v[0, list(index)].double()  # (H,S,E)
+    values = call.v[0, list(index)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
     # A gate, or a norm of the head, that lies between the two is held as it was.
     between = torch.where(mixed == 0, 0, entered / torch.where(mixed == 0, 1, mixed))
@@ -181,7 +181,7 @@ def _heads_of(
 
 
 class _Row(NamedTuple):
-    """A module's input and output at the last position, float64."""
+    """A module's input and output at the last position, float64, on the processor."""
 
     read: Tensor
     gave: Tensor
@@ -210,7 +210,7 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
         result = gave[0] if isinstance(gave, tuple) else gave
         if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in (first, result)):
             tensors: Any = first, result
-            rows[module] = _Row(*(x.flatten(0, -2)[-1].double() for x in tensors))
+            rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
 
     def remember(site: Site, call: Call) -> None:
         calls[site.name] = call
@@ -220,7 +220,7 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
         stack.enter_context(attach(handlers, model))
         handles = (module.register_forward_hook(keep, with_kwargs=True) for module in wanted)
         stack.enter_context(hooked(handles))
-        answer = logits(model, ids, last=True)[0, -1].double()
+        answer = logits(model, ids, last=True)[0, -1].cpu().double()
     last = rows[layers[-1].block].gave
     norm = next((module for module in layers[-1].around if module in rows and _same(rows[module].read, last)), None)
     return _Run(layers, rows, calls, norm, last if norm is None else rows[norm].gave, answer)
@@ -243,8 +243,8 @@ class _Frozen:
         x, like = row.read, next(norm.parameters(), None)
         probe = x.to(torch.float32 if like is None else like.dtype)
         probe = probe.to("cpu" if like is None else like.device)
-        centres = _same(norm(probe + probe.abs().mean()).double(), row.gave)  # adding a constant changes nothing
-        bias = norm(torch.zeros_like(probe)).double()
+        centres = _same(norm(probe + probe.abs().mean()).cpu().double(), row.gave)  # adding a constant changes nothing
+        bias = norm(torch.zeros_like(probe)).cpu().double()
         x = x - x.mean() if centres else x
         return cls(torch.where(x == 0, 0, (row.gave - bias) / torch.where(x == 0, 1, x)), bias, centres)
 

@@ -118,7 +118,7 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
             loss = next_token_losses(model, ids, after).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
             slopes = torch.autograd.grad(loss, [out for _, out in outs])
             for (site, out), slope in zip(outs, slopes, strict=True):
-                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).double()
+                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).cpu().double()
             rows += ids.numel()
     if not rows:
         raise HeadwiseError("importance needs at least one batch of ids")

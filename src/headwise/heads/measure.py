@@ -21,6 +21,7 @@ from headwise.heads import blocks
 from headwise.heads.blocks import Layout, Pass, Sums
 from headwise.heads.documents import Document
 from headwise.records import Call
+from headwise.rungs.tensor import widest
 from headwise.spec import Options
 
 
@@ -117,7 +118,7 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     blocks_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     blocks_hce = blocks_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
     factors: Tensor
-    if blocks_hce.device.type != "mps":  # which has no float64
+    if widest(blocks_hce.device) == torch.float64:
         wide = blocks_hce.double()
         factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
         if not failed.any():  # as for a silent head; else it is such an R, too, in less than half the time

@@ -96,7 +96,7 @@ class Plan:
         numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
         for start in range(0, len(self.rows), ROWS):
             rows = self.rows[start : start + ROWS]
-            weights = row_weights(call, b, rows).double().cpu()
+            weights = row_weights(call, b, rows).cpu().double()
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
             sums = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
             numbers += torch.stack([cells.of(values, rows) for cells, values in sums], 1)

@@ -365,4 +365,4 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         config: Any = model.config
         build: Any = type(model)
         fresh: nn.Module = build(config)
-    return fresh.to(next(model.parameters()).dtype).eval()
+    return fresh.to(next(model.parameters())).eval()

@@ -262,7 +262,7 @@ class Tally:
 
 def _means(measured: Measured) -> dict[str, Floats]:
     """The mean over the rows of each statistic, (H,)."""
-    return {key: rows.double().mean(1).cpu().numpy() for key, rows in measured.rows.items()}
+    return {key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()}
 
 
 def _pictures(measured: Measured, keys: Tensor, weights: Tensor) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from headwise.models import ask
 from headwise.models.open import TextTokens, open_model
 from headwise.models.sites import Site
 from headwise.records import Call, parse_head
+from headwise.rungs.tensor import widest
 from headwise.spec import resolve_kv_index
 
 SMALLEST = 16  # window
@@ -95,7 +96,7 @@ class _Distances(Pass):
 
     def totals(self) -> Tensor:
         """(H,n) the weights by distance."""
-        return torch.zeros(self.H, self.T + self.start, dtype=torch.float64, device=self.device)
+        return torch.zeros(self.H, self.T + self.start, dtype=widest(self.device), device=self.device)
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """The queries are neighbours: documents that run by themselves have no padding."""
@@ -105,7 +106,7 @@ class _Distances(Pass):
         # is a diagonal of the block, which is a distance.
         p = skewed[:, : t * (s + t)].view(h, t, s + t)[..., t:]
         torch.mul(e, share[..., None], out=p)
-        sums = skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).double()
+        sums = skewed.view(h, t, s + t + 1).sum(1)[:, 1:].flip(1).to(widest(self.device))
         first = int(strip.at[0]) - s  # the distance of the first of them
         totals[heads, max(0, first) : first + s + t] += sums[:, max(0, -first) :]
         if keys.start < max(SINKS):
@@ -120,7 +121,7 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     The window of a query counts its own token: w = 1 is that token alone.
     """
     work = _Distances(call, b, document)
-    behind, early = run(work).cpu(), work.early.double().cpu()  # (H,N) by distance; (H,T,first) by query
+    behind, early = run(work).cpu().double(), work.early.cpu().double()  # (H,N) by distance; (H,T,first) by query
     n_rows, length = max(1, int(Sums(work).seen.any(0).sum())), behind.shape[1]
     distance = work.start + torch.arange(early.shape[1])[:, None] - torch.arange(early.shape[2])
     on_first = early.new_zeros(len(early), length, early.shape[2])
@@ -166,7 +167,7 @@ def _find_needles(
     right, device = 0, next(model.parameters()).device
 
     def note(place: int, length: int, site: Site, call: Call, documents: Sequence[Document]) -> None:
-        weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).double().cpu()
+        weights = row_weights(call, 0, range(length - NEEDLE + 1, length)).cpu().double()
         n, at_needle = NEEDLE - 1, weights[..., place + 1 : place + NEEDLE]  # (H,n,n), answers on the diagonal
         answers = at_needle.diagonal(dim1=1, dim2=2).sum(1)
         others = (at_needle.sum((1, 2)) - answers) / (n - 1)

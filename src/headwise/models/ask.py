@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import HeadwiseError
+from headwise.gpt.device import CPU
 from headwise.gpt.forms import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.stream import stream_of
@@ -54,16 +55,15 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # another last token
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     stream = stream_of(model)  # one layer tells as much as all
     try:
         with evaluating(model), nullcontext() if stream is None else stream.alone():
-            rows = getattr(_forward(model, ids.to(device)), "logits", None)
+            rows = getattr(_forward(model, ids), "logits", None)
     except Exception:  # it wants more than ids; the library lets through whatever its parts raise
         return None
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
-    before, after = rows[:, :-1].double()
+    before, after = rows[:, :-1].cpu().double()
     rounding = 16 * torch.finfo(rows.dtype).eps * before.abs().max()
     return "next" if (before - after).abs().max() <= rounding else "masked"
 
@@ -77,6 +77,11 @@ def require_next(model: nn.Module) -> None:
         )
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model takes its ids."""
+    return next((parameter.device for parameter in model.parameters()), CPU)
+
+
 def reads_tokens(model: nn.Module) -> bool:
     """Does the forward of the model take token ids?"""
     return bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
@@ -85,7 +90,7 @@ def reads_tokens(model: nn.Module) -> bool:
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
     if isinstance(model, GPT):
-        return model(ids, last_only=last)  # type: ignore[no-any-return]
+        return model(ids.to(device_of(model)), last_only=last)  # type: ignore[no-any-return]
     answer: Tensor = _forward(model, ids, last).logits
     return answer[:, -1:] if last else answer
 
@@ -105,9 +110,9 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     """
     pair: Any = next((module for module in model.modules() if hasattr(module, "get_text_features")), None)
     if isinstance(model, GPT):
-        model(ids, last_only=True)
+        model(ids.to(device_of(model)), last_only=True)
     elif pair is not None:
-        pair.get_text_features(input_ids=ids)
+        pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
         _forward(body_of(model), ids)
 
@@ -117,6 +122,7 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
 
     after  count only what comes behind the first token of this id, which each document must have
     """
+    ids = ids.to(device_of(model))
     if ids.shape[1] < 2:
         raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
     predicted = logits(model, ids)[:, :-1]
@@ -221,6 +227,7 @@ class Reader:
 
     def __call__(self, ids: Tensor) -> Tensor:
         model: Any = self.model
+        ids = ids.to(device_of(model))
         if isinstance(model, GPT):
             row: Tensor = model(ids, self.cache, last_only=True)[0, -1]
             return row
@@ -268,7 +275,7 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 def _forward(model: nn.Module, ids: Tensor, last: bool = False) -> Any:
     """A forward pass of a model of transformers without a cache; an encoder-decoder reads the ids on both sides."""
-    inputs: dict[str, Any] = {"input_ids": ids}
+    inputs: dict[str, Any] = {"input_ids": (ids := ids.to(device_of(model)))}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = ids
     if "use_cache" in _parameters(model):

@@ -20,6 +20,7 @@ from headwise.gpt.tokens import Tokens
 from headwise.layer.importing.importers import import_attention
 from headwise.models.ask import context_of, logits, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
+from headwise.models.stream import stream_of
 from headwise.plan import Plan
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
@@ -137,6 +138,8 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
 
 def _as_ours(module: Any, lacks: str) -> GPT:
     """A Llama-like model of transformers as a GPT of ours with the same weights, whose RoPE is still to be set."""
+    if stream_of(module) is not None:
+        raise HeadwiseError(f"this model has {lacks}: it is read layer by layer, and that takes it whole in memory")
     config: Any = getattr(module, "config", None)
     kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
     if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):

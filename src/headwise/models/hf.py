@@ -27,6 +27,7 @@ from transformers.utils import logging
 from headwise.errors import HeadwiseError
 from headwise.files import check_regular, read_json
 from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
+from headwise.gpt.device import CPU
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.tokens import BOUNDARY, check_tokenizer
 from headwise.layer.layer import shapes_alone
@@ -80,7 +81,7 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
     return loaded
 
 
-def stream_folder(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
+def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch.device = CPU) -> Any:
     """The same model without its weights, which each layer borrows from the files while it runs (`models.stream`)."""
     kind, config = _described(folder)
     places = tensors_in(folder / "model.safetensors") if (folder / "model.safetensors").exists() else {}
@@ -103,7 +104,7 @@ def stream_folder(folder: Path, dtype: torch.dtype | str = "auto") -> Any:
             if place := places.get(key):
                 held.setdefault(weights, place)
     _require_whole(folder, kind, [name for name, weights in named.items() if weights not in held])
-    Stream(model.eval(), {name: held[weights] for name, weights in named.items()})
+    Stream(model.eval(), {name: held[weights] for name, weights in named.items()}, device=device)
     return model
 
 
@@ -115,7 +116,7 @@ def shallow(model: Any, n_layers: int, seed: int) -> Any:
         config.layer_types = config.layer_types[:n_layers]
     fresh = hollow(type(model), config, model.dtype)
     kept = {name: weights.detach() for name, weights in model.named_parameters(remove_duplicate=False)}
-    Stream(fresh.eval(), kept, seed)
+    Stream(fresh.eval(), kept, seed, model.device)
     return fresh
 
 

@@ -17,6 +17,7 @@ from headwise.cost.units import number_format
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.gpt.checkpoint import save_model
+from headwise.gpt.device import CPU, device_named, free_on
 from headwise.gpt.gpt import GPT
 from headwise.gpt.ranks import ALONE, Ranks
 from headwise.gpt.run import RUN, load_run
@@ -103,18 +104,23 @@ class Folder:
 _origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = WeakKeyDictionary()
 
 
-def open_model(source: str | Path | nn.Module, *, stream: bool | None = None, dtype: str = "auto") -> nn.Module:
+def open_model(
+    source: str | Path | nn.Module, *, stream: bool | None = None, dtype: str = "auto", device: str = "cpu"
+) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
     stream  borrow the weights of a layer from the files while it runs, and let them go; default: where the weights
             would not fit into the free memory. `survey`, `share` and `prune` take such a model through all documents
             a layer at a time; each other forward pass reads all weights anew
     dtype   its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
+    device  where it computes: "cpu", "cuda", "cuda:1", "mps"; a streamed model lends it a layer at a time
 
     Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know its
     tokenizer and its text. Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
     """
-    return source if isinstance(source, nn.Module) else open_folder(Path(source), stream=stream, dtype=dtype).model
+    if isinstance(source, nn.Module):
+        return source
+    return open_folder(Path(source), stream=stream, dtype=dtype, device=device).model
 
 
 def described(model: nn.Module) -> Folder | None:
@@ -129,13 +135,18 @@ def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: st
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
-def open_folder(path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None, dtype: str = "auto") -> Folder:
+def open_folder(
+    path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None, dtype: str = "auto", device: str = "cpu"
+) -> Folder:
     """Read a model folder, with our own model where it is one of ours, else through transformers; see `open_model`.
 
     ranks  processes of which each holds some of the heads; all must call
     """
     if ranks.world > 1 and stream:
         raise HeadwiseError("--parallel and --stream: pass one of them")
+    place = device_named(device)
+    if ranks.world > 1 and place != CPU:
+        raise HeadwiseError("--parallel and --device: pass one of them; each process has the device of its rank")
     numbers = "auto" if dtype == "auto" else DTYPES.get(number_format(dtype))
     if numbers is None:
         raise HeadwiseError(f"--dtype {dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
@@ -146,7 +157,9 @@ def open_folder(path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None,
         if ranks.world > 1:
             run.split(ranks)
         if stream:  # it was trained in memory, where its weights stay
-            Stream(run, {name: weights.detach() for name, weights in run.named_parameters()})
+            Stream(run, {name: weights.detach() for name, weights in run.named_parameters()}, device=place)
+        elif place != CPU:
+            run.to(place)
         return remember(run, path, tokens, "headwise")
     try:
         from headwise.models.hf import FolderTokens, has_tokenizer, load_folder, stream_folder
@@ -154,17 +167,19 @@ def open_folder(path: Path, ranks: Ranks = ALONE, *, stream: bool | None = None,
         if error.name != "transformers":
             raise
         raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
-    if stream or (stream is None and ranks.world == 1 and too_large(path)):
-        foreign = stream_folder(path, numbers)
+    if stream or (stream is None and ranks.world == 1 and too_large(path, place)):
+        foreign = stream_folder(path, numbers, place)
     else:
         foreign = load_folder(path, ranks, numbers)
+        if place != CPU:
+            nn.Module.to(foreign, place)
     return remember(foreign, path, FolderTokens(path) if has_tokenizer(path) else None, foreign.config.model_type)
 
 
-def too_large(path: Path) -> bool:
-    """Do the weights of a folder leave too little of the free memory?"""
+def too_large(path: Path, device: torch.device) -> bool:
+    """Do the weights of a folder leave too little of the free memory, of the machine or of the device?"""
     sizes = [file.stat().st_size for file in path.glob("*.safetensors")] if path.is_dir() else []
-    room = free_memory()
+    room = min(free_memory(), free_on(device))
     # Pages of a file that is being read count where addresses are limited, and nowhere else.
     return bool(sizes) and sum(sizes) + max(sizes) * ("ulimit" in room.limit) > ROOM * room.size
 

@@ -3,7 +3,9 @@
 The model lies on the meta device; a layer that runs borrows its weights from the pages of the safetensors files. A
 `sweep` takes many documents through the first layer, then through the second, and so on, so that the weights are read
 once however long the text is. For that the model itself runs once for each layer and batch, with all layers but one
-left out: its own masks and positions, and the hooks of whoever watches, are what they always are.
+left out: its own masks and positions, and the hooks of whoever watches, are what they always are. On a device other
+than the processor a layer's weights go there while it runs; what documents are between two layers waits in the memory
+of the machine, the larger one.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.checkpoint import Place, tensors_in, write_shard
+from headwise.gpt.device import CPU, free_on
 from headwise.layer.layer import shapes_alone
 from headwise.markup import amount
 from headwise.memory import free_memory
@@ -45,10 +48,17 @@ class Stream:
     model   of a family that has a record, with one stack of layers
     stored  the weights by the names of the model: in files, or as tensors
     seed    draw those of the layers anew each time, as untrained ones
+    device  on which a layer runs, and what lies outside of the layers stays
     """
 
-    def __init__(self, model: nn.Module, stored: Mapping[str, Place | Tensor], seed: int | None = None) -> None:
-        self.model, self.stored, self.seed = model, dict(stored), seed
+    def __init__(
+        self,
+        model: nn.Module,
+        stored: Mapping[str, Place | Tensor],
+        seed: int | None = None,
+        device: torch.device = CPU,
+    ) -> None:
+        self.model, self.stored, self.seed, self.device = model, dict(stored), seed, device
         self.blocks = blocks(model)
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
         self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
@@ -68,6 +78,9 @@ class Stream:
                     self._slots[inside[module]].append((module, leaf, name, rest))
                 else:
                     setattr(module, leaf, outside.setdefault(weights, self._weights(name, weights)))
+        for module in model.modules():
+            for leaf, buffer in module.named_buffers(recurse=False):
+                setattr(module, leaf, buffer.to(device))
         for n, block in enumerate(self.blocks):
             block.forward = self._in_turn(n, block.forward)
         object.__setattr__(model, "headwise_stream", self)
@@ -78,7 +91,7 @@ class Stream:
         return place.borrow() if isinstance(place, Place) else place
 
     def _weights(self, name: str, like: Tensor) -> nn.Parameter:
-        tensor = self.borrow(name)
+        tensor = self.borrow(name).to(self.device)
         if tensor.shape != like.shape:
             raise HeadwiseError(f"{name} is {tuple(tensor.shape)} in its file, and {tuple(like.shape)} by config.json")
         wide = torch.float32 if tensor.dtype == torch.float16 else None  # the sum of a large matrix passes its range
@@ -93,6 +106,7 @@ class Stream:
             torch.manual_seed(seed + layer)
             for module in self.blocks[layer].modules():
                 whole._init_weights(module)
+        self.blocks[layer].to(self.device)
 
     @property
     def state_size(self) -> int:
@@ -156,7 +170,7 @@ class Stream:
         The files lie in `scratch`, or in the system's folder for temporary files, and go when the child goes.
         """
         like = next(self.model.parameters())
-        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored)
+        child = Stream(hollow(type(self.model), config, like.dtype).eval(), self.stored, device=self.device)
         child.finite |= self.finite
         folder = Path(tempfile.mkdtemp(prefix="headwise-", dir=self.scratch))
         weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
@@ -186,7 +200,9 @@ class Stream:
         index = {}
         for i, n in enumerate(sorted(shards), 1):
             file = f"model-{i:05}-of-{len(shards):05}.safetensors"
-            write_shard(folder / file, {name: self._weights(name, like).detach() for name, like in shards[n].items()})
+            write_shard(
+                folder / file, {name: self._weights(name, like).detach().cpu() for name, like in shards[n].items()}
+            )
             index.update(dict.fromkeys(shards[n], file))
         document = {"metadata": {"total_size": self.size}, "weight_map": index}
         write_whole(folder / "model.safetensors.index.json", json.dumps(document, indent=2) + "\n")
@@ -199,7 +215,7 @@ class Stream:
     @property
     def at_once(self) -> int:
         """Tokens that may run together: what they fill in a layer takes a quarter of the free memory at most."""
-        return max(1, min(BATCH, free_memory().size // 4 // self._active))
+        return max(1, min(BATCH, free_on(self.device).size // 4 // self._active))
 
     @property
     def _active(self) -> int:
@@ -209,19 +225,20 @@ class Stream:
 
     def forecast(self, tokens: int, longest: int) -> str:
         """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory."""
-        free, layer = free_memory(), max(sum(rest.nbytes for *_, rest in slots) for slots in self._slots)
-        states = min(tokens * self.state_size, free.size // 4)
-        needed = states + max(longest, min(tokens, self.at_once)) * self._active
+        free, layer = free_on(self.device), max(sum(rest.nbytes for *_, rest in slots) for slots in self._slots)
+        beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
+        needed = beside + max(longest, min(tokens, self.at_once)) * self._active
         if needed > free.size:
             raise HeadwiseError(
                 f"a document of {longest:,} tokens takes {amount(needed)}, and {amount(free.size)} are free "
                 f"({free.limit}); --tokens {max(1, int(longest * free.size / needed) // 2):,} would fit"
             )
         matrix = next(self.borrow(name) for *_, name, rest in self._slots[0] if rest.ndim == 2)
-        x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype)
-        F.linear(x, matrix)  # its pages come from the disk
+        matrix = matrix.to(self.device)
+        x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype, device=self.device)
+        F.linear(x, matrix)[0, 0].item()  # its pages come from the disk
         began = time.perf_counter()
-        F.linear(x, matrix)
+        F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
         speed = 2 * PROBE * matrix.numel() / (time.perf_counter() - began)
         products = 2 * tokens * sum(rest.numel() for slots in self._slots for *_, rest in slots)
         return (
@@ -245,9 +262,9 @@ class Stream:
                     return forward(*args, **keywords)
             hidden: Tensor = args[0] if args else keywords.pop(first)
             if self.layer != layer:
-                return hidden if self.layer < len(self.blocks) else self.states[self.number]
-            out = forward(self.states[self.number] if layer else hidden, *args[1:], **keywords)
-            self.states[self.number] = out.detach()
+                return hidden if self.layer < len(self.blocks) else self.states[self.number].to(self.device)
+            out = forward(self.states[self.number].to(self.device) if layer else hidden, *args[1:], **keywords)
+            self.states[self.number] = out.detach().cpu()
             return out
 
         return run

@@ -56,8 +56,10 @@ class AttentionWeights:
         return self.n_heads // self.n_kv_heads
 
     def double(self) -> AttentionWeights:
-        """In float64, detached: what is folded into weights is computed there."""
-        tensors: dict[str, Any] = {name: x.detach().double() for name, x in vars(self).items() if isinstance(x, Tensor)}
+        """In float64 on the processor, detached: what is folded into weights is computed there."""
+        tensors: dict[str, Any] = {
+            name: x.detach().cpu().double() for name, x in vars(self).items() if isinstance(x, Tensor)
+        }
         return dataclasses.replace(self, **tensors)
 
     def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:

@@ -60,7 +60,8 @@ def compared(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> 
             n = ids[:, 1:].numel()
             n_predicted += n
             for i, logits in enumerate(both):
-                losses[i] += F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten()).item() * n
+                predicted, following = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten().to(logits.device)
+                losses[i] += F.cross_entropy(predicted, following).item() * n
     parent_loss, child_loss = (total / n_predicted if kind == "next" else None for total in losses)
     return Comparison(parent_loss, child_loss, distance / n_tokens)
 
@@ -155,11 +156,11 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     return Speed(before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low)
 
 
-def _run_speed(decode: Callable[[Tensor], object], prompt: Tensor) -> float:
+def _run_speed(decode: Callable[[Tensor], Tensor], prompt: Tensor) -> float:
     seconds = []
     for n in range(NEW_TOKENS):
         token = prompt[:, n % prompt.shape[1]][:, None]
         began = time.perf_counter()
-        decode(token)
+        decode(token)[0].item()  # the number is there when the device is done
         seconds.append(time.perf_counter() - began)
     return 1 / statistics.median(seconds[WARM_UP:])

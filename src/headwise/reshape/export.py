@@ -20,7 +20,7 @@ from torch import nn
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.checkpoint import load_model, read_tensors, write_tensors
-from headwise.models.ask import answers
+from headwise.models.ask import answers, device_of
 from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, open_folder, write_folder
 from headwise.models.stream import stream_of
@@ -66,10 +66,11 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     wanted = answers(model if streamed else cast(model.eval(), torch.float32), ids)
     if not streamed:
         cast(model, dtype)
-    write_tensors(probe, {"ids": ids, "answers": wanted.contiguous()}, {})
+    write_tensors(probe, {"ids": ids, "answers": wanted.cpu().contiguous()}, {})
     # -P: modules are not looked for in the folder that this is called from.
     command = [sys.executable, "-P", "-m", "headwise.reshape.export", str(folder), str(probe)]
     command.append("streamed" if streamed else "stock" if reads_as_stock(model) else "own")
+    command.append(str(device_of(model)) if streamed else "cpu")  # half precision rounds otherwise elsewhere
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     finally:
@@ -87,7 +88,7 @@ def verify(model: nn.Module, folder: Path, probe: Path, context: int | None) -> 
     return f"{reader}, in a fresh process, largest difference of a logit {difference:.1e}"
 
 
-def main(folder: Path, probe: Path, how: str) -> None:
+def main(folder: Path, probe: Path, how: str, device: str) -> None:
     tensors, by = read_tensors(probe), "headwise"
     if how == "stock":
         try:
@@ -99,14 +100,14 @@ def main(folder: Path, probe: Path, how: str) -> None:
                 raise
             by = "headwise (transformers is not installed)"
     if how == "streamed":  # in the format of the weights, with which those in memory were read
-        by, model = "headwise, layer by layer", open_folder(folder, stream=True).model
+        by, model = "headwise, layer by layer", open_folder(folder, stream=True, device=device).model
     else:
         model = cast(load_folder(folder) if by == "stock transformers" else load_model(folder)[0], torch.float32)
     with torch.no_grad():
-        here = answers(model, tensors["ids"])
+        here = answers(model, tensors["ids"]).cpu()
     difference = (here.double() - tensors["answers"].double()).abs().max().item()
     print(json.dumps({"difference": difference, "by": by}))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

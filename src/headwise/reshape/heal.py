@@ -204,7 +204,7 @@ def refit(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> Non
     also makes up for those before it.
     """
     for layer, weights in enumerate(read_layers(child)):
-        before = weights.wo.flatten(1).double().T
+        before = weights.wo.flatten(1).cpu().double().T
         used = before.abs().sum(1) > 0
         square, product = (torch.zeros(len(before), n, dtype=torch.float64) for n in before.shape)
         for ids in batches:
@@ -224,7 +224,7 @@ def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> t
 
     def kept(name: str, of_output: bool = False) -> Callable[..., None]:
         return lambda module, inputs, output: seen.update(
-            {name: (output if of_output else inputs[0]).flatten(0, 1).double()}
+            {name: (output if of_output else inputs[0]).flatten(0, 1).cpu().double()}
         )
 
     projection = output_projection(child, layer)
@@ -239,4 +239,4 @@ def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> t
         run_body(child, ids)
     bias: Any = getattr(projection, "bias", None)
     wanted = seen["parent x"] + seen["parent added"] - seen["child x"]
-    return seen["child heads"], wanted if bias is None else wanted - bias.double()
+    return seen["child heads"], wanted if bias is None else wanted - bias.cpu().double()

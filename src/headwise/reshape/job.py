@@ -95,13 +95,15 @@ class Job:
         """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
         model, options = self.model, self.options
         if isinstance(model, nn.Module):
+            if options.device != "cpu":
+                raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
             )
         path = self.source.path if isinstance(model, nn.Module) else Path(model)
         with nullcontext() if self.out is None else Workplace(path, self.out, options.force) as self.workplace:
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=options.stream)
+                self.source = open_folder(path, stream=options.stream, device=options.device)
             with _left_alone(self.source.model):
                 _check_model(self.source.model)
                 self._check_stream()
@@ -166,7 +168,7 @@ class Job:
         if self.source.path == IN_MEMORY:
             return None
         saved, weights = open_folder(self.source.path).model.state_dict(), self.source.model.state_dict()
-        same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
+        same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name].cpu()) for name in saved)
         return self.source.path if same else None
 
     def _settings(self, folder: Path | None) -> dict[str, object]:
@@ -223,7 +225,7 @@ class Job:
                 raise
             raise Stopped(report.curve[-1].step) from None
         if stream_of(report.model) is not None and self.out is not None:  # its files have moved
-            report = replace(report, model=open_folder(self.out, stream=True).model)
+            report = replace(report, model=open_folder(self.out, stream=True, device=self.options.device).model)
         return replace(report, verified=verified)
 
 
@@ -241,9 +243,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 
 def _check_model(model: nn.Module) -> None:
     family_of(model)
-    device = next(model.parameters()).device
-    if device.type != "cpu":
-        raise HeadwiseError(f"the model is on {device}, and heads are shared and pruned on the processor: model.cpu()")
+    if next(model.parameters()).is_meta:
+        raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
     name = type(model).__name__
     if not predicts(model) and not name.endswith("Model"):
         raise HeadwiseError(

@@ -30,12 +30,12 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)
-        x = x.double() if x.dtype.itemsize > 2 else x.float()  # the numbers of half precision have 8 or 11 bits
+        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # the numbers of half precision have 8 or 11 bits
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
         if n_tokens <= x.shape[1]:
-            sums.setdefault(layer, []).append(x)
+            sums.setdefault(layer, []).append(x.cpu())
         else:
-            sums[layer] = [(x.T @ x).double() + sums.get(layer, [0.0])[0]]
+            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
 
     if not n_tokens:
         raise HeadwiseError("there is no calibration text to read; pass one with --text")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.texts import text_of
 from headwise.heads.windows import SMALLEST, windows
-from headwise.markup import plural
+from headwise.markup import amount, plural
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import evaluating, next_token_losses, require_next
 from headwise.models.sites import attach, attend_by_rows, sites_of
@@ -86,8 +86,8 @@ class Narrowing(Change):
             raise HeadwiseError(f"window={window} must be at least 1 token")
 
     def check(self, model: nn.Module) -> None:
-        if stream_of(model) is not None:
-            raise HeadwiseError("narrow measures with the whole model in memory; leave out --stream")
+        if (stream := stream_of(model)) is not None:
+            raise HeadwiseError(f"narrow measures with the whole model in memory, which takes {amount(stream.size)}")
         require_next(model)
         if problem := cannot_narrow(model):
             raise HeadwiseError(problem)

@@ -67,6 +67,7 @@ class Options:
     force: bool = False
     resume: bool = False
     stream: bool | None = None
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.heal is None:
@@ -103,6 +104,7 @@ class OptionsOf(TypedDict, total=False):
     force: bool
     resume: bool
     stream: bool | None
+    device: str
 
 
 @dataclass(frozen=True)

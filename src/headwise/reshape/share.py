@@ -56,6 +56,7 @@ def share(
     force   replace `out`, if share, prune or narrow wrote it
     resume  go on with a healing that was stopped; it needs `out`
     stream  read a folder layer by layer; default: where its weights would not fit into the free memory (`open_model`)
+    device  where a folder is opened; heads themselves are folded in float64 on the processor
     listener  hears what is being done, the first damage, and each evaluation of the healing
 
     Raises HeadwiseError for what cannot be done, and for a request that would change nothing; Stopped after Ctrl-C in a

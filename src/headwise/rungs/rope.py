@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.positions import RoPE
+from headwise.rungs.tensor import widest
 
 
 class Rotation:
@@ -56,6 +57,8 @@ class Rotation:
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
         with torch.inference_mode(False):  # the table outlives the call, and must serve training later
+            place = positions.device
+            positions = positions.cpu() if widest(place) != torch.float64 else positions.clone()
             frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions.device)
-            angles = positions.clone()[..., None].double() * frequencies
-            return (angles.cos() * self.factor).float(), (angles.sin() * self.factor).float()
+            angles = positions[..., None].double() * frequencies
+            return (angles.cos() * self.factor).float().to(place), (angles.sin() * self.factor).float().to(place)

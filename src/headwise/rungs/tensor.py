@@ -38,6 +38,7 @@ from headwise.spec import (
 # On fewer keys than a vector of the processor holds, the CPU kernel takes a row of NaN scores for one that may attend
 # nothing, and gives 0; with a mask it does not.
 FEW_KEYS = 16
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
@@ -272,6 +273,11 @@ def _per_head(name: str, values: Any, n_heads: int, dtype: torch.dtype, device: 
     tensor = as_tensor(values, device).to(dtype)
     check_per_head(name, tensor.shape, n_heads)
     return tensor.reshape(n_heads, 1, 1)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The format of sums on a device: float64 where there is such a thing."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def as_tensor(values: Any, device: torch.device) -> Tensor:

@@ -1,0 +1,186 @@
+"""A model on another device gives what it gives on the processor: on the stand-in `toy`, and on a GPU where one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_device
+from reshape_models import V, build
+
+import headwise as hw
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.tokens import Tokens
+from headwise.heads.texts import Text
+from headwise.models import ask
+from headwise.models import open as opening
+from headwise.reshape import damage
+from headwise.rungs import tensor
+
+IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(scope="module", params=["toy", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """A device that is not the processor; `toy` is known to torch from here on."""
+    toy_device.register()
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device: what runs on one was tried on the stand-in alone")
+    return str(request.param)
+
+
+@pytest.fixture
+def without_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in has no float64, as MPS."""
+    monkeypatch.setattr(tensor, "WITHOUT_FLOAT64", {"toy"})
+    monkeypatch.setattr(toy_device.Toy, "wide", False)
+    yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a small random model; "run" is one of our own."""
+
+    def make(name: str) -> Path:
+        path = tmp_path_factory.getbasetemp() / f"on-device-{name.replace(', ', '-')}"
+        if not path.exists():
+            model: Any = build("rope" if name == "run" else name, dtype=torch.float32)
+            if name == "run":
+                tokens = Tokens.characters("".join(map(chr, range(97, 97 + V - 1))), boundary=True)
+                save_model(path, model, tokens)
+            else:
+                model.save_pretrained(path)
+        return path
+
+    return make
+
+
+def survey(model: Any) -> dict[str, float]:
+    text = Text([*IDS[:3].tolist(), [4, 5, 6, 7, 8, 9, 10]], lambda ids: tuple(f"t{i}" for i in ids))
+    found = hw.survey(model, text, ablate="none" if ask.stream_of(model) else "mean")
+    return {f"{head.name} {key}": mean for head in found.profiles for key, mean in head.means.items()} | {
+        f"{head.name} {key}": getattr(head, key) or 0.0 for head in found.profiles for key in ("importance",)
+    }
+
+
+def watch(model: Any) -> list[float]:
+    with hw.watch(model) as seen, torch.no_grad():
+        ask.logits(model, IDS[:2])
+    with hw.ablate(model, ["L0.H1"], how="mean"), torch.no_grad():
+        return [seen["L1.H1"].entropy, float(ask.logits(model, IDS[:2]).abs().mean())]
+
+
+def windows(model: Any) -> list[float]:
+    return [float(x) for row in hw.windows(model, IDS[:4].tolist()).rows() for x in row.values() if type(x) is float]
+
+
+def written(model: Any) -> list[int]:
+    plan = hw.windows(model, IDS[:2].tolist()).plan(0.3, sinks=1) if isinstance(model, hw.GPT) else None
+    options: dict[str, Any] = {"temperature": 0}
+    return [
+        *hw.generate(model, IDS[0].tolist()[:5], 5, **options),
+        *hw.generate(model, [5, 6], 3, plan=plan, **options),
+    ]
+
+
+READING: dict[str, Callable[[Any], Any]] = {
+    "survey": survey,
+    "watch": watch,
+    "windows": windows,
+    "generate": written,
+    "attribute": lambda model: hw.attribute(model, IDS[0], target=3).heads,
+    "patch": lambda model: [share.mean for share in hw.patch(model, IDS[0], IDS[1]).effects.values()],
+}
+RESHAPING: dict[str, Callable[[Any], Any]] = {
+    "share": lambda model: hw.share(model, 1, groups="best", text=IDS),
+    "principal": lambda model: hw.share(model, 1, method="principal", text=IDS),
+    "prune": lambda model: hw.prune(model, keep=0.5, by="ablation" if not ask.stream_of(model) else None, text=IDS),
+}
+
+
+def agree(path: Path, device: str, calls: dict[str, Callable[[Any], Any]], *streams: bool) -> None:
+    for stream in streams:
+        for name, call in calls.items():
+            here, there = (call(hw.open(path, stream=stream, device=place)) for place in ("cpu", device))
+            if isinstance(here, hw.Reshaped):
+                assert there.model.training is False and ask.device_of(there.model).type == device
+                here, there = vars(here.damage.loss), vars(there.damage.loss)
+            assert there == pytest.approx(here, abs=2e-4, nan_ok=True), (name, stream)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["run", "llama, GQA"])
+def test_every_look_gives_the_same_elsewhere(folder: Any, device: str, name: str) -> None:
+    agree(folder(name), device, READING, False)
+    agree(folder(name), device, {key: READING[key] for key in ("watch", "survey", "attribute")}, True)
+
+
+@pytest.mark.slow
+def test_reshaping_gives_the_same_elsewhere(
+    folder: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "RUNS", 3)
+    monkeypatch.setattr(damage, "NEW_TOKENS", 3)
+    monkeypatch.setattr(damage, "DECODE_CONTEXT", 11)
+    agree(folder("llama, GQA"), device, RESHAPING, False)
+    agree(folder("llama, GQA"), device, {"share": RESHAPING["share"]}, True)
+    agree(folder("run"), device, {"narrow": lambda model: hw.narrow(model, tolerance=0.5, text=IDS)}, False)
+    healed = [
+        hw.share(folder("run"), 1, text=IDS, heal=2, refit=50, batch=2, out=tmp_path / place, device=place)
+        for place in ("cpu", device)
+    ]
+    here, there = (vars(each.healed.loss) for each in healed if each.healed and each.healed.loss)
+    assert there == pytest.approx(here, abs=1e-2)  # Muon rounds to bfloat16
+    assert "fresh process" in (healed[1].verified or "")
+
+
+@pytest.mark.slow
+def test_a_device_without_float64(folder: Any, device: str, without_float64: None) -> None:
+    if device == "toy":
+        agree(folder("run"), device, READING, False)
+
+
+def test_what_is_streamed_rests_on_the_processor(folder: Any, device: str) -> None:
+    parts = hw.open(folder("llama, GQA"), stream=True, device=device)
+    stream = ask.stream_of(parts)
+    assert stream is not None and ask.device_of(parts).type == device
+    with torch.no_grad():
+        list(ask.each(parts, [IDS[:2], IDS[2:5]], ask.answers))
+    assert {states.device.type for states in stream.states.values()} == {"cpu"}
+    assert {weights.device.type for weights in ask.blocks(parts)[0].parameters()} == {"meta"}
+    with stream.loaded(1):
+        assert {weights.device.type for weights in ask.blocks(parts)[1].parameters()} == {device}
+    assert "of memory are free" in stream.forecast(100, 13)
+
+
+def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder("run")
+    monkeypatch.setattr(opening, "load_run", lambda *all: pytest.fail("it was loaded before it was refused"))
+    commands = [
+        ["heads"], ["share", "--kv-heads", "1"], ["prune", "--keep", ".5"], ["narrow"], ["windows"],
+        ["why", "--prompt", "a"], ["generate"],
+    ]  # fmt: skip
+    for command, *options in commands:
+        for name in ("toy:1", "tpu", "meta"):
+            code, out, err = invoke(command, path, *options, "--device", name)
+            assert (code, out) == (2, "")
+            assert err.startswith(f"headwise: --device {name} is not on this machine; there is cpu, ")
+            assert err.count("\n") == 1
+    for options, message in (
+        (["--circuits", "--device", device], "--circuits reads the weights and no text; leave out --device"),
+    ):
+        code, _, err = invoke("heads", path, *options)
+        assert code == 2 and message in err
+    with pytest.raises(hw.HeadwiseError, match="device= is where a folder is opened"):
+        hw.share(build("rope", dtype=torch.float32), 1, text=IDS, device=device)
+
+
+def test_generating_on_the_command_line(folder: Any, device: str, invoke: Any) -> None:
+    options = (folder("run"), "--prompt", "abc", "--tokens", 5, "--temperature", 0)
+    here, there = (invoke("generate", *options, "--device", place) for place in ("cpu", device))
+    assert there == here and here.code == 0
+    code, _, err = invoke("generate", *options, "--device", device, "--int8")
+    assert code == 2 and "it is made for float32 on the CPU" in err
