@@ -32,6 +32,14 @@ def free_memory() -> Room:
     return Room(sys.maxsize, "memory")
 
 
+def peak_memory() -> int | None:
+    """The most bytes that this process has held at a time, pages of files included; None where nobody counts."""
+    if sys.platform == "win32":
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
 def _fields(path: Path) -> dict[str, int]:
     """The sizes in a file of /proc, in bytes."""
     rows = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.endswith(" kB"))

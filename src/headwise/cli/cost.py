@@ -7,12 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import Debug, Json, command, out, print_json
+from headwise.cli.app import Debug, Device, Json, Progress, command, err, needs_torch, out, print_json
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
+    from headwise.cost.measured import Measured
+
+MEASURED = 512  # tokens at most of a text that is measured, where --context does not say
 
 
 def _presets() -> list[str]:
@@ -36,6 +39,9 @@ def cost(
     choose: bool = False,
     as_table: bool = False,
     as_list: bool = False,
+    measure: bool = False,
+    stream: bool | None = None,
+    device: Device = "cpu",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -60,10 +66,30 @@ def cost(
         if variants or choose:
             raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
         shape = shape.with_plan(Plan.read(plan))
+    if measure:
+        context = min(context or MEASURED, context or shape.positions or MEASURED)
+    elif stream is not None or device != "cpu":
+        raise HeadwiseError("--stream and --device are about running the model; pass --measure with them")
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None
-    _show_price(price, rows, room.choose(shape, setting) if choose else None, as_json)
+    took = _measured(model, price, plan, stream, device) if measure else None
+    _show_price(price, rows, room.choose(shape, setting) if choose else None, took, as_json)
+
+
+def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
+    """Run the model at the setting of its price."""
+    if plan is not None:
+        raise HeadwiseError("--measure runs the model as it is; leave --plan out")
+    with needs_torch():
+        from headwise.models.meter import measured, open_description
+        from headwise.models.stream import stream_of
+    with Progress("reading the weights") as progress:
+        opened, weights = open_description(model, price, stream, device)
+        if (streamed := stream_of(opened)) is not None:
+            setting = price.setting
+            err.print(streamed.forecast(setting.batch * setting.context, setting.context), soft_wrap=True)
+        return measured(opened, weights, price, progress)
 
 
 def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
@@ -77,14 +103,22 @@ def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
         print_models(out, prices)
 
 
-def _show_price(price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, as_json: bool) -> None:
-    from headwise.view.cost import print_choice, print_price, print_variants
+def _show_price(
+    price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, took: Measured | None, as_json: bool
+) -> None:
+    from headwise.view.cost import print_choice, print_measured, print_price, print_variants
 
     if as_json:
         variants = None if rows is None else [asdict(row) for row in rows]
-        print_json({**asdict(price), "variants": variants, "choice": None if choice is None else asdict(choice)})
+        more = {
+            "choice": None if choice is None else asdict(choice),
+            "measured": None if took is None else asdict(took),
+        }
+        print_json({**asdict(price), "variants": variants, **more})
         return
     print_price(out, price)
+    if took is not None:
+        print_measured(out, price, took)
     if rows is not None:
         print_variants(out, price.setting, rows)
     if choice is not None:

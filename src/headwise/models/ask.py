@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import Context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -219,11 +219,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Reader:
-    """Reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next token."""
+    """Reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next token.
+
+    Of several texts side by side the logits are those of the first.
+    """
 
     model: nn.Module
     cache: Any = None  # of a GPT those of its layers; of transformers what the last call gave, if it keeps any
-    text: Tensor = field(default_factory=lambda: torch.empty(1, 0, dtype=torch.long))
+    text: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
         model: Any = self.model
@@ -231,7 +234,7 @@ class Reader:
         if isinstance(model, GPT):
             row: Tensor = model(ids, self.cache, last_only=True)[0, -1]
             return row
-        self.text = torch.cat([self.text.to(ids), ids], 1)
+        self.text = ids if self.text is None else torch.cat([self.text, ids], 1)
         options: dict[str, Any] = {"use_cache": True} if "use_cache" in _parameters(model) else {}
         if "logits_to_keep" in _parameters(model):
             options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor

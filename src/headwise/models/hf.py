@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging
 
@@ -106,6 +106,16 @@ def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch
     _require_whole(folder, kind, [name for name, weights in named.items() if weights not in held])
     Stream(model.eval(), {name: held[weights] for name, weights in named.items()}, device=device)
     return model
+
+
+def drawn(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """A model that predicts the next token, with random weights, out of the fields of a config.json."""
+    described = dict(fields)
+    kind = described.pop("model_type")
+    with _loading(Path("config.json"), f"no {kind} can be made of these fields"):
+        config = _own_choices(AutoConfig.for_model(kind, **described))
+        build: Any = AutoModelForCausalLM.from_config
+        return build(config, dtype=dtype).eval()
 
 
 def shallow(model: Any, n_layers: int, seed: int) -> Any:

@@ -9,6 +9,7 @@ from functools import partial
 from rich.console import Console
 
 from headwise.cost import Choice, Price, Setting, Variant
+from headwise.cost.measured import Measured
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.markup import BINARY, DECIMAL, scaled
 from headwise.view.tables import print_table, say
@@ -25,6 +26,13 @@ def print_price(console: Console, price: Price) -> None:
     print_table(console, "Costs", ("", "", ""), price.rows())
     for note in price.notes:
         say(console, f"note: {note}")
+
+
+def print_measured(console: Console, price: Price, took: Measured) -> None:
+    """What it takes here, beside what it should."""
+    say(console, "")
+    print_table(console, "Measured here", ("", "computed", "measured"), took.rows(price))
+    say(console, f"{took.conditions}; the bound is what many rows, and one, times a large matrix reach here")
 
 
 def print_models(console: Console, prices: Sequence[Price]) -> None:
