@@ -65,11 +65,11 @@ def open_description(description: str, price: Price, stream: bool | None, device
 def _require_room(price: Price, device: torch.device, weights: int) -> None:
     """Refuse what does not fit beside the weights that are there already; `weights` are still to be made."""
     setting, free = price.setting, free_on(device)
-    one = WIDTH * price.d_model * torch.empty((), dtype=DTYPES[setting.dtype]).itemsize + price.cache.bytes_per_token
-    needed = weights + one * setting.batch * setting.context
+    token = WIDTH * price.d_model * torch.empty((), dtype=DTYPES[setting.dtype]).itemsize + price.cache.bytes_per_token
+    needed = weights + token * setting.batch * setting.context
     if needed <= free.size:
         return
-    fits = max(0, free.size - weights) // one
+    fits = max(0, free.size - weights) // token
     remedy = f"--batch 1 --context {fits} would fit" if fits else "a folder of its weights is read layer by layer"
     tokens, cache = setting.batch * setting.context, amount(price.cache.total_bytes)
     raise HeadwiseError(
