@@ -33,7 +33,8 @@ def loading() -> Iterator[None]:
         return
 
     def leave(signum: int, frame: object) -> None:
-        os.write(2, f"headwise: interrupted; {_told[-1]()}\n".encode())
+        if os.environ.get("RANK", "0") == "0":  # of many processes the first alone speaks
+            os.write(2, f"headwise: interrupted; {_told[-1]()}\n".encode())
         os._exit(CODE)
 
     before = signal.signal(signal.SIGINT, leave)
