@@ -38,8 +38,9 @@ SHAPE ?= 8b
 bench-large: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.large --shape $(SHAPE)
 
-# Kills, damaged files, random calls, leaks; seeds are printed, failures lie under build/torture. MINUTES=60 unless said.
-MINUTES ?= 60
+# Kills, damaged files, random calls, leaks, each to its count or until MINUTES are over; a process for each core. Seeds
+# are printed; the figures so far and what failed lie under build/torture.
+MINUTES ?= 75
 torture: $(VENV)/.tests
 	$(BIN)/python tests/torture --minutes $(MINUTES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,19 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(HeadwiseError, match="needs pyarrow: pip install"):
         patch.setitem(__import__("sys").modules, "pyarrow", None)
         list(Sources([tmp_path / "a.parquet"]))
+
+
+def test_a_pipe_among_kept_tokens(tmp_path: Path, large: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT)
+    corpus_of([path], False)
+    for kind in ("*.lock", "*.tokens"):
+        (file,) = large.glob(kind)
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(HeadwiseError, match="is a pipe or a device"):
+            corpus_of([path], False)
+        file.unlink()
 
 
 def test_a_disk_without_room(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM, Settings, run_training
-from headwise.gpt.train import Progress, Stopped, train
+from headwise.gpt.train import METRICS, Progress, Stopped, train
 from headwise.heads.film import FRAMES, Film, fitting, frame_steps, packed, read_film, unpacked
 from headwise.heads.maps import head_maps
 from headwise.heads.profiles import ROLES
@@ -184,6 +184,10 @@ def test_a_film_of_other_lines_is_begun_anew(tmp_path: Path) -> None:
     film(GPT(config), 0)
     header, *frames = map(json.loads, (tmp_path / FILM).read_text().splitlines())
     assert header["heads"] and len(frames) == 1
+    damaged = [json.dumps(header), json.dumps(frames[0] | {"scores": {"previous": 1.5}})]
+    (tmp_path / FILM).write_text("\n".join(damaged) + "\n")
+    with pytest.raises(HeadwiseError, match=r"is damaged .previous is 1.5.*remove it to resume"):
+        Film(tmp_path, corpus, config, recipe)(GPT(config), 1)
 
 
 @every("steps", [1, 2, 3, 31, 100, 977, 1000, 5003, 10**6])
@@ -227,9 +231,27 @@ def test_lines_are_cut_to_the_room_there_is() -> None:
 
 def test_a_damaged_film_is_said(tmp_path: Path) -> None:
     assert read_film(tmp_path) is None
-    (tmp_path / FILM).write_text("{")
-    with pytest.raises(HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"):
-        read_film(tmp_path)
+    header = {"heads": ["L0.H0"], "lines": [["a", "b"]], "roles": [], "even": {}, "steps": 1, "documents": 1}
+    frame = {"step": 0, "alike": [None], "roles": [[]], "maps": "AAAA", "scores": {}}
+    (tmp_path / FILM).write_text(f"{json.dumps(header)}\n{json.dumps(frame)}\n")
+    (tmp_path / METRICS).write_text('{"step": 1, "loss": 2}\n')
+    assert read_film(tmp_path) == (header, [frame], [{"step": 1, "loss": 2}])
+    for name, text in (
+        (FILM, "{"),
+        (FILM, ""),
+        (FILM, "[" * 100_000),
+        (FILM, json.dumps(frame)),
+        (FILM, json.dumps(header) + "\n" + json.dumps(frame | {"maps": "AA=="})),
+        (FILM, json.dumps(header) + "\n" + json.dumps(frame | {"step": "x"})),
+        (FILM, json.dumps(header) + "\n" + json.dumps(frame | {"scores": [5]})),
+        (METRICS, '{"step": 1, "loss": 1e999}'),
+        (METRICS, "5"),
+    ):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_text(text)
+        with pytest.raises(HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"):
+            read_film(tmp_path)
+        (tmp_path / name).write_bytes(whole)
 
 
 def test_the_run_has_its_film(tmp_path: Path) -> None:

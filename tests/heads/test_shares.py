@@ -18,7 +18,7 @@ import transformers
 from processes import Started, command, together
 
 from headwise import HeadwiseError
-from headwise.gpt.checkpoint import read_metadata, save_model
+from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.tokens import Tokens
 from headwise.heads import shares as sharing
@@ -130,13 +130,19 @@ def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.
     numbers = [n for ranges in kept for ends in ranges for n in range(*ends)]
     assert sorted(numbers) == list(range(len(LENGTHS))) and len(kept) == 3
     count = len(read)
+    half = tmp_path / ".tally-9-0.safetensors.17.tmp"
+    half.write_bytes(b"left by a kill")
     same(survey(model(), text(), keep=tmp_path, progress=until(10**9), **options), expected)
+    assert not half.exists()
     assert len(read) == count  # nothing is left to read
     other = model()
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
     with pytest.raises(HeadwiseError, match="is of another model or text; go on with those, or pass another --keep"):
         survey(other, text(), keep=tmp_path, **options)
+    write_tensors(kept_file := tmp_path / "tally-1-0.safetensors", {}, {"format": "pt"})
+    with pytest.raises(HeadwiseError, match=f"{kept_file} is damaged: it is no tally of headwise; remove it"):
+        survey(model(), text(), keep=tmp_path, **options)
     with pytest.raises(HeadwiseError, match="by_document=True keeps what one process reads in one go"):
         survey(model(), text(), keep=tmp_path, by_document=True)
 

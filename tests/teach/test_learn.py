@@ -230,6 +230,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
     [
         ({"notes.txt": "mine"}, [], "is not empty and holds no exercises"),
         ({"progress.json": "{"}, [], "is damaged"),
+        ({"progress.json": "[" * 100_000}, [], "is damaged"),
         ({"progress.json": '{"language": "fr"}'}, [], "is damaged"),
         ({"progress.json": '{"passed": [99]}'}, [], "is damaged"),
         ({}, ["--lang", "fr"], "no language 'fr'"),

@@ -2,160 +2,264 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import random
+import re
+import resource
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from children import Child, FailedError, check_refusal, must, run
+from children import TICKS, Child, FailedError, Patch, check_refusal, hurried, must, verified_in_a_fork
 
 SIZE = ("--preset", "llama", "--layers", 1, "--width", 16, "--heads", 2, "--kv-heads", 2, "--context", 16)
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 60
-RESULTS = ("model.safetensors", "config.json", "tokenizer.json", "report.html")
+FILES = ("model.safetensors", "config.json", "tokenizer.json")  # of a result, besides the units of a study
+NAMES = {"train": 6, "share": 3, "prune": 3, "narrow": 3, "heads": 3, "compare": 2}  # how often each is chosen
+WAYS = {"KILL": 6, "TERM": 3, "INT": 3, "INT INT": 2, "STOP CONT KILL": 2, "at a move": 4, "two": 2, "full disk": 2}
+WAYS |= {"gone": 1, "left alone": 1}
+MOMENTS = (1, 2, 3, 5, 8)  # at which one case is ended, at most
+VERIFIED_OUTSIDE = 0.03  # cases in which a fresh process verifies, as it does for a user; that takes seconds
+WORKERS = 0.1  # cases of compare with two processes of its own
+LEFT_AFTER, LOOK = 20.0, 0.02  # seconds that such processes have to end with their parent; and between two looks
+
+seconds: dict[str, float] = {}  # of the processor that a command takes when it is left alone
 
 
 def arguments(name: str, base: Path, out: Path) -> tuple[object, ...]:
     text = base / "text.txt"
     if name == "train":
-        return "train", text, *SIZE, "--steps", 120, "--samples", 0, "--out", out
+        return "train", text, *SIZE, "--steps", 60, "--samples", 0, "--out", out
+    healed = "--text", text, "--heal", 12, "--batch", 2, "--out", out
     if name == "share":
-        return "share", base / "parent", "--kv-heads", 1, "--text", text, "--heal", 12, "--batch", 2, "--out", out
+        return "share", base / "train", "--kv-heads", 1, *healed
     if name == "prune":
-        return "prune", base / "parent", "--keep", 0.5, "--text", text, "--heal", 12, "--batch", 2, "--out", out
-    return "compare", "scale", "--seeds", 2, "--steps", 4, "--workers", 1, "--out", out
+        return "prune", base / "train", "--keep", 0.5, *healed
+    if name == "narrow":
+        return "narrow", base / "train", "--cache", 0.6, "--window", 8, *healed
+    if name == "heads":
+        corpus = "--text", text, "--tokens", 16, "--documents", 60
+        return "heads", base / "train", *corpus, "--no-controls", "--ablate", "none", "--keep", out, "--json"
+    return "compare", "scale", "--seeds", 2, "--steps", 2, "--workers", 1, "--out", out
 
 
 def prepare(base: Path) -> None:
+    """Each command, left alone: what it makes lies under its name, and what it prints beside that."""
     base.mkdir()
     (base / "text.txt").write_text(TEXT)
-    must(base, *arguments("train", base, base / "parent"))
+    for name in NAMES:
+        patches = hurried, verified_in_a_fork
+        must(base, *arguments(name, base, base / f"{name}-first"), before=patches)  # imports what it needs
+        printed, seconds[name] = must(base, *arguments(name, base, base / name), before=patches)
+        (base / f"{name}.printed").write_text(printed)
 
 
-def _left_alone(name: str, base: Path) -> float:
-    """Seconds that the command takes when it is left alone; its result lies under its name from then on."""
-    noted = base / f"{name}.seconds"
-    if not noted.exists():
-        began = time.monotonic()
-        must(base, *arguments(name, base, base / name))
-        noted.write_text(str(time.monotonic() - began))
-    return float(noted.read_text())
-
-
-NAMES = ("train", "share", "prune", "compare")
-
-
-def case(seed: int, place: Path, base: Path) -> str:
-    """One command, ended three times at most in one of these ways, and resumed."""
+def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
+    """One command, ended at random moments in one of these ways and resumed; and how often it was ended."""
     rng = random.Random(seed)
-    name = rng.choices(NAMES, (5, 2, 2, 1))[0]
-    how = rng.choice(
-        ("KILL", "KILL", "TERM", "INT", "INT INT", "STOP CONT KILL", "at a move", "full disk", "gone", "two")
-    )
-    out, seconds = place / "out", _left_alone(name, base)
-    given = arguments(name, base, out)
-    if how == "gone":
-        return _gone(given, name, place, out, rng.random() * seconds)
-    if how == "two" and name != "compare":
-        return _two(given, name, place, base, out)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        more = ["--resume"] if name != "compare" and out.exists() else []
-        if how in ("at a move", "full disk"):
-            child = Child(place, *given, *more, before=_dying(rng) if how == "at a move" else _full(rng))
+    name = rng.choices(list(NAMES), list(NAMES.values()))[0]
+    how = rng.choices(list(WAYS), list(WAYS.values()))[0]
+    outside = rng.random() < VERIFIED_OUTSIDE
+    before: tuple[Patch, ...] = (hurried,) if outside else (hurried, verified_in_a_fork)
+    return f"{name}: {how}", Case(name, how, rng, place, base, before).run()
+
+
+class Case:
+    def __init__(self, name: str, how: str, rng: random.Random, place: Path, base: Path, before: tuple[Patch, ...]):
+        self.name, self.how, self.rng, self.place, self.base, self.before = name, how, rng, place, base, before
+        self.out = place / "out"
+        self.given = list(arguments(name, base, self.out))
+        self.several = name == "compare" and rng.random() < WORKERS
+        if self.several:
+            self.given[self.given.index("--workers") + 1] = 2
+
+    def run(self) -> int:
+        kills = 0
+        if self.how == "gone":
+            self.gone()
+        elif self.how == "two" and self.rng.random() < 0.5:
+            self.two()
         else:
-            child = Child(place, *given, *more)
-            for word in how.replace("two", "KILL").split():
-                time.sleep(rng.random() * seconds / len(how.split()))
-                child.send(getattr(signal, f"SIG{word}"))
+            for _ in range(self.rng.choice(MOMENTS) if self.how != "left alone" else 0):
+                killed = self.ended()
+                kills += killed
+                if not killed:
+                    break
+        if self.how != "gone":
+            self.finish()
+        return kills
+
+    def start(self, *more: Patch) -> Child:
+        resume = [] if self.name in ("compare", "heads") else ["--resume"]
+        return Child(self.place, *self.given, *resume, before=(*self.before, *more))
+
+    def wait_a_while(self, child: Child, last: float = 0.0) -> float:
+        """Until it has done some share of the work after `last`; returns that share."""
+        share = last + self.rng.random() * (1 - last)
+        child.work(share * seconds[self.name])
+        time.sleep(self.rng.random() / TICKS)
+        return share
+
+    def ended(self) -> bool:
+        """Begin, or go on, and end it somehow. Was it at work then?"""
+        more = {"at a move": _dying, "full disk": _full}.get(self.how)
+        child = self.start(*([] if more is None else [more(self.rng)]))
+        if self.how == "two":
+            other = self.start()
+            self.wait_a_while(child)
+            child.send(signal.SIGKILL)
+            code, _, said = other.wait()
+            if code:
+                _check_refusal(code, said)
+        elif more is None:
+            share = 0.0
+            for word in self.how.split():
+                share = share if word == "CONT" else self.wait_a_while(child, share)
+                child.send(getattr(signal, f"SIG{word}"), group=word == "INT")
         code, _, said = child.wait()
-        if code == 0 or "there is nothing to resume" in said:
-            break
+        self.check_gone(child)
+        if self.how == "INT INT":  # the second one may come when Python is already on its way out
+            said = said.partition("Exception ignored in")[0]
         if "Traceback" in said or "this is a bug" in said or (code > 0 and code not in (2, 130)):
-            raise FailedError(f"{name} after {how}: exit code {code}: {said[-600:]}")
-    _finish(given, name, place, base, out)
-    return f"{name}: {how}"
+            raise FailedError(f"{self.name} after {self.how}: exit code {code}: {said[-600:]}")
+        if self.how == "full disk" and code:
+            _check_refusal(code, said)
+        return code < 0 or code == 130
 
+    def check_gone(self, child: Child) -> None:
+        """No process of it stays."""
+        for waited in itertools.count():  # counted, for this process may be stopped meanwhile
+            if not (others := child.others()):
+                break
+            if waited > LEFT_AFTER / LOOK:
+                for pid in others:
+                    os.kill(pid, signal.SIGKILL)
+                raise FailedError(f"{self.name} after {self.how} leaves {len(others)} processes at work")
+            time.sleep(LOOK)
 
-def _finish(given: tuple[object, ...], name: str, place: Path, base: Path, out: Path) -> None:
-    """Resume to the end, and compare with the one that was left alone."""
-    code, _, said = run(place, *given, *(["--resume"] if name != "compare" else []))
-    if code and not (code == 2 and ("nothing to resume" in said or "exists" in said)):
-        raise FailedError(f"{name} does not resume: {code}: {said[-600:]}")
-    left = [path.name for path in place.rglob("*") if path.suffix in (".tmp", ".partial") or path.name == "lock"]
-    if left:
-        raise FailedError(f"{name} leaves {left}")
-    for file in RESULTS[:3]:
-        if (base / name / file).exists() and (base / name / file).read_bytes() != (out / file).read_bytes():
-            raise FailedError(f"{name}: {file} differs from that of the run that was left alone")
+    def finish(self) -> None:
+        """Resume to the end, and compare with the one that was left alone."""
+        child = self.start()
+        code, printed, said = child.wait()
+        if self.how == "left alone":
+            seconds[self.name] = child.worked  # with as much other work as the machine has now
+        if code and not (code == 2 and ("nothing to resume" in said or "exists" in said)):
+            raise FailedError(f"{self.name} does not resume: {code}: {said[-600:]}")
+        left = [path.name for path in self.place.rglob("*") if _is_left(path)]
+        if left:
+            raise FailedError(f"{self.name} leaves {left}")
+        alone = self.base / self.name
+        if self.name == "heads":
+            _same_numbers(printed, (self.base / "heads.printed").read_text())
+        names = [path.name for path in alone.iterdir() if path.name in FILES or path.name.startswith("unit-")]
+        for file in names:
+            if _bytes(alone / file) != _bytes(self.out / file):
+                raise FailedError(f"{self.name}: {file} differs from that of the run that was left alone")
+        if self.name == "train" and not (self.out / "report.html").exists():
+            raise FailedError("train is finished, and has no report")
 
-
-def _dying(rng: random.Random) -> Callable[[], None]:
-    """Killed right before or after a file gets its name, or when its bytes go to the disk."""
-    count, after = rng.randrange(30), rng.random() < 0.5
-
-    def patch() -> None:
-        left = [count]
-
-        def wrap(call: Callable[..., object]) -> Callable[..., object]:
-            def dying(*given: object, **named: object) -> object:
-                left[0] -= 1
-                if left[0] < 0 and not after:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                result = call(*given, **named)
-                if left[0] < 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return result
-
-            return dying
-
-        os.fsync = wrap(os.fsync)
-        Path.replace = wrap(Path.replace)  # type: ignore[assignment, method-assign]
-        Path.rename = wrap(Path.rename)  # type: ignore[assignment, method-assign]
-
-    return patch
-
-
-def _full(rng: random.Random) -> Callable[[], None]:
-    """A disk that takes no more after some calls."""
-    count = rng.randrange(20)
-
-    def patch() -> None:
-        left, sync = [count], os.fsync
-
-        def full(number: int) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise OSError(28, "No space left on device")
-            sync(number)
-
-        os.fsync = full  # type: ignore[assignment]
-
-    return patch
-
-
-def _gone(given: tuple[object, ...], name: str, place: Path, out: Path, delay: float) -> str:
-    """The folder vanishes: one clear line, or it was finished by then."""
-    child = Child(place, *given)
-    time.sleep(delay)
-    shutil.rmtree(out, ignore_errors=True)
-    code, _, said = child.wait()
-    if code:
-        check_refusal(code, said)
-    return f"{name}: gone"
-
-
-def _two(given: tuple[object, ...], name: str, place: Path, base: Path, out: Path) -> str:
-    """Two at once on one folder: one works, the other is told; the result is that of one."""
-    first, second = Child(place, *given), Child(place, *given)
-    codes = []
-    for child in (first, second):
+    def gone(self) -> None:
+        """The folder vanishes: one clear line, or it was finished by then."""
+        child = self.start()
+        self.wait_a_while(child)
+        for folder in (self.out, self.out.with_name("out.partial")):
+            shutil.rmtree(folder, ignore_errors=True)
         code, _, said = child.wait()
-        codes.append(code)
         if code:
-            check_refusal(code, said)
-    if sorted(codes) != [0, 2]:
-        raise FailedError(f"two {name} on one folder end with {codes}")
-    _finish(given, name, place, base, out)
-    return f"{name}: two"
+            _check_refusal(code, said)
+
+    def two(self) -> None:
+        """Two at once on one folder: one works, the other is told; the units of a study, both may make."""
+        codes = []
+        for child in (self.start(), self.start()):
+            code, _, said = child.wait()
+            codes.append(code)
+            if code:
+                _check_refusal(code, said)
+        if 0 not in codes:
+            raise FailedError(f"two {self.name} on one folder end with {codes}")
+
+
+def _check_refusal(code: int, said: str) -> None:
+    check_refusal(code, said.replace("headwise: nothing to resume", ""))  # which is said before it begins
+
+
+def _is_left(path: Path) -> bool:
+    # The survey's lock stays: whoever removed it could remove that of another one.
+    return path.suffix in (".tmp", ".partial") or (path.name == "lock" and not list(path.parent.glob("tally-*")))
+
+
+def _bytes(path: Path) -> bytes:
+    if not path.exists():
+        raise FailedError(f"{path.name} is missing")
+    return (
+        re.sub(rb'"cpu_seconds": [^\n]*', b"", path.read_bytes())
+        if path.name.startswith("unit-")
+        else path.read_bytes()
+    )
+
+
+def _same_numbers(printed: str, expected: str) -> None:
+    """Means that were joined from parts are the same to the rounding of float64."""
+    todo = [(json.loads(printed), json.loads(expected))]
+    while todo:
+        a, b = todo.pop()
+        if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+            todo += [(a[key], b[key]) for key in a]
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            todo += zip(a, b, strict=True)
+        elif isinstance(a, float) and isinstance(b, float):
+            if not (a == b or abs(a - b) <= 1e-9 * max(1.0, abs(b))):
+                raise FailedError(f"heads: {a} is {b} in the one that was left alone")
+        elif a != b:
+            raise FailedError(f"heads: {a!r:.200} is {b!r:.200} in the one that was left alone")
+
+
+def _dying(rng: random.Random) -> Patch:
+    """Killed right before or after a file gets its name, or when its bytes go to the disk."""
+    left, after = [rng.randrange(30)], rng.random() < 0.5
+
+    def wrap(call: Callable[..., object]) -> Callable[..., object]:
+        def dying(*given: object, **named: object) -> object:
+            left[0] -= 1
+            if left[0] < 0 and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*given, **named)
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return dying
+
+    def patch() -> None:
+        os.fsync, os.unlink = wrap(os.fsync), wrap(os.unlink)
+        for move in ("replace", "rename", "unlink"):
+            setattr(Path, move, wrap(getattr(Path, move)))
+
+    return patch
+
+
+def _full(rng: random.Random) -> Patch:
+    """A disk that takes no more after some calls, or no more than some bytes of a file."""
+    left, most, by_calls = [rng.randrange(20)], rng.randrange(200, 40_000), rng.random() < 0.5
+    sync = os.fsync
+
+    def full(number: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        sync(number)
+
+    def patch() -> None:
+        if by_calls:
+            os.fsync = full  # type: ignore[assignment]
+        else:
+            with suppress(ValueError):
+                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    return patch

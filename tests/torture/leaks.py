@@ -28,7 +28,7 @@ def prepare(base: Path) -> None:
     model = GPT(GPTConfig(vocab_size=19, context=23, n_layers=2, n_heads=3, d_model=24)).eval()
 
 
-def case(seed: int, place: Path, base: Path) -> str:
+def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
     rng = random.Random(seed)
     kind = rng.choice(("plain", "error", "threads", "nested", "fork", "garbage"))
     ids = torch.randint(0, 19, (1, rng.choice((2, 7, 19))))
@@ -46,7 +46,7 @@ def case(seed: int, place: Path, base: Path) -> str:
     memory.append(pages * resource.getpagesize())
     if len(memory) > WARM and memory[-1] > max(memory[:WARM]) + GROWTH:
         raise FailedError(f"memory grew from {max(memory[:WARM]) >> 20} to {memory[-1] >> 20} MiB")
-    return kind
+    return kind, CYCLES
 
 
 def _cycle(kind: str, ids: torch.Tensor) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwise.errors import HeadwiseError
-from headwise.files import remove_unfinished, write_whole
+from headwise.files import check_file, remove_unfinished, write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -93,6 +93,8 @@ def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> To
     folder = Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.tokens"
+    for kept_file in filter(Path.exists, (path, path.with_suffix(".lock"))):
+        check_file(kept_file)
     with path.with_suffix(".lock").open("w") as lock:
         if sys.platform != "win32":
             fcntl.flock(lock, fcntl.LOCK_EX)  # of several processes one makes it, and the others wait

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
-from headwise.files import StepLog
+from headwise.files import StepLog, read_bytes
 from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
@@ -42,7 +42,7 @@ from headwise.heads.profiles import ROLES, relation_role
 from headwise.heads.relation import described
 from headwise.heads.texts import Text
 from headwise.models.sites import sites_of
-from headwise.records import head_name
+from headwise.records import from_json, head_name
 
 FRAMES = 60  # at most
 GAPS = 32, 100  # steps between two frames at least once the first ones are over; and that of tiny models
@@ -55,6 +55,12 @@ DIGITS = 4  # of a number
 
 
 Row = dict[str, Any]
+Words = tuple[str, ...]
+HEADER: Row = {"heads": Words, "lines": tuple[Words, ...], "roles": tuple[tuple[str, str, float], ...]}
+HEADER |= {"even": dict[str, float], "steps": int, "documents": int}
+FRAME: Row = {"step": int, "alike": tuple[float | None, ...], "roles": tuple[Words, ...], "maps": str}
+FRAME |= {"scores": dict[str, tuple[float, ...]]}
+LOSS: Row = {"step": int, "loss": float}
 
 
 class Film:
@@ -96,6 +102,10 @@ class Film:
     def __call__(self, model: GPT, step: int) -> None:
         if self.log is None:
             self.log = StepLog(self.path, step, self.header)
+            try:
+                _check(self.log.rows, FRAME)
+            except (KeyError, ValueError) as error:
+                raise HeadwiseError(f"{self.path} is damaged ({error}); remove it to resume") from None
             for row in (self.header, *self.log.rows):
                 self.tell(row)
         rows = self.log.rows
@@ -163,18 +173,37 @@ def packed(maps: Sequence[NDArray[np.float32]]) -> str:
 
 
 def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
-    """The header and the frames of a run folder, and the rows of its losses; None where it has no film."""
-    if not (Path(run) / FILM).exists():
+    """The header and the frames of a run folder, and the rows of its losses; None where it has no film.
+
+    Raises HeadwiseError for one that is damaged.
+    """
+    path = Path(run) / FILM
+    if not path.exists():
         return None
-    header, *frames = _rows(Path(run) / FILM)
-    return header, frames, _rows(Path(run) / METRICS)
+    try:
+        header, *frames = _rows(path)
+        _check([header], HEADER)
+        _check(frames, FRAME)
+        cells = len(header["heads"]) * sum(len(line) * (len(line) + 1) // 2 for line in header["lines"])
+        if any(len(base64.b64decode(frame["maps"], validate=True)) != cells for frame in frames):
+            raise HeadwiseError(f"maps are not those of {cells} weights")
+        losses = _rows(path.with_name(METRICS))
+        _check(losses, LOSS)
+        return header, frames, losses
+    except (KeyError, ValueError, RecursionError) as error:
+        raise HeadwiseError(f"{path} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
 
 
 def _rows(path: Path) -> list[Row]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise HeadwiseError(f"{path} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
+    return [json.loads(line) for line in read_bytes(path).decode().splitlines()]
+
+
+def _check(rows: Sequence[Row], kinds: Row) -> None:
+    """Raise ValueError or KeyError where a row lacks one of these fields, or has it in another kind."""
+    for row in rows:
+        for name, kind in kinds.items():
+            from_json(kind, from_json(dict[str, Any], row)[name], name)
+    json.dumps(rows, allow_nan=False)
 
 
 def unpacked(header: dict[str, Any], frame: dict[str, Any]) -> dict[str, list[NDArray[Any]]]:

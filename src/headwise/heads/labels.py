@@ -6,14 +6,13 @@ pronoun, a noun and its determiner, a bracket and the one that it closes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import packaged, read_text
+from headwise.files import packaged, read_json
 from headwise.gpt import verbs
 from headwise.heads.profiles import ROLES
 from headwise.heads.statistics import all_statistics
@@ -83,10 +82,7 @@ def read_relations(folder: Folder, path: Path) -> Relations:
     `"unit": "tokens"` in tokens of the text too; or it is a piece of the text that stands there once. Raises
     HeadwiseError that names the document, the pair and what does not fit.
     """
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise HeadwiseError(f"{path} is no JSON: {error}") from None
+    content = read_json(path)
     listed = content.get("documents") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not listed:
         raise HeadwiseError(f'{path} has no list "documents"; docs/watching.md shows the format')

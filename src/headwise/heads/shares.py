@@ -76,6 +76,8 @@ class Kept:
         if ranks.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = take_lock(folder / "lock", f"another survey is at work in {folder}; pass another --keep")
+            for path in folder.glob(".tally-*.safetensors.*.tmp"):  # what a kill left half-written
+                path.unlink()
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
         digest = hashlib.sha256(str((weights, tally.rows and (tally.rows, tally.seed))).encode())
         for document in documents:
@@ -94,6 +96,8 @@ class Kept:
         numbers: list[range] = []
         for path in self.earlier[self.ranks.rank :: self.ranks.world]:
             state, known = read_tensors(path), read_metadata(path)
+            if known.keys() != {"key", "documents", "notes"}:
+                raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
             if known["key"] != self.key:
                 raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another --keep")
             tally.join(state)

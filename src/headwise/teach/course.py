@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text, write_whole
+from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.teach.catalogue import LANGUAGES, UNKNOWN, catalogue
 from headwise.teach.check import check
 from headwise.teach.exercises import WORDS, Exercise, check_language, exercises, find_exercise, room
@@ -50,7 +50,7 @@ class Course:
         """Every file that is missing, and those that nobody has touched, in the language of the course."""
         for exercise in exercises():
             path, blank = self.path(exercise), exercise.source(self.language)
-            if not path.exists() or (path.read_bytes() != blank.encode() and self._untouched(exercise)):
+            if not path.exists() or (read_bytes(path) != blank.encode() and self._untouched(exercise)):
                 write_whole(path, blank)
             if exercise.figure:
                 picture = self.folder / exercise.figure_file(self.language)
@@ -61,7 +61,7 @@ class Course:
     def _untouched(self, exercise: Exercise) -> bool:
         """Is the file exactly as it was made, in some language?"""
         made = (exercise.source(language).encode() for language in LANGUAGES)
-        return self.path(exercise).read_bytes() in made
+        return read_bytes(self.path(exercise)) in made
 
     def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
         """Mark one file and keep what comes of it.
@@ -105,7 +105,7 @@ class Course:
         number = 1
         while (backup := backups / f"{exercise.name}-{number}.py").exists():
             number += 1
-        write_whole(backup, path.read_bytes() if path.exists() else b"")
+        write_whole(backup, read_bytes(path) if path.exists() else b"")
         write_whole(path, exercise.source(self.language))
         self.passed = [passed for passed in self.passed if passed != exercise.number]
         self.tries.pop(str(exercise.number), None)
@@ -133,7 +133,7 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         course = Course(path.parent, **content)
         check_language(course.language)
         for number in [*course.passed, *map(int, course.tries)]:

@@ -1,0 +1,257 @@
+"""Every file that a command reads, damaged: one clear line or the same result; never a traceback, a hang, gigabytes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import damage
+from children import BUGS, FailedError, Patch, check_refusal, interrupted_at, must, run, verified_in_a_fork
+
+import headwise.gpt.data
+import headwise.heads.texts
+from headwise.models.hf import load_folder
+
+TEXT = "the cat sat on the mat and the dog sat on the log . " * 40
+SIZE = "--preset llama --layers 1 --width 16 --heads 2 --kv-heads 2 --context 16 --samples 0"
+QUICK = "--no-controls --ablate none --json"
+HEAL = "share @run --kv-heads 1 --text @text.txt --heal 6 --batch 2 --out @healing"
+ATTENTION = """
+import torch
+class Attention(torch.nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.n_heads, self.qkv = n_heads, torch.nn.Linear(d_model, 3 * d_model)
+        self.out = torch.nn.Linear(d_model, d_model)
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (y.view(b, t, self.n_heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        w = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).masked_fill(torch.ones(t, t).triu(1).bool(), float("-inf"))
+        return self.out((w.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
+"""
+
+# What is run on a copy of its files, whose names follow an @; slow ones are chosen less often.
+COMMANDS = {
+    "generate": "generate @run --prompt 'the c' --tokens 5 --temperature 0",
+    "plan": "generate @run --prompt 'the cat' --tokens 12 --temperature 0 --plan @plan.json",
+    "duo": "generate @run --prompt 'the cat' --tokens 12 --temperature 0 --plan @duo",
+    "look": "look @run --json",
+    "heads": "heads @run --text 'the cat sat' --json --html @page.html",
+    "held out": "heads @run --json",
+    "kept": f"heads @run --text @text.txt --tokens 16 --documents 20 {QUICK} --keep @kept",
+    "against": f"heads @run --text 'the cat sat' --against @child {QUICK}",
+    "relations": f"heads @run --relations @relations.json {QUICK}",
+    "ids": f"heads @run --ids @ids {QUICK}",
+    "cached": f"heads @run --text @text.txt --tokens 16 {QUICK}",
+    "texts": f"heads @run --text @texts --tokens 16 --documents 4 {QUICK}",
+    "circuits": "heads @run --circuits --json",
+    "trace": "trace @run --text 'the cat' --json",
+    "why": "why @run --prompt 'the cat' --json",
+    "windows": "windows @run --text @text.txt --tokens 16 --documents 2 --plan @made.json --json",
+    "cost": "cost @foreign --json",
+    "cost of a plan": "cost @run --plan @plan.json --json",
+    "resume": "train --resume --out @stopped --json",
+    "vocabulary": f"train @text.txt --tokenizer @vocabulary.json {SIZE} --steps 1 --out @new --json",
+    "records": f"train @texts {SIZE} --steps 1 --out @new --json",
+    "replay": "train @names.txt --rung array --steps 2 --samples 1 --out @new --json",
+    "healing": f"{HEAL} --resume --json",
+    "narrow": "narrow @run --cache 0.6 --window 8 --text @text.txt --json",
+    "prune": "prune @foreign --keep 0.5 --text @text.txt --tokens 16 --json",
+    "compare": "compare scale --seeds 2 --steps 1 --workers 1 --out @units --json",
+    "foreign": "generate @foreign --ids @ids --tokens 3 --temperature 0",
+    "prompt": "generate @foreign --prompt 'the c' --tokens 3 --temperature 0",
+    "streamed": f"heads @foreign --stream --text 'the cat sat' {QUICK}",
+    "check": "check @attention.py:Attention --json",
+    "learn": "learn @learn",
+}
+SLOW = {"check": 0.3, "learn": 0.3, "healing": 0.5}
+# Read by libraries, or only where another file says so.
+BESIDE = {"foreign": ["generation_config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]}
+BESIDE |= {"prompt": ["tokenizer.json", "tokenizer_config.json"]}
+SEALED = re.compile(
+    r"(run|child)/(config\.json|tokenizer\.json|model\.safetensors)|(stopped|kept|healing)\S*safetensors"
+)
+TIMES = re.compile(r'"[a-z_]*(seconds|html|report|model|run|address|source|out|training time)": [^\n]*')
+
+reads: dict[str, list[str]] = {}  # of each command the files
+
+
+def prepare(base: Path) -> None:
+    """Folders of all kinds, and what the commands say of them when all is whole."""
+    base.mkdir()
+    (base / "texts").mkdir()
+    (base / "text.txt").write_text(TEXT)
+    (base / "texts" / "a.jsonl").write_text(
+        "".join(json.dumps({"text": f"{line}."}) + "\n" for line in TEXT.split("."))
+    )
+    (base / "texts" / "b.txt.gz").write_bytes(gzip.compress(TEXT.encode(), mtime=0))
+    (base / "texts" / "c.md").write_text(TEXT)
+    _parquet(base / "texts" / "d.parquet")
+    (base / "names.txt").write_text("emma\nolivia\nava\nmia\n" * 9)
+    (base / "ids").write_text("1 2 3 4\n5 6 7\n")
+    (base / "attention.py").write_text(ATTENTION)
+    keep = {"L0.KV0": {"sinks": 1, "window": 4}}
+    (base / "plan.json").write_text(json.dumps({"headwise_plan": 1, "n_layers": 1, "n_kv_heads": 2, "keep": keep}))
+    (base / "duo").mkdir()
+    (base / "duo" / "config.json").write_text('{"sink_size": 1, "recent_size": 4}')
+    (base / "duo" / "full_attention_heads.tsv").write_text("0.0\t1.0\n")
+    pair = {"name": "sits", "from": "sat", "to": [4, 7]}
+    relations = {"documents": [{"text": "the cat sat", "pairs": [pair]}], "relations": {"sits": "who sits"}}
+    (base / "relations.json").write_text(json.dumps(relations))
+
+    def made(words: str, *before: Patch, code: int = 0) -> None:
+        must(base, *_words(words, base), before=(*before, *_patches(base)), code=code)
+
+    made(f"train @text.txt {SIZE} --steps 5 --out @run")
+    made(f"train @text.txt {SIZE} --steps 40 --out @stopped", interrupted_at(21), code=130)
+    made("share @run --kv-heads 1 --text @text.txt --out @child")
+    made(HEAL, interrupted_at(4), code=130)
+    made(COMMANDS["kept"])
+    made(COMMANDS["compare"])
+    made("learn @learn --lang en")
+    (base / "run" / "report.html").unlink()
+    shutil.copy(base / "run" / "tokenizer.json", base / "vocabulary.json")
+    _foreign(base)
+    for name, words in COMMANDS.items():
+        copy = _copied(base, base / "copy", words)
+        opened = base / "opened"
+        before = (*_patches(copy), lambda: _noted(opened, copy))  # noqa: B023  called at once
+        must(base, *_words(words, copy), before=before, code=int(name == "learn"))
+        there = {path for path in opened.read_text().splitlines() if (base / path).is_file()}
+        reads[name] = sorted(there | {f"foreign/{file}" for file in BESIDE.get(name, ())})
+        shutil.rmtree(copy)
+        (base / f"{name}.expected").write_text(_result(base, _copied(base, copy, words), name)[1])
+        shutil.rmtree(copy)
+
+
+def _parquet(path: Path) -> None:
+    try:
+        from pyarrow import parquet, table
+    except ModuleNotFoundError:
+        return
+    parquet.write_table(table({"text": TEXT.split(".")}), path)
+
+
+def _foreign(base: Path) -> None:
+    """The model in the layout of others: two shards and an index, and no word of headwise."""
+    ours = ("run.json", "film*", "report*", "metrics*")
+    shutil.copytree(base / "run", base / "foreign", ignore=shutil.ignore_patterns(*ours))
+    path = base / "foreign" / "config.json"
+    config = json.loads(path.read_text())
+    del config["headwise"]
+    path.write_text(json.dumps(config))
+    model = load_folder(base / "foreign")
+    size = sum(weights.nbytes for weights in model.state_dict().values())
+    (base / "foreign" / "model.safetensors").unlink()
+    model.save_pretrained(base / "foreign", max_shard_size=size * 2 // 3)
+
+
+def _noted(path: Path, folder: Path) -> None:
+    """From now on the files of a folder that this process opens are named in a file."""
+    names = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def hook(event: str, given: tuple[object, ...]) -> None:
+        if event == "open" and str(given[0]).startswith(f"{folder}/"):
+            os.write(names, f"{Path(str(given[0])).relative_to(folder)}\n".encode())
+
+    sys.addaudithook(hook)
+
+
+def _words(words: str, place: Path) -> list[str]:
+    return [str(place / word[1:]) if word.startswith("@") else word for word in shlex.split(words)]
+
+
+def _copied(base: Path, copy: Path, words: str) -> Path:
+    """A folder with what a command reads; paths inside of the files lead there, too."""
+    copy.mkdir()
+    wanted = {"text.txt", "cache", *re.findall(r"@([\w.]+)", words)} | (
+        {"healing.partial"} if "@healing" in words else set()
+    )
+    for name in wanted:
+        if (base / name).is_dir():
+            shutil.copytree(base / name, copy / name)
+        elif (base / name).exists():
+            shutil.copy(base / name, copy / name)
+    for path in (*copy.glob("*/run.json"), *copy.glob("*/headwise.json")):
+        path.write_text(path.read_text().replace(f"{base}/", f"{copy}/"))
+    return copy
+
+
+def _patches(copy: Path) -> tuple[Patch, ...]:
+    def patch() -> None:
+        headwise.gpt.data.LARGE = headwise.heads.texts.LARGE = 0  # tokens of every text are kept, and read again
+        os.environ["HEADWISE_CACHE"] = str(copy / "cache")
+        for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+            os.environ.pop(name, None)
+
+    return patch, verified_in_a_fork
+
+
+def _result(scratch: Path, copy: Path, name: str) -> tuple[int, str, str]:
+    """Exit code, what was printed and what was written; and what was said."""
+    code, printed, said = run(scratch, *_words(COMMANDS[name], copy), before=_patches(copy))
+    if name == "healing":  # what it prints has speeds in it
+        weights = copy / "healing" / "model.safetensors"
+        printed = sha256(weights.read_bytes()).hexdigest() if weights.exists() else ""
+    return code, TIMES.sub("", printed.replace(str(copy), "")), said
+
+
+def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
+    """Damage one file that one command reads."""
+    rng = random.Random(seed)
+    names = sorted(COMMANDS)
+    name = rng.choices(names, [SLOW.get(name, 1) * len(reads[name]) ** 0.5 for name in names])[0]
+    file = rng.choice(reads[name])
+    copy = _copied(base, place / "copy", COMMANDS[name])
+    how, changed = _damage(copy / file, rng)
+    code, printed, said = _result(place, copy, name)
+    try:
+        judged = name in ("check", "learn") and printed and not any(bug in said for bug in BUGS)
+        if code == 0 or judged:  # those two end with other codes where the learner's code is not right
+            same = printed == (base / f"{name}.expected").read_text()
+            if changed and not same and SEALED.fullmatch(file) and name != "narrow":  # which measures speeds
+                raise FailedError("another result, unsaid")
+            met = "the same" if same else "another"
+        else:
+            check_refusal(code, said)
+            met = "refused"
+        left = [path.name for path in copy.rglob("*.tmp")]
+        if left:
+            raise FailedError(f"it leaves {left}")
+    except FailedError as error:
+        raise FailedError(f"{name} after {how} in {file}: {error}") from None
+    return f"{name}: {met}", 1
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "an endless device": lambda path: path.symlink_to("/dev/zero"),
+    "its absence": lambda path: None,
+}
+
+
+def _damage(path: Path, rng: random.Random) -> tuple[str, bool]:
+    """What was done to the file, and did that change it?"""
+    if rng.random() < 0.05:
+        how = rng.choice(list(KINDS))
+        path.unlink()
+        KINDS[how](path)
+        return how, True
+    before = path.read_bytes()
+    particular = damage.ways(path)
+    ways = particular if particular and rng.random() < 0.5 else damage.BYTES
+    how = rng.choice(list(ways))
+    after = ways[how](before, rng)
+    path.write_bytes(after)
+    return how, after != before
