@@ -91,7 +91,7 @@ function drawPaths() {
     const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: 'node' });
     const r = 9 + 9 * Math.min(1, Math.abs(brings === null ? adds : brings));
     group.dataset.head = name;
-    group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 14 }, name));
+    group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 4 }, name));
     return group;
   };
   const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
