@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from invoking import Invoke
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
@@ -315,7 +316,9 @@ MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_te
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["config", "architecture", "no architecture", "tokenizer"])
-def test_code_of_a_folder_is_never_run(part: str, folder: Path) -> None:
+def test_code_of_a_folder_is_never_run(
+    part: str, folder: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even where `y` stands on standard input, which transformers would take for consent."""
     (folder / "foreign.py").write_text(MARKER + "class Foreign: pass\n")
     config = json.loads((folder / "config.json").read_text())
@@ -333,14 +336,13 @@ def test_code_of_a_folder_is_never_run(part: str, folder: Path) -> None:
     if part == "no architecture":
         config |= {"architectures": None, "model_type": "foreign"}
     (folder / "config.json").write_text(json.dumps(config))
-    code = "import sys; from headwise.cli import main; main()"
-    command = [sys.executable, "-c", code, "heads", str(folder), "--text", "a b c d e a b", "--json"]
-    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, timeout=120, check=False)
-    assert not list(folder.rglob("ran")) and "[y/N]" not in done.stdout + done.stderr
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 9))
+    code, out, err = invoke("heads", folder, "--text", "a b c d e a b", "--json")
+    assert not list(folder.rglob("ran")) and "[y/N]" not in out + err
     if part == "config":  # transformers has this class itself
-        assert done.returncode == 0, done.stderr
+        assert code == 0, err
     else:
-        assert done.returncode == 2 and "auto_map), which headwise never runs" in " ".join(done.stderr.split())
+        assert code == 2 and "auto_map), which headwise never runs" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
