@@ -63,11 +63,20 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
     return KeyRule(planes, signs, rest)
 
 
-def fold(weights: AttentionWeights, k_maps: Tensor, v_maps: Tensor) -> AttentionWeights:
-    """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in."""
+def fold(
+    weights: AttentionWeights,
+    k_maps: Tensor,
+    v_maps: Tensor,
+    q_scale: Tensor | float = 1.0,
+    o_scale: Tensor | float = 1.0,
+) -> AttentionWeights:
+    """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in.
+
+    q_scale (G,D,1) and o_scale (G,1,E) change the function: what queries, and W_O, are multiplied with besides.
+    """
     r = weights.group_size
-    q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
-    o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
+    q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
+    o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
     turned = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
     wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
     return dataclasses.replace(mapped(turned, "v", lambda rows: v_maps @ rows), wo=wo)
@@ -99,22 +108,31 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
 
 def orthogonal_maps(heads: Tensor) -> Tensor:
     """Of activations (n,E,X) the orthogonal matrices (n,E,E) that bring them closest to the mean (Schönemann 1966)."""
-    target = heads[medoid(torch.linalg.svdvals(heads[:, None] @ heads[None].mT).sum(-1))]
-    for _ in range(ROUNDS):
-        left, _, right = torch.linalg.svd(target @ heads.mT)
+    n, E = heads.shape[:2]
+    rows = heads.flatten(0, 1)
+    gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)  # (n,n,E,E): the products of heads are all that counts
+    products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]  # of the target and each head
+    for _ in range(_rounds(n)):
+        left, _, right = torch.linalg.svd(products)
         maps: Tensor = left @ right
-        target = (maps @ heads).mean(0)
+        products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 
 
 def turns(heads: Tensor) -> Tensor:
     """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each plane closest to the mean."""
-    target = heads[medoid((heads[:, None] * heads[None].conj()).sum(-1).abs().sum(-1))]
-    for _ in range(ROUNDS):
-        products = (target * heads.conj()).sum(-1)
+    by_plane = heads.transpose(0, 1)
+    gram = (by_plane @ by_plane.mH).permute(1, 2, 0)  # (n,n,P)
+    products = gram[medoid(gram.abs().sum(-1))]
+    for _ in range(_rounds(len(heads))):
         units = torch.where(products.abs() > 0, products / products.abs(), torch.ones_like(products))
-        target = (units[..., None] * heads).mean(0)
+        products = (units[:, None] * gram).sum(0)
     return units
+
+
+def _rounds(n: int) -> int:
+    """One for two heads: the first is turned by nothing, the other onto it, and both lie as their mean does."""
+    return ROUNDS if n > 2 else 1
 
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:

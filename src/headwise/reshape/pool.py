@@ -32,10 +32,16 @@ RANK = 1e-12  # a component this much smaller than the first is rounding
 
 def aligned(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """The same function, the key/value heads of each group (neighbours) turned onto their mean."""
-    rule = key_rule(weights)
-    k_maps = [key_maps(group, rule) for group in keys(weights, root).chunk(n_groups)]
-    v_maps = [orthogonal_maps(group) for group in _values(weights, root).chunk(n_groups)]
-    return fold(weights, torch.cat(k_maps), torch.cat(v_maps))
+    k_maps, v_maps, *_ = _turns(weights, root, n_groups)
+    return fold(weights, k_maps, v_maps)
+
+
+def _turns(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tensor, ...]:
+    """The maps of `aligned`, and the activations that they lead to: keys (G,D,X) and values (G,E,X)."""
+    rule, k, v = key_rule(weights), keys(weights, root), _values(weights, root)
+    k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
+    v_maps = torch.cat([orthogonal_maps(group) for group in v.chunk(n_groups)])
+    return k_maps, v_maps, k_maps @ k, v_maps @ v
 
 
 def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
@@ -84,23 +90,18 @@ def _mean_of_turned(turned: AttentionWeights, root: Tensor, n_groups: int) -> At
 
 
 def _aligned_with_norms(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    turned = aligned(weights, root, n_groups)
-    pooled = _mean_of_turned(turned, root, n_groups)
-    r, all_values = weights.group_size, tuple(range(weights.wv.shape[1]))
-    o_scale = _shrinkage(_values(turned, root), _values(pooled, root), [all_values]).repeat_interleave(r, 0)
-    pooled = dataclasses.replace(pooled, wo=pooled.wo * o_scale)
-    if weights.k_gain is not None:
-        return pooled
+    k_maps, v_maps, k, v = _turns(weights, root, n_groups)
     rule = key_rule(weights)
     parts = [*rule.planes, rule.free] if rule.free else [*rule.planes]
-    q_scale = _shrinkage(keys(turned, root), keys(pooled, root), parts).repeat_interleave(r, 0)
-    return mapped(pooled, "q", lambda rows: rows * q_scale[..., None])
+    q_scale = 1.0 if weights.k_gain is not None else _shrinkage(k, n_groups, parts)[..., None]
+    o_scale = _shrinkage(v, n_groups, [range(weights.wv.shape[1])])[:, None]
+    return _mean_of_turned(fold(weights, k_maps, v_maps, q_scale, o_scale), root, n_groups)
 
 
-def _shrinkage(heads: Tensor, pools: Tensor, parts: Sequence[Sequence[int]]) -> Tensor:
-    """(G,D): how many times the norm of heads (G,D,X) is that of their pools (n,D,X), in each part of the features."""
-    before = heads.square().sum(-1)
-    after = pools.square().sum(-1).repeat_interleave(len(heads) // len(pools), 0)
+def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:
+    """(G,D): how many times the norm of heads (G,D,X) is that of the mean of their group, in each part of features."""
+    before, means = heads.square().sum(-1), grouped(heads, n_groups).mean(1)
+    after = means.square().sum(-1).repeat_interleave(len(heads) // n_groups, 0)
     factor = torch.ones_like(before)
     for part in map(list, parts):
         size, pooled_size = before[:, part].sum(1, keepdim=True), after[:, part].sum(1, keepdim=True)

@@ -134,7 +134,9 @@ def share_heads(
         chosen.append(sharing)
         if method in ALIGNING:
             rules[key_rule(weights).description] = None
-        return POOLS[method](weights.permuted([g for group in sharing for g in group]), root, n_kv_heads)
+        if sharing != neighbours:
+            weights = weights.permuted([g for group in sharing for g in group])
+        return POOLS[method](weights, root, n_kv_heads)
 
     pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
     child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
