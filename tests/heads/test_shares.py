@@ -20,14 +20,16 @@ from processes import Started, command, together
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.ranks import Ranks
 from headwise.gpt.tokens import Tokens
 from headwise.heads import shares as sharing
-from headwise.heads.documents import batches
+from headwise.heads.documents import batches, run_documents
 from headwise.heads.profiles import Survey
-from headwise.heads.shares import Part, shares
+from headwise.heads.shares import Part, read_corpus, shares
 from headwise.heads.survey import survey
-from headwise.heads.tally import Running
+from headwise.heads.tally import Running, Tally
 from headwise.heads.texts import Text
+from headwise.models.stream import Stream
 
 V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17, 23, 23, 5, 7, 7, 7, 13, 3, 11, 11)
 
@@ -104,6 +106,32 @@ def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
+    streamed, told = model(), []
+    Stream(streamed, {name: weights.detach() for name, weights in streamed.named_parameters()})
+    documents = text().documents[:5]
+
+    def run(part: Any, take: Any, progress: Any) -> None:
+        run_documents(streamed, part, take, None, progress)
+
+    class Pair(Ranks):
+        """The first of two processes, whose other one has not begun."""
+
+        def counter(self) -> Any:
+            counts: list[int] = []
+            return lambda n: (counts.append(n), sum(counts))[1]
+
+        def gathered(self, value: Any) -> list[Any]:
+            return [value]
+
+        def merged(self, state: Any, join: Any) -> Any:
+            return state
+
+    read_corpus(lambda: Tally(streamed, 0), documents, run, lambda *counts: told.append(counts), Pair(0, 2), None)
+    mine = sum(len(documents[n]) for numbers in shares(documents, [], 2)[0] for n in numbers)
+    assert told[-1] == (2 * mine, 2 * sum(map(len, documents)))
+
+
 def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
     monkeypatch.setattr("headwise.heads.documents.BATCH", 23)

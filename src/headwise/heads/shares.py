@@ -29,6 +29,7 @@ from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
 from headwise.heads.documents import batches
 from headwise.heads.tally import Tally
+from headwise.models.stream import turns
 
 SAVE_SECONDS = 10.0
 Documents = Sequence[Sequence[int]]
@@ -129,8 +130,9 @@ def read_corpus(
         return tally
     with closing(Kept(folder, tally, documents, ranks)) as kept:
         done, tallied = kept.read(before), list[range]()
-        count, total = ranks.counter(), sum(map(len, documents))
-        count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers))
+        times = turns(tally.model)  # that a token passes: once, and of a streamed model through each layer
+        count, total = ranks.counter(), sum(map(len, documents)) * times
+        count(0 if ranks.rank else sum(len(documents[n]) for numbers in done for n in numbers) * times)
         for numbers in shares(documents, done, ranks.world)[ranks.rank]:
             part = Part(documents, numbers)
             ends, last = list(accumulate(map(len, part))), 0
@@ -139,7 +141,7 @@ def read_corpus(
                 nonlocal last
                 progress(count(n_tokens - last), total)
                 last = n_tokens
-                if in_all == ends[-1]:  # a streamed model has the tokens pass once for each layer
+                if in_all == ends[-1]:  # no streamed model
                     kept.write(tally, [*tallied, numbers[: bisect_right(ends, n_tokens)]])
 
             run(part, lambda n, *seen, first=numbers.start: tally.take(first + n, *seen), passed)
