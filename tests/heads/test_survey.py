@@ -128,6 +128,19 @@ def test_too_few_tokens_to_repeat(model: GPT) -> None:
     assert found.profiles[0].scores["entropy"].high == math.inf  # one document
 
 
+def test_a_loss_of_a_guess_is_said(text: Text, found: Survey) -> None:
+    said = [note for note in found.notes if "an even guess over 37 tokens (3.61): the weights look untrained" in note]
+    assert found.loss is not None and found.loss > math.log(V) and len(said) == 1
+    certain = GPT(GPTConfig(vocab_size=V, context=CONTEXT, n_layers=1, n_heads=2, d_model=24))
+    with torch.no_grad():
+        certain.lm_head.weight.zero_()
+        certain.token_embedding.weight.normal_()
+        for ids, following in zip(range(V), range(1, V), strict=False):  # token n + 1 follows token n
+            certain.lm_head.weight[following] += certain.token_embedding.weight[ids]
+    counting = survey(certain, Text([list(range(i, i + 9)) for i in range(20)], shown), controls=False)
+    assert counting.loss is not None and counting.loss < math.log(V) and "guess" not in " ".join(counting.notes)
+
+
 def test_progress_ends_at_the_total(model: GPT, text: Text) -> None:
     heard: dict[str, tuple[int, int]] = {}
     survey(model, text, progress=lambda what, done, total: heard.update({what: (done, total)}))
