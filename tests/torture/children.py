@@ -182,7 +182,7 @@ def verified_in_a_fork() -> None:
             code = 1
             try:
                 sys.stdout = io.TextIOWrapper(os.fdopen(writer, "wb"))
-                export.main(Path(command[-3]), Path(command[-2]), command[-1])
+                export.main(Path(command[-4]), Path(command[-3]), *command[-2:])
                 sys.stdout.flush()
                 code = 0
             finally:
