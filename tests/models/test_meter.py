@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,10 @@ def test_what_cannot_be_measured_is_refused(invoke: Any, folder: Path, monkeypat
     for arguments, message in cases.items():
         code, out, err = invoke("cost", *arguments, "--measure")
         assert (code, out) == (2, "") and message in err and err.count("\n") == 1, (arguments, err)
+    monkeypatch.delitem(sys.modules, "headwise.models.hf")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, _, err = invoke("cost", "gpt2", "--measure", "--context", 9)
+    assert code == 2 and "gpt2 is made by transformers to be measured: pip install 'headwise[hf]'" in err
     code, _, err = invoke("cost", "gpt2", "--stream")
     assert code == 2 and "--stream and --device are about running the model; pass --measure" in err
     fits = int(err_of(price("gpt2", context=1024, batch=64)).rpartition("--context ")[2].split()[0])

@@ -57,8 +57,14 @@ def open_description(description: str, price: Price, stream: bool | None, device
     fields = PRESETS.get(description) or read_json(path / "config.json" if path.is_dir() else path)
     if "headwise" in fields:
         return cast(GPT(GPTConfig(**fields["headwise"])).eval(), dtype).to(place), "random"
-    from headwise.models.hf import drawn
-
+    try:
+        from headwise.models.hf import drawn
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise HeadwiseError(
+            f"{description} is made by transformers to be measured: pip install 'headwise[hf]'"
+        ) from None
     return drawn(fields, dtype).to(place), "random"
 
 
