@@ -57,7 +57,7 @@ class Worker:
     def __init__(self, number: int, given: argparse.Namespace, aims: dict[str, int], place: Path) -> None:
         self.number, self.given, self.aims, self.place = number, given, aims, place
         self.results: dict[str, dict[str, Any]] = {}
-        self.noted = 0.0
+        self.parent, self.noted = os.getpid(), 0.0
 
     def work(self) -> None:
         until = time.monotonic() + 60 * self.given.minutes
@@ -87,7 +87,7 @@ class Worker:
         del result["now"]
 
     def goes_on(self, result: dict[str, Any], aim: int, until: float) -> bool:
-        if os.getppid() == 1:
+        if os.getppid() != self.parent:
             sys.exit("the process that started this one has ended")
         if self.given.cases is not None:
             return bool(result["cases"] < self.given.cases)

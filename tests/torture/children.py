@@ -182,7 +182,8 @@ def verified_in_a_fork() -> None:
             code = 1
             try:
                 sys.stdout = io.TextIOWrapper(os.fdopen(writer, "wb"))
-                export.main(Path(command[-4]), Path(command[-3]), *command[-2:])
+                folder, probe, *how = command[command.index(export.__name__) + 1 :]
+                export.main(Path(folder), Path(probe), *how)
                 sys.stdout.flush()
                 code = 0
             finally:
