@@ -1,0 +1,45 @@
+"""A few cases of the torture command, so that it keeps working; `make torture` runs it in earnest."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).with_name("torture")))
+import damage
+import differential
+from children import FailedError, check_refusal
+from safetensors.numpy import save
+
+
+def test_random_calls(tmp_path: Path) -> None:
+    met = {differential.case(seed, tmp_path, tmp_path)[0] for seed in range(30)}
+    assert met == {"attend", "layer", "latent", "watch"}
+
+
+def test_damage_is_done_and_repeats() -> None:
+    from numpy import arange
+
+    contents = {"a.safetensors": save({"x": arange(9.0), "y": arange(3.0)}), "b.txt": b"the cat\nthe dog\n"}
+    contents |= {"c.index.json": json.dumps({"weight_map": {"x": "a.safetensors"}}).encode()}
+    for name, content in contents.items():
+        for how, way in (damage.BYTES | damage.ways(Path(name))).items():
+            made = [way(content, random.Random(seed)) for seed in range(9)]
+            assert made == [way(content, random.Random(seed)) for seed in range(9)], how
+            assert any(after != content for after in made), how
+
+
+def test_what_counts_as_a_refusal() -> None:
+    check_refusal(2, "reading\nheadwise: there is no such file; pass another\n")
+    for code, said in (
+        (1, "headwise: x"),
+        (2, "nothing"),
+        (2, "headwise: x\nheadwise: y"),
+        (2, "headwise: this is a bug"),
+    ):
+        with pytest.raises(FailedError, match="no clear refusal"):
+            check_refusal(code, said)
