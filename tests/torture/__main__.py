@@ -62,15 +62,17 @@ class Worker:
     def work(self) -> None:
         until = time.monotonic() + 60 * self.given.minutes
         for name in self.aims:
-            share = 1.0 if self.given.only else CAMPAIGNS[name][1]
-            self.campaign(name, time.monotonic() + share * (until - time.monotonic()))
+            self.campaign(name, time.monotonic() + CAMPAIGNS[name][1] * (until - time.monotonic()))
+        for name in self.aims:  # what its share was too short for
+            self.campaign(name, until)
         self.note(now=True)
 
     def campaign(self, name: str, until: float) -> None:
         """Cases one after the other until this worker has made its part of the count, or time is up."""
         module, aim = CAMPAIGNS[name][0], -(-self.aims[name] // self.given.workers)
-        result = self.results[name] = {"count": 0, "cases": 0, "seconds": 0.0, "met": Counter(), "failures": []}
-        began, case = time.monotonic(), self.place / f"case-{self.number}"
+        nothing: dict[str, Any] = {"count": 0, "cases": 0, "seconds": 0.0, "met": Counter(), "failures": []}
+        result = self.results.setdefault(name, nothing)
+        before, began, case = result["seconds"], time.monotonic(), self.place / f"case-{self.number}"
         while self.goes_on(result, aim, until):
             seed = self.given.seed + self.number + self.given.workers * result["cases"]
             result["now"], result["cases"] = seed, result["cases"] + 1
@@ -82,9 +84,9 @@ class Worker:
             except Exception as error:
                 self.failed(name, seed, error, case)
             shutil.rmtree(case, ignore_errors=True)
-            result["seconds"] = round(time.monotonic() - began, 1)
+            result["seconds"] = round(before + time.monotonic() - began, 1)
             self.note()
-        del result["now"]
+        result.pop("now", None)
 
     def goes_on(self, result: dict[str, Any], aim: int, until: float) -> bool:
         if os.getppid() != self.parent:
