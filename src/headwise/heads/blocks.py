@@ -231,14 +231,13 @@ class Pass:
                 e = rooms[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, first : first + n].unbind(), strict=True))
                 first += n
-                run = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
+                run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
                 for i, places in enumerate(part.dense):
                     self.copies[i, heads, part.rows] = torch.mul(e, places, out=scores).sum(-1)
                 if self.top:
-                    chosen = torch.arange(n, device=self.device) * (s // RUN) + run
-                    place = e.view(-1, RUN).index_select(0, chosen).max(-1).indices  # an argmax takes twice as long
+                    place = peak.max(-1).indices  # an argmax takes twice as long
                     self.argmax[heads, part.rows] = (place + run * RUN + strip.keys.start).view(h, -1)
                 n_keys = strip.keys.stop - strip.keys.start
                 self._add(totals, e[..., :n_keys], into["share"].view(h, -1), heads, part)
@@ -250,14 +249,17 @@ class Pass:
             both.index_add_(1, strip.pair_rows, copied)
             self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
 
-    def _sum(self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]) -> Tensor:
+    def _sum(
+        self, strip: Strip, heads: slice, room: Tensor, e: Tensor, into: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Make e = 2^(score - the largest), (n,width), of the scores in `room`, and sum it up, (n,) each.
 
-        Gives the run in which the largest score of each row stands.
+        Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
         runs = room.view(len(room), -1, RUN)
         top, run = runs.amax(-1).max(-1)  # the largest of all and its place at once would take as long as two products
         torch.exp2(room.sub_(top[:, None]), out=e)
+        peak = e.view(-1, RUN).index_select(0, torch.arange(len(run), device=self.device) * runs.shape[1] + run)
         powers = torch.mm(e.view(-1, RUN), self.powers).view(*runs.shape[:2], -1)
         total = torch.sum(powers[..., 0], -1, out=into["total"])
         if self.sink is None:
@@ -276,12 +278,15 @@ class Pass:
             weight, first, second = powers.unbind(-1)
             middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
             centre = torch.sum(first + middle * weight, -1, out=into["j"]) / total
-            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits.
+            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a run
+            # they are one, so that of the peak is summed key by key.
             off = middle - centre[:, None]
-            torch.sum((off * weight).add_(first, alpha=2).mul_(off).add_(second), -1, out=into["squares"])
+            squares = (off * weight).add_(first, alpha=2).mul_(off).add_(second)
+            near = (self.powers[:, 1] + off.gather(1, run[:, None])).square_().mul_(peak).sum(-1, keepdim=True)
+            torch.sum(squares.scatter_(1, run[:, None], near), -1, out=into["squares"])
         for name, mark in strip.marks.items():
             torch.mv(e, mark, out=into[f"on {name}"])
-        return run
+        return run, peak
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""

@@ -5,7 +5,7 @@ heads, and stands in tables, files and reports. `tests/heads/dense.py` has its p
 
 A formula reads what was summed up over the keys, `headwise.heads.blocks.Sums`, and gives a number for each head and
 row, (H,n). With p_ij the weight that query i gives key j, `b.total(x)` is the sum of p x over the keys, and `b.mass`
-that of p: less than 1 where a sink, which is no key, takes its share. No torch is needed here.
+that of p: less than 1 where a sink, which is no key, takes its share. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Statistics(ABC, Generic[V]):
     def __getitem__(self, name: str) -> V:
         """The number of a statistic by its name."""
 
-    # Clark et al. 2019 (arXiv 1906.04341), section 3: -sum p log p
+    # Clark et al. 2019 (arXiv 1906.04341), section 3: -sum p log p, where log2 p = shifted - log_sum (`heads.blocks`)
     entropy = Statistic(
         "nats; 0 looks at one key, log n at n keys alike",
         lambda b: math.log(2) * (b.mass * b.log_sum - b.total("shifted")),

@@ -147,7 +147,7 @@ def _recorded() -> dict[str, Family]:
     """The families of families.toml, each made of the one that it is like."""
     known: dict[str, Family] = {}
     for name, fields in tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8")).items():
-        base = known.get(fields.pop("like", ""), Family(name=name, prefix=""))
+        base = known[fields.pop("like")] if "like" in fields else Family(name=name, prefix="")  # one that stands above
         values: dict[str, Any] = {
             field: tuple(x) if isinstance(x, list) else None if x == "" else x for field, x in fields.items()
         }
@@ -159,10 +159,7 @@ _families = _recorded()
 
 
 def register(family: Family) -> Family:
-    """Make a family known to `import_attention`, in the place of one of the same name; returns it.
-
-    The record of a family in `models/families` holds one of these, as all that it says of the attention module.
-    """
+    """Make a family known to `import_attention`, in the place of one of the same name; returns it."""
     _families[family.name] = family
     return family
 
