@@ -387,6 +387,22 @@ def test_a_narrow_head_far_away_keeps_its_digits(T: int) -> None:
     np.testing.assert_allclose(rows["entropy"][0, 2:], math.log(2), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("T", [61, 131, 1031])
+def test_a_head_at_one_place_keeps_its_digits_wherever_in_a_run_of_keys_that_is(T: int) -> None:
+    """Weight p on the token before, 1-p on the token itself: the spread is sqrt(p (1-p)), 0 for p = 0.
+
+    The scores are about 1e4 here, so that p is known to 1e4 * 2^-24 of itself, and the root to half of that.
+    """
+    turn = torch.arange(T) * 2.4
+    k = torch.stack([turn.cos(), turn.sin()], 1)[None, None]
+    for scale, rtol in ((1e4, 0.0), (3.0, 1e-3)):
+        allowed = torch.arange(T)[:, None] - torch.arange(T)
+        call = Call(nn.Identity(), k, k, k, Options(hw.Allowed((allowed >= 0) & (allowed <= 1)), scale=scale), k)
+        p = 1 / (1 + math.exp(scale * (1 - math.cos(2.4)))) if scale < 100 else 0.0
+        spread = measure(call, 0, Document()).rows["spread"][0, 1:]
+        np.testing.assert_allclose(spread, math.sqrt(p * (1 - p)), rtol=rtol, atol=1e-4 * T / 1031)
+
+
 @pytest.mark.parametrize("size", [30.0, 1e3, 1e5])
 def test_scores_of_any_size(size: float) -> None:
     """No overflow, and an entropy that is never below zero by more than rounding."""
