@@ -333,6 +333,7 @@ def test_a_damaged_unit_is_named(tmp_path: Path) -> None:
         "",
         "{}",
         path.read_text().replace('"scored"', '"scorn"'),
+        path.read_text().replace('"cpu_seconds": ', '"cpu_seconds": 1'),
         path.read_text().replace("tied", "tiled"),
     ):
         path.write_text(damage)

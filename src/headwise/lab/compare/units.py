@@ -41,8 +41,7 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def path(self, key: dict[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        return self.folder / f"unit-{digest[:16]}.json"
+        return self.folder / f"unit-{_digest(key)[:16]}.json"
 
     def read(self, key: dict[str, Any]) -> Scored | None:
         path = self.path(key)
@@ -52,14 +51,20 @@ class Store:
             saved = from_json(dict[str, Any], read_json(path))
             if saved.get("key") != json.loads(json.dumps(key)):
                 raise HeadwiseError("it is another unit")
+            if saved.get("sha256", digest := _digest(saved.get("scored"))) != digest:
+                raise HeadwiseError("its scores are not those that were written")
             scored: Scored = from_json(Scored, saved.get("scored"), "scored")
         except HeadwiseError as error:
             raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another --out") from None
         return scored
 
     def write(self, key: dict[str, Any], label: str, scored: Scored) -> None:
-        document = {"unit": label, "key": key, "scored": asdict(scored)}
+        document = {"unit": label, "key": key, "scored": asdict(scored), "sha256": _digest(asdict(scored))}
         write_whole(self.path(key), json.dumps(document, indent=2) + "\n")
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def _is_running(process: int) -> bool:
