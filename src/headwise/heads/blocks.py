@@ -278,8 +278,8 @@ class Pass:
             weight, first, second = powers.unbind(-1)
             middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
             centre = torch.sum(first + middle * weight, -1, out=into["j"]) / total
-            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a run
-            # they are one, so that of the peak is summed key by key.
+            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Within a
+            # run they are one, so that of the peak is summed key by key.
             off = middle - centre[:, None]
             squares = (off * weight).add_(first, alpha=2).mul_(off).add_(second)
             near = (self.powers[:, 1] + off.gather(1, run[:, None])).square_().mul_(peak).sum(-1, keepdim=True)
