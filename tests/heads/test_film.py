@@ -249,7 +249,7 @@ def test_a_damaged_film_is_said(tmp_path: Path) -> None:
     ):
         whole = (tmp_path / name).read_bytes()
         (tmp_path / name).write_text(text)
-        with pytest.raises(HeadwiseError, match=r"film.jsonl cannot be read .*; remove film.jsonl: the run is"):
+        with pytest.raises(HeadwiseError, match=rf"{name} cannot be read .*; remove film.jsonl: the run is"):
             read_film(tmp_path)
         (tmp_path / name).write_bytes(whole)
 

@@ -57,7 +57,7 @@ def test_a_folder_is_measured_beside_its_price(invoke: Any, folder: Path) -> Non
     )
     least = max(
         document["prefill"]["total_flops"] / took["machine_flops_per_second"],
-        document["weight_bytes"] / took["machine_bytes_per_second"],
+        document["decode"]["weight_bytes"] / took["machine_bytes_per_second"],
     )
     assert took["prefill_share"] == pytest.approx(least / took["prefill_seconds"])
     assert took["tokens_per_second"] == pytest.approx(2 / took["decode_seconds"])
@@ -109,7 +109,7 @@ def test_what_cannot_be_measured_is_refused(invoke: Any, folder: Path, monkeypat
         ("gpt2", "--stream"): "gpt2 has no weights to read layer by layer; leave out --stream",
         ("llama-3-8b",): "of weights to be made, 64 MiB of cache and what 512 tokens fill take about",
         ("gpt2", "--context", "1024", "--batch", "64"): "954 MiB are free (cgroup); --batch 1 --context ",
-        ("gpt2", "--device", "cuda:7"): "--device cuda:7 is not on this machine; there is cpu",
+        ("gpt2", "--device", "cuda:7"): "device cuda:7 is not on this machine; there is cpu",
         ("gpt2", "--plan", plan): "does not exist",
     }
     monkeypatch.setattr(meter, "open_folder", lambda *all, **more: pytest.fail("made before it was refused"))

@@ -172,10 +172,10 @@ def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monk
         for name in ("toy:1", "tpu", "meta"):
             code, out, err = invoke(command, path, *options, "--device", name)
             assert (code, out) == (2, "")
-            assert err.startswith(f"headwise: --device {name} is not on this machine; there is cpu, ")
+            assert err.startswith(f"headwise: device {name} is not on this machine; there is cpu, ")
             assert err.count("\n") == 1
     for options, message in (
-        (["--circuits", "--device", device], "--circuits reads the weights and no text; leave out --device"),
+        (["--circuits", "--device", device], "--circuits computes on the processor; leave out --device"),
     ):
         code, _, err = invoke("heads", path, *options)
         assert code == 2 and message in err

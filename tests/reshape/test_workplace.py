@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headwise import HeadwiseError
-from headwise.reshape.workplace import STATE, Workplace
+from headwise.reshape.report import STATE
+from headwise.reshape.workplace import Workplace
 
 
 @pytest.fixture

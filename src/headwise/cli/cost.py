@@ -53,8 +53,8 @@ def cost(
     from headwise import cost as room
 
     if as_table or as_list:
-        if model is not None or variants or choose:
-            raise HeadwiseError("--table and --list show models side by side; leave MODEL, --variants and --choose out")
+        if model is not None or variants or choose or measure or stream is not None or device != "cpu":
+            raise HeadwiseError("--table and --list show models side by side; leave out MODEL and what asks about one")
         _show_models(room.PRESETS if as_list else room.TABLE, dtype or "bf16", as_json)
         return
     if model is None:
@@ -73,8 +73,8 @@ def cost(
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None
-    took = _measured(model, price, plan, stream, device) if measure else None
-    _show_price(price, rows, room.choose(shape, setting) if choose else None, took, as_json)
+    measured = _measured(model, price, plan, stream, device) if measure else None
+    _show_price(price, rows, room.choose(shape, setting) if choose else None, measured, as_json)
 
 
 def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
@@ -82,14 +82,14 @@ def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, 
     if plan is not None:
         raise HeadwiseError("--measure runs the model as it is; leave --plan out")
     with needs_torch():
-        from headwise.models.meter import measured, open_description
+        from headwise.models import meter
         from headwise.models.stream import stream_of
     with Progress("reading the weights") as progress:
-        opened, weights = open_description(model, price, stream, device)
+        opened, weights = meter.open_description(model, price, stream, device)
         if (streamed := stream_of(opened)) is not None:
             setting = price.setting
             err.print(streamed.forecast(setting.batch * setting.context, setting.context), soft_wrap=True)
-        return measured(opened, weights, price, progress)
+        return meter.measured(opened, weights, price, progress)
 
 
 def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
 
 
 def _show_price(
-    price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, took: Measured | None, as_json: bool
+    price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, measured: Measured | None, as_json: bool
 ) -> None:
     from headwise.view.cost import print_choice, print_measured, print_price, print_variants
 
@@ -112,13 +112,13 @@ def _show_price(
         variants = None if rows is None else [asdict(row) for row in rows]
         more = {
             "choice": None if choice is None else asdict(choice),
-            "measured": None if took is None else asdict(took),
+            "measured": None if measured is None else asdict(measured),
         }
         print_json({**asdict(price), "variants": variants, **more})
         return
     print_price(out, price)
-    if took is not None:
-        print_measured(out, price, took)
+    if measured is not None:
+        print_measured(out, price, measured)
     if rows is not None:
         print_variants(out, price.setting, rows)
     if choice is not None:

@@ -72,7 +72,6 @@ def heads(
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet}
     if circuits:
         labels: dict[str, Any] = {"relations": relations, "bench": bench}
-        labels["device"] = None if device == "cpu" else device
         _circuits(
             model,
             reading,
@@ -129,6 +128,8 @@ def _circuits(model: Path, reading: Mapping[str, Any], as_json: bool, **options:
     passed = [f"--{name}" for name, value in options.items() if value]
     if passed:
         raise HeadwiseError(f"--circuits reads the weights and no text; leave out {', '.join(passed)}")
+    if reading["device"] != "cpu":
+        raise HeadwiseError("--circuits computes on the processor; leave out --device")
     with needs_torch():
         from headwise.heads.circuits import circuits
         from headwise.models.open import open_folder

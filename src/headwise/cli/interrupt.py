@@ -9,32 +9,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 CODE = 130
-_told: list[Callable[[], str]] = [lambda: "nothing was written"]
+_endings: list[Callable[[], str]] = [lambda: "nothing was written"]
 
 
 @contextmanager
-def leaving(tell: Callable[[], str] = _told[0]) -> Iterator[None]:
+def leaving(tell: Callable[[], str] = _endings[0]) -> Iterator[None]:
     """Ctrl-C within this block says, besides, what `tell` gives then."""
-    _told.append(tell)
+    _endings.append(tell)
     try:
         yield
     except KeyboardInterrupt as stop:
         stop.add_note(tell())
         raise
     finally:
-        _told.pop()
+        _endings.pop()
 
 
 @contextmanager
 def loading() -> Iterator[None]:
     """Imports, and nothing else: Ctrl-C ends the process at once. Raised in an import, it comes out as other errors."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
+    # Only the main thread may handle signals; one that is ignored, as behind `&` in a script, stays so.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
+        signal.SIG_IGN,
+        None,
+    ):
+        yield
         return
 
     def leave(signum: int, frame: object) -> None:
         if os.environ.get("RANK", "0") == "0":  # of many processes the first alone speaks
-            os.write(2, f"headwise: interrupted; {_told[-1]()}\n".encode())
+            os.write(2, f"headwise: interrupted; {_endings[-1]()}\n".encode())
         os._exit(CODE)
 
     before = signal.signal(signal.SIGINT, leave)

@@ -50,12 +50,30 @@ def with_options(command: Callable[..., Change], without: str = "") -> Callable[
     @functools.wraps(command)
     def whole(**values: Any) -> None:
         options = Options(**{parameter.name: values.pop(parameter.name) for parameter in common})
-        with leaving():
+        with leaving(_ending(options.out)):
             reshape(options, command(**values))
 
     whole.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     whole.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return whole
+
+
+def _ending(folder: Path | None) -> Callable[[], str]:
+    """What Ctrl-C leaves of a job: a folder that is whole, a healing that waits, or nothing."""
+
+    def written() -> int | None:
+        path = None if folder is None else folder / "config.json"
+        return path.stat().st_mtime_ns if path is not None and path.exists() else None
+
+    before = written()
+
+    def tell() -> str:
+        if folder is not None and written() != before:
+            return f"{folder} is written"
+        waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / report.STATE).exists()
+        return "a healing waits: the same command goes on with --resume" if waiting else "nothing was written"
+
+    return tell
 
 
 def reshape(options: Options, change: Change) -> None:

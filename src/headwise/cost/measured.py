@@ -66,12 +66,16 @@ class Measured:
 
 
 def prefill_bound(price: Price, flops: float, bandwidth: float) -> float:
-    """Seconds that the FLOPs of a prefill need at so many a second, or its weights at so many bytes a second."""
-    return max(price.prefill.total_flops / flops, price.weight_bytes / bandwidth)
+    """Seconds of a prefill at `flops` a second, or at `bandwidth` bytes a second for the weights of a single step.
+
+    Of the experts and the embeddings a prefill may read more than a step does, and need not. The model must decode.
+    """
+    assert price.decode is not None
+    return max(price.prefill.total_flops / flops, price.decode.weight_bytes / bandwidth)
 
 
 def decode_bound(price: Price, flops: float, bandwidth: float) -> float:
-    """The same of a step of decoding."""
+    """Seconds of a step of decoding, by its FLOPs or by the bytes of its weights and cache. The model must decode."""
     assert price.decode is not None
     return max(price.decode.flops / flops, (price.decode.weight_bytes + price.decode.cache_bytes) / bandwidth)
 

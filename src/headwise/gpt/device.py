@@ -17,11 +17,11 @@ def device_named(name: str | torch.device) -> torch.device:
     there = ["cpu"]
     if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
         there += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
-    with suppress(RuntimeError):  # a word that is no device to torch
+    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
         if f"{device.type}:{device.index or 0}" in (*there, "cpu:0"):
             return device
-    raise HeadwiseError(f"--device {name} is not on this machine; there is {', '.join(there)}")
+    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(there)}")
 
 
 def free_on(device: torch.device) -> Room:

@@ -177,7 +177,7 @@ def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
 
     Raises HeadwiseError for one that is damaged.
     """
-    path = Path(run) / FILM
+    path = place = Path(run) / FILM
     if not path.exists():
         return None
     try:
@@ -187,11 +187,12 @@ def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
         cells = len(header["heads"]) * sum(len(line) * (len(line) + 1) // 2 for line in header["lines"])
         if any(len(base64.b64decode(frame["maps"], validate=True)) != cells for frame in frames):
             raise HeadwiseError(f"maps are not those of {cells} weights")
-        losses = _rows(path.with_name(METRICS))
+        place = path.with_name(METRICS)
+        losses = _rows(place)
         _check(losses, LOSS)
         return header, frames, losses
     except (KeyError, ValueError, RecursionError) as error:
-        raise HeadwiseError(f"{path} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
+        raise HeadwiseError(f"{place} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
 
 
 def _rows(path: Path) -> list[Row]:

@@ -141,7 +141,7 @@ def read_corpus(
                 nonlocal last
                 progress(count(n_tokens - last), total)
                 last = n_tokens
-                if in_all == ends[-1]:  # no streamed model
+                if in_all == ends[-1]:  # a streamed model counts its tokens once a layer: nothing of it is kept
                     kept.write(tally, [*tallied, numbers[: bisect_right(ends, n_tokens)]])
 
             run(part, lambda n, *seen, first=numbers.start: tally.take(first + n, *seen), passed)

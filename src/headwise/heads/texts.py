@@ -163,11 +163,11 @@ def read_documents(
 
     def documents() -> Iterator[list[int]]:
         for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
-            for number, ids in enumerate(
-                _cut((_encoded(folder, piece, unknown, facts) for _, piece in pieces), room - around)
-            ):
-                facts["cut"] += tokens is None and number == 1
-                yield [*before, *ids, *after]
+            parts = _cut((_encoded(folder, piece, unknown, facts) for _, piece in pieces), room - around)
+            # The second is drawn with the first: a text is cut, too, where no more than its first document is read.
+            first = list(itertools.islice(parts, 2))
+            facts["cut"] += tokens is None and len(first) == 2
+            yield from ([*before, *ids, *after] for ids in itertools.chain(first, parts))
 
     stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
     key = _key(folder, files, tokens, context, unknown) if most is None and not typed else ""

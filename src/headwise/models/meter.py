@@ -21,7 +21,7 @@ from headwise.files import read_json
 from headwise.gpt.device import device_named, free_on
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.markup import amount
-from headwise.memory import peak_memory
+from headwise.memory import free_memory, peak_memory
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
@@ -49,8 +49,11 @@ def open_description(description: str, price: Price, stream: bool | None, device
     path, place = Path(description), device_named(device)
     if description not in PRESETS and path.is_dir() and any(path.glob("*.safetensors")):
         model = open_folder(path, stream=stream, dtype=price.setting.dtype, device=device).model
-        _require_room(price, place, 0)
+        if stream_of(model) is None:
+            _require_room(price, place, 0)
         return model, "stored"
+    if path.is_dir() and (pickled := [file.name for end in ("bin", "pt", "pth") for file in path.glob(f"*.{end}")]):
+        raise HeadwiseError(f"{path} holds {pickled[0]}, which may run code when it is read; save it as safetensors")
     if stream:
         raise HeadwiseError(f"{description} has no weights to read layer by layer; leave out --stream")
     _require_room(price, place, price.weight_bytes)
@@ -71,37 +74,40 @@ def open_description(description: str, price: Price, stream: bool | None, device
 def _require_room(price: Price, device: torch.device, weights: int) -> None:
     """Refuse what does not fit beside the weights that are there already; `weights` are still to be made."""
     setting, free = price.setting, free_on(device)
+    if weights > (here := free_memory()).size:  # where they are drawn, before they go to a device
+        raise HeadwiseError(
+            f"{amount(weights)} of weights to be made, and {amount(here.size)} are free ({here.limit}); "
+            f"a folder of its weights is read layer by layer"
+        )
     token = WIDTH * price.d_model * torch.empty((), dtype=DTYPES[setting.dtype]).itemsize + price.cache.bytes_per_token
     needed = weights + token * setting.batch * setting.context
     if needed <= free.size:
         return
-    fits = max(0, free.size - weights) // token
-    remedy = f"--batch 1 --context {fits} would fit" if fits else "a folder of its weights is read layer by layer"
+    fits = (free.size - weights) // token
+    remedy = f"--batch 1 --context {fits} would fit" if fits > 0 else "pass a smaller --batch or --context"
     tokens, cache = setting.batch * setting.context, amount(price.cache.total_bytes)
+    made = f"{amount(weights)} of weights to be made, " if weights else ""
     raise HeadwiseError(
-        f"{amount(weights)} of weights to be made, {cache} of cache and what {tokens:,} tokens fill take about "
-        f"{amount(needed)}, and {amount(free.size)} are free ({free.limit}); {remedy}"
+        f"{made}{cache} of cache and what {tokens:,} tokens fill take about {amount(needed)}, and {amount(free.size)} "
+        f"are free ({free.limit}); {remedy}"
     )
 
 
 @torch.no_grad()
 def measured(model: nn.Module, weights: str, price: Price, progress: Progress = lambda *counts: None) -> Measured:
-    """Run a model at the setting of its price; `weights` says whose they are."""
+    """Run a model at the setting of its price: seconds, bytes, FLOPs a second, medians of several runs.
+
+    weights   "stored" or "random", as `open_description` says
+    progress  is told what is being done, how much of it is done, and how much there is
+
+    Raises HeadwiseError for a model that does not predict the next token.
+    """
     require_next(model)
     setting, device, streamed = price.setting, device_of(model), stream_of(model) is not None
     like = next(model.parameters())
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary_of(model) or 2, (setting.batch, setting.context), generator=generator).to(device)
-
-    def prefill() -> None:
-        rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
-        [row.flatten()[0].item() for row in rows]
-
-    times = [_timed(prefill)]
-    while len(times) <= RUNS and times[0] < LONG:
-        progress("prefill", len(times), RUNS)
-        times.append(_timed(prefill))
-    times = times[1:] or times  # the first one warms up
+    times = _prefilled(model, ids, streamed, progress)
     seconds = statistics.median(times)
     steps, held = ([], None) if streamed or setting.context < 2 else _decoded(model, ids, progress)
     step = statistics.median(steps) if steps else None
@@ -133,6 +139,20 @@ def measured(model: nn.Module, weights: str, price: Price, progress: Progress = 
     )
 
 
+def _prefilled(model: nn.Module, ids: Tensor, streamed: bool, progress: Progress) -> list[float]:
+    """Seconds of each prefill of ids (B,T) after the first, which warms up; of that alone where it takes long."""
+
+    def prefill() -> None:
+        rows = each(model, [ids], partial(logits, last=True)) if streamed else [reader(model)(ids)]
+        [row.flatten()[0].item() for row in rows]
+
+    times = [_timed(prefill)]
+    while len(times) <= RUNS and times[0] < LONG:
+        progress("prefill", len(times), RUNS)
+        times.append(_timed(prefill))
+    return times[1:] or times
+
+
 def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[float], int]:
     """Seconds of each step that writes the last tokens of ids (B,T), and the bytes of the cache at the end."""
     n = min(STEPS + WARM_UP, ids.shape[1] - 1)
@@ -143,8 +163,13 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
         progress("step", len(times), n)
         times.append(_timed(lambda token=token: read(token)[0].item()))  # type: ignore[misc]
     caches: Any = getattr(read.cache, "layers", read.cache) or ()
-    held = sum(getattr(cache, "nbytes", 0) or cache.keys.nbytes + cache.values.nbytes for cache in caches)
-    return times[min(WARM_UP, n - 1) :], held
+    return times[min(WARM_UP, n - 1) :], sum(map(_bytes, caches))
+
+
+def _bytes(cache: Any) -> int:
+    """What the cache of a layer holds: one of ours says it, one of transformers has tensors, or none of its own."""
+    tensors = (getattr(cache, name, None) for name in ("keys", "values"))
+    return getattr(cache, "nbytes", 0) or sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def _timed(run: Callable[[], object]) -> float:

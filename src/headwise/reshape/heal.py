@@ -24,9 +24,8 @@ from headwise.gpt.train import DivergedError, Stopped, interrupts, restore_state
 from headwise.models.ask import answers, hidden_states, hooked, predicts, run_body
 from headwise.models.weights import attentions, blocks, output_projection, read_layers
 from headwise.reshape.damage import compared, divergence, relative_error
-from headwise.reshape.report import HealPoint, HealRecipe
+from headwise.reshape.report import STATE, HealPoint, HealRecipe
 from headwise.reshape.text import batches, spread
-from headwise.reshape.workplace import STATE
 
 RIDGE = 1e-3  # of `refit`, a share of the mean square of a feature
 

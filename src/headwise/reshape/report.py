@@ -48,6 +48,7 @@ class HealRecipe:
         check_seed(self.seed)
 
 
+STATE = "heal.safetensors"  # a healing that waits, in OUT.partial
 HEALING = ("batch", "lr", "hidden", "refit", "seed")  # options that are about healing
 
 

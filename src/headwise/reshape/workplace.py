@@ -17,9 +17,9 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.files import is_unfinished, read_json, remove_unfinished, sync_folder, take_lock, write_whole
 from headwise.models.lineage import RECORD
+from headwise.reshape.report import STATE
 
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
-STATE = "heal.safetensors"
 SPENT = "spent.safetensors"  # that state, while the folder that came of it gets its name
 SCRATCH = "headwise-"  # begins the names of folders with the changed layers of a streamed model
 LOCK, EXPORT, REPLACED, PROBE = "lock", "export", "replaced", "probe.safetensors"

@@ -28,11 +28,15 @@ def print_price(console: Console, price: Price) -> None:
         say(console, f"note: {note}")
 
 
-def print_measured(console: Console, price: Price, took: Measured) -> None:
+def print_measured(console: Console, price: Price, measured: Measured) -> None:
     """What it takes here, beside what it should."""
     say(console, "")
-    print_table(console, "Measured here", ("", "computed", "measured"), took.rows(price))
-    say(console, f"{took.conditions}; the bound is what many rows, and one, times a large matrix reach here")
+    print_table(console, "Measured here", ("", "computed", "measured"), measured.rows(price))
+    bandwidth = "times one" if price.setting.bandwidth is None else "the bandwidth that was given"
+    say(
+        console,
+        f"{measured.conditions}; the bounds are by what a large matrix times many rows reaches here, and {bandwidth}",
+    )
 
 
 def print_models(console: Console, prices: Sequence[Price]) -> None:
