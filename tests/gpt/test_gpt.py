@@ -202,6 +202,8 @@ def test_a_text_longer_than_the_context_is_refused(tiny: Any, name: str) -> None
         ({"activation": "swish"}, "activation='swish' is not known; one of relu, relu2, gelu, gelu_tanh, silu"),
         ({"n_layers": 0}, "n_layers=0 must be a positive whole number"),
         ({"context": 0}, "context=0 must be a positive whole number"),
+        ({"n_heads": 10**9}, "n_heads=1,000,000,000 is more than headwise builds, 1,048,576"),
+        ({"d_model": 10**12}, "d_model=1,000,000,000,000 is more than headwise builds, 1,048,576"),
         ({"vocab_size": 0}, "vocab_size=0 must be a positive whole number"),
         ({"n_heads": 7}, "n_heads=7 does not divide d_model=24; pass head_dim=, or a width that 7 divides"),
         ({"n_kv_heads": 4}, "n_kv_heads=4 does not divide n_heads=6; pass one of 1, 2, 3, 6"),

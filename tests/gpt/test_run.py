@@ -102,6 +102,7 @@ def test_lines_go_before_the_preset_s_way(settings: Any, lines: bool) -> None:
         ({"shape": {"n_heads": 7, "n_kv_heads": 1}}, "n_heads=7 does not divide d_model=128"),
         ({"shape": {"n_kv_heads": 0}}, "n_kv_heads=0"),
         ({"shape": {"context": 0}}, "context=0 must be a positive whole number"),
+        ({"shape": {"d_model": "x"}}, "d_model='x' must be a positive whole number"),
         (
             {"text": None, "lines": True},
             "--lines or --stream describes a text file; pass one, or leave it out for the verb corpus",
@@ -206,6 +207,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, settings: Any) ->
         with pytest.raises(HeadwiseError, match="is not empty and holds no run; pass another folder"):
             run_training(folder, settings(), quiet, resume)
     assert [path.name for path in folder.iterdir()] == ["letters.txt"]
+
+
+def test_a_model_without_room_is_refused(tmp_path: Path, settings: Any) -> None:
+    large = settings(shape={"d_model": 2**17, "d_ff": 2**20, "n_layers": 2**8})
+    with pytest.raises(HeadwiseError, match=r"parameters take .* to train, and .* are free .*; take a smaller model"):
+        run_training(tmp_path / "run", large, quiet, resume=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_in_place_of_the_folder_is_refused(book: Path, settings: Any) -> None:

@@ -199,6 +199,12 @@ def test_no_code_of_the_folder_is_run(folder: Path) -> None:
     assert type(load_folder(folder)) is tf.GPT2LMHeadModel
 
 
+def test_a_tokenizer_that_fails_says_so() -> None:
+    broken = tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, unk_token="[UNK]")))
+    with pytest.raises(hw.HeadwiseError, match=r"cannot tokenise: WordLevel error: Missing \[UNK\]"):
+        FolderTokens(broken)
+
+
 # config.json
 
 

@@ -201,6 +201,12 @@ def test_bad_folders(folder: Any, tmp_path: Path) -> None:
     refused({}, "lacks weights of LlamaForCausalLM")
     write_shard(path, {name: x.to(torch.float64) for name, x in whole.items()})
     assert hw.open(tmp_path / "bad", stream=True) is not None  # other numbers are turned into the model's
+    config = tmp_path / "bad" / "config.json"
+    before = config.read_text()
+    config.write_text(json.dumps({**json.loads(before), "num_hidden_layers": -1}))
+    with pytest.raises(hw.HeadwiseError, match="the config of LlamaForCausalLM describes a model without layers"):
+        hw.open(tmp_path / "bad", stream=True)
+    config.write_text(before)
     path.unlink()
     with pytest.raises(hw.HeadwiseError, match="which is not there; the model is not whole"):
         hw.open(tmp_path / "bad", stream=True)

@@ -80,7 +80,8 @@ BESIDE |= {"prompt": ["tokenizer.json", "tokenizer_config.json"]}
 SEALED = re.compile(
     r"(run|child)/(config\.json|tokenizer\.json|model\.safetensors)|(stopped|kept|healing)\S*safetensors|units\S*"
 )
-UNSEALED = "narrow", "cost of a plan"  # which measures speeds, and which reads the config for itself
+# Which measures speeds, which reads the config for itself, and which asks by digest whether a model comes of the other.
+UNSEALED = "narrow", "cost of a plan", "against"
 TIMES = re.compile(r'"[a-z_]*(seconds|html|report|model|run|address|source|out|training time)": [^\n]*')
 
 reads: dict[str, list[str]] = {}  # of each command the files

@@ -115,7 +115,7 @@ class Case:
             child.send(signal.SIGKILL)
             code, _, said = other.wait()
             if code:
-                _check_refusal(code, said)
+                check_refusal(code, said)
         elif more is None:
             share = 0.0
             for word in self.how.split():
@@ -128,7 +128,7 @@ class Case:
         if "Traceback" in said or "this is a bug" in said or (code > 0 and code not in (2, 130)):
             raise FailedError(f"{self.name} after {self.how}: exit code {code}: {said[-600:]}")
         if self.how == "full disk" and code:
-            _check_refusal(code, said)
+            check_refusal(code, said)
         return code < 0 or code == 130
 
     def check_gone(self, child: Child) -> None:
@@ -171,7 +171,7 @@ class Case:
             shutil.rmtree(folder, ignore_errors=True)
         code, _, said = child.wait()
         if code:
-            _check_refusal(code, said)
+            check_refusal(code, said)
 
     def two(self) -> None:
         """Two at once on one folder: one works, the other is told; the units of a study, both may make."""
@@ -180,13 +180,9 @@ class Case:
             code, _, said = child.wait()
             codes.append(code)
             if code:
-                _check_refusal(code, said)
+                check_refusal(code, said)
         if 0 not in codes:
             raise FailedError(f"two {self.name} on one folder end with {codes}")
-
-
-def _check_refusal(code: int, said: str) -> None:
-    check_refusal(code, said.replace("headwise: nothing to resume", ""))  # which is said before it begins
 
 
 def _is_left(path: Path) -> bool:

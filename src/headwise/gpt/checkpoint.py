@@ -4,7 +4,7 @@ A model with a Hugging Face form is written in it, so that `AutoModelForCausalLM
 same logits; one without (microgpt) keeps headwise's own names. Either way `config.json` carries the `headwise` config,
 and reading goes by that. `safetensors` is imported only here; pickled weights are refused.
 
-What headwise writes carries a digest in the header of the safetensors file, and of a model's config and vocabulary,
+What headwise writes carries a digest in the header of the safetensors file, and of a model's config and tokenizer,
 too. A bit that turned since is found when the file is read. Files of others have none, and are read without it.
 """
 
@@ -49,7 +49,8 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     known = tokens.boundary is not None
     roles = ("bos_token", "eos_token", "unk_token", "pad_token") if known else ()
     id_roles = ("bos_token_id", "eos_token_id", "pad_token_id") if known else ()
-    write_whole(folder / "tokenizer.json", tokens.to_json())
+    tokenizer = tokens.to_json()
+    write_whole(folder / "tokenizer.json", tokenizer)
     config = hf_config(model.config, tokens.boundary)
     for name, content in (
         ("tokenizer_config.json", {**TOKENIZER_CONFIG, **dict.fromkeys(roles, BOUNDARY)}),
@@ -57,7 +58,7 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
         ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    beside = {"config.json": _sha256(config["headwise"]), "tokenizer.json": _sha256(tokens.vocabulary)}
+    beside = {"config.json": _sha256(config["headwise"]), "tokenizer": _sha256(json.loads(tokenizer))}
     write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt", **beside})
 
 
@@ -84,9 +85,12 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             f"they do not belong together"
         )
     written = read_metadata(weights)
-    for name, content in (("config.json", section), ("tokenizer.json", tokens.vocabulary)):
+    sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
+    sealed |= {"tokenizer.json": tokens.vocabulary}  # all that earlier versions sealed of it
+    for name, content in sealed.items():
         if written.get(name, digest := _sha256(content)) != digest:
-            raise HeadwiseError(f"{folder / name} is not the one that {weights.name} was written with; bring that back")
+            path = folder / Path(name).with_suffix(".json")
+            raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
 
 
@@ -127,7 +131,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     header, contents = _split(data)
-    written = header.get("__metadata__", {}).pop(DIGEST, None)
+    written = (header.get("__metadata__") or {}).pop(DIGEST, None)
     if written not in (None, _sha256(header, contents)):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
     return tensors
@@ -209,7 +213,7 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form strings in the header of a safetensors file that `read_tensors` accepts."""
     header, _ = _split(read_bytes(path))
-    metadata: dict[str, str] = header.get("__metadata__", {})
+    metadata: dict[str, str] = header.get("__metadata__") or {}
     return {name: text for name, text in metadata.items() if name != DIGEST}
 
 

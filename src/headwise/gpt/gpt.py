@@ -31,6 +31,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+# Of what is made one by one, or as a table, before a weight is: no model has as many.
+MOST = {"n_layers": 2**14, "n_heads": 2**20, "d_model": 2**20, "head_dim": 2**20, "rope_dim": 2**20}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
     """The shape of a model. Widths count features, `context` counts tokens."""
@@ -69,6 +73,9 @@ class GPTConfig:
         for name in ("n_kv_heads", "head_dim", "d_ff"):
             if getattr(self, name) is not None:
                 require_size(name, getattr(self, name))
+        for name, most in MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and value > 0):

@@ -34,9 +34,12 @@ from headwise.gpt.ranks import current
 from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, UNSHARED, Film, Progress, Sharing, no_film, train
 from headwise.layer.layer import shapes_alone
+from headwise.markup import amount
+from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.sources import Progress as Reading
 from headwise.sources import Sources
+from headwise.spec import require_size
 
 RUN, REPORT, TEXT, LOCK, FILM = "run.json", "report.html", "text.txt", "lock", "film.jsonl"
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
@@ -73,6 +76,7 @@ class Settings:
         shape = {**preset.shape, **self.shape}
         for name in shape.keys() - {known.name for known in fields(GPTConfig)}:
             raise unknown(f"no field {name!r} of a model's shape", name, (known.name for known in fields(GPTConfig)))
+        require_size("d_model", shape["d_model"])
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:  # it goes along
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
         if "latent_dim" in self.shape:  # which takes the place of these
@@ -122,6 +126,7 @@ def run_training(
     """
     corpus, config, recipe = settings.resolve(reading)
     sharing.check(corpus.data, recipe)
+    size = _size(config, sharing)
     _check(folder, settings, corpus, resume)
     folder.mkdir(parents=True, exist_ok=True)
     held = take_lock(folder / LOCK, f"another training is at work in {folder}; wait for it, or take another --out")
@@ -133,8 +138,6 @@ def run_training(
         if current().agree(lambda: run is not None and run["status"] == "finished") and run:
             (folder / STATE).unlink(missing_ok=True)
             return Result(folder, run["summary"], run["cells"], run["example"])
-        with shapes_alone():
-            size = GPT(config).n_parameters
         say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
         began = time.monotonic()
         looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
@@ -151,6 +154,19 @@ def run_training(
     finally:
         (folder / LOCK).unlink(missing_ok=True)
         os.close(held)
+
+
+def _size(config: GPTConfig, sharing: Sharing) -> int:
+    """The parameters of a model. Raises HeadwiseError where there is no room to train as many."""
+    with shapes_alone():
+        size = GPT(config).n_parameters
+    needed, room = 16 * size, free_memory()  # bytes of weights, gradients and two moments in float32
+    if needed > room.size and not sharing.apart:
+        raise HeadwiseError(
+            f"{size:,} parameters take {amount(needed)} to train, and {amount(room.size)} are free ({room.limit}); "
+            f"take a smaller model"
+        )
+    return size
 
 
 def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:

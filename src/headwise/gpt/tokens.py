@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -16,6 +17,19 @@ LARGEST_ID = 10**7  # of a token
 _ANY = r"[\s\S]"
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
 BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
+
+
+@contextmanager
+def tokenising() -> Iterator[None]:
+    """What the library raises within this block becomes a HeadwiseError."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except BaseException as error:  # bare Exceptions; and panics, as of a regular expression that takes too long
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise HeadwiseError(f"cannot tokenise: {error}") from None
 
 
 class Tokens:
@@ -80,14 +94,11 @@ class Tokens:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
-        try:
-            ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        except Exception as error:  # the library raises bare Exceptions; older word vocabularies end here
-            raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise: {error}") from None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # that of a regular expression that takes too long
-                raise
-            raise HeadwiseError(f"cannot tokenise: {error}") from None
+        with tokenising():
+            try:
+                ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            except Exception as error:  # older word vocabularies end here
+                raise self._unknown_words(text) or error from None
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
             raise self._unknown_words(text) or HeadwiseError(f"cannot tokenise {text!r}: put spaces between its words")
         return ids

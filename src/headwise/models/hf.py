@@ -29,7 +29,7 @@ from headwise.files import check_regular, read_json
 from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
 from headwise.gpt.device import CPU
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.gpt.tokens import BOUNDARY, check_tokenizer
+from headwise.gpt.tokens import BOUNDARY, check_tokenizer, tokenising
 from headwise.layer.layer import shapes_alone
 from headwise.models.sites import inside
 from headwise.models.stream import Stream, hollow
@@ -271,7 +271,8 @@ class FolderTokens:
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""
-        framed = list(self._tokenizer("a").input_ids)
+        with tokenising():
+            framed = list(self._tokenizer("a").input_ids)
         plain = self.encode("a")
         for start in range(len(framed) - len(plain) + 1):
             if framed[start : start + len(plain)] == plain:
@@ -283,7 +284,7 @@ class FolderTokens:
 
     # What the methods give is said in `open.TextTokens`.
     def encode(self, text: str) -> list[int]:
-        with _quiet():  # a text longer than the model is cut into documents later
+        with _quiet(), tokenising():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def places(self, text: str) -> list[tuple[int, int]]:
@@ -291,7 +292,7 @@ class FolderTokens:
             raise HeadwiseError(
                 f"{type(self._tokenizer).__name__} does not say where its tokens stand; mark spans of ids"
             )
-        with _quiet():
+        with _quiet(), tokenising():
             framed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return [(start, end) for start, end in framed.offset_mapping]
 

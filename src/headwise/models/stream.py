@@ -60,6 +60,8 @@ class Stream:
     ) -> None:
         self.model, self.stored, self.seed, self.device = model, dict(stored), seed, device
         self.blocks = blocks(model)
+        if not self.blocks:
+            raise HeadwiseError(f"the config of {type(model).__name__} describes a model without layers")
         self.scratch: Path | None = None  # where a child's weights wait; None for a temporary folder
         self.layer: int | None = None  # the only one that runs now; as many as there are: none; None: all
         self.number = 0  # of the batch that runs now
