@@ -88,7 +88,7 @@ def test_the_table_of_the_courses(invoke: Invoke) -> None:
     models = json.loads(invoke("cost", "--list", "--json", "--dtype", "fp8").out)["models"]
     assert [model["model"] for model in models] == list(PRESETS)
     assert models[0]["d_model"] == 768 and models[4]["cache_bytes_per_token"] == 163_840
-    refused(invoke("cost", "gpt2", "--table"), "leave MODEL")
+    refused(invoke("cost", "gpt2", "--table"), "leave out MODEL")
     refused(invoke("cost"), "no model is named")
 
 
