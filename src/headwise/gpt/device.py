@@ -26,7 +26,7 @@ def device_named(name: str | torch.device) -> torch.device:
 
 def free_on(device: torch.device) -> Room:
     """What a device may still take; one that shares the memory of the machine has what is free there."""
-    with suppress(RuntimeError, AttributeError, NotImplementedError):
+    with suppress(RuntimeError, AttributeError):  # not every kind of device keeps account
         if device.type != "cpu":
             return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
     return free_memory()
