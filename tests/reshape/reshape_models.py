@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers as tf
 from torch import Tensor, nn
 
+from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.tokens import Tokens
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {
@@ -114,3 +117,15 @@ def _built(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
 def texts(seed: int = 0) -> Tensor:
     """Random ids (B,T)."""
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(seed))
+
+
+def saved(base: Path, name: str, **how: Any) -> Path:
+    """The folder of a small random model, written once; "run" is one of our own."""
+    path = base / name.replace(", ", "-")
+    if not path.exists():
+        model: Any = build("rope" if name == "run" else name, dtype=torch.float32)
+        if name == "run":
+            save_model(path, model, Tokens.characters("".join(map(chr, range(97, 97 + V - 1))), boundary=True))
+        else:
+            model.save_pretrained(path, **how)
+    return path

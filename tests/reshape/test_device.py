@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import pytest
 import torch
 import toy_device
 from processes import verified_here
-from reshape_models import V, build
+from reshape_models import V, build, saved
 
 import headwise as hw
-from headwise.gpt.checkpoint import save_model
-from headwise.gpt.tokens import Tokens
 from headwise.heads.texts import Text
 from headwise.models import ask
 from headwise.models import open as opening
@@ -61,18 +60,7 @@ def without_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a small random model; "run" is one of our own."""
 
-    def make(name: str) -> Path:
-        path = tmp_path_factory.getbasetemp() / f"on-device-{name.replace(', ', '-')}"
-        if not path.exists():
-            model: Any = build("rope" if name == "run" else name, dtype=torch.float32)
-            if name == "run":
-                tokens = Tokens.characters("".join(map(chr, range(97, 97 + V - 1))), boundary=True)
-                save_model(path, model, tokens)
-            else:
-                model.save_pretrained(path)
-        return path
-
-    return make
+    return partial(saved, tmp_path_factory.mktemp("models"))
 
 
 def survey(model: Any) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 import torch
 from cases import every
 from processes import verified_here
-from reshape_models import V, build
+from reshape_models import V, saved
 from torch import Tensor, nn
 
 import headwise as hw
 from headwise import memory
 from headwise.gpt import device
-from headwise.gpt.checkpoint import save_model, tensors_in, write_shard
-from headwise.gpt.tokens import Tokens
+from headwise.gpt.checkpoint import tensors_in, write_shard
 from headwise.heads.effect import importance
 from headwise.heads.profiles import Survey
 from headwise.heads.survey import survey
@@ -36,18 +36,7 @@ NAMES = ("llama, GQA", "llama, tied", "qwen3", "gpt2")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a small random model, in many shards; "run" is one of our own."""
 
-    def make(name: str) -> Path:
-        path = tmp_path_factory.getbasetemp() / name.replace(", ", "-")
-        if not path.exists():
-            model: Any = build("rope" if name == "run" else name, dtype=torch.float32)
-            if name == "run":
-                tokens = Tokens.characters("".join(map(chr, range(97, 97 + V - 1))), boundary=True)
-                save_model(path, model, tokens)
-            else:
-                model.save_pretrained(path, max_shard_size="10KB")
-        return path
-
-    return make
+    return partial(saved, tmp_path_factory.mktemp("models"), max_shard_size="10KB")
 
 
 def both(path: Path) -> tuple[nn.Module, nn.Module]:
