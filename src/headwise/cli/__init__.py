@@ -5,6 +5,7 @@ from headwise.cli.interrupt import loading
 # Each module adds its own command.
 with loading():
     from headwise.cli import (  # noqa: F401
+        align,
         bugs,
         check,
         compare,
@@ -14,9 +15,7 @@ with loading():
         ladder,
         learn,
         look,
-        narrow,
-        prune,
-        share,
+        reshape,
         trace,
         train,
         why,

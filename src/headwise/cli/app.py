@@ -13,20 +13,25 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
+import typer.core
 from rich import progress as rich_progress
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 from typer.exceptions import TyperException
 
+from headwise.cli.early import check_apart
 from headwise.cli.interrupt import CODE, leaving, loading
+from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
+from headwise.files import check_link
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -48,14 +53,54 @@ class _SafeConsole(Console):
             renderable = Text(harmless(renderable.plain), renderable.style)
         return super().render(renderable, options)
 
+    def on_broken_pipe(self) -> None:
+        """Nobody reads on, which is no failure: rich would end with code 1."""
+        raise BrokenPipeError
 
-F = TypeVar("F", bound=Callable[..., None])
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+
+F = TypeVar("F", bound=Callable[..., object])
+DOORS = {
+    "Learn how attention works": ("learn", "check", "trace", "ladder", "compare", "bugs"),
+    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate"),
+    "Shrink a model, and see what it costs": ("cost", "windows", "share", "prune", "narrow"),
+}  # the three of the README
+
+
+class _Doors(typer.core.TyperGroup):
+    """The list of commands behind three doors, in the order of `DOORS`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for names in DOORS.values() for name in names]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands))
+        for door, names in DOORS.items():
+            with formatter.section(door):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+
+
+app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=None)
 out = _SafeConsole(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = _SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 _show_traceback = False
+_wants_json = False
+COMMON = ("--json", "--debug")  # options that stand anywhere in a command line
 _end_all: Callable[[Callable[[str], None], int], NoReturn] | None = None  # of many processes, on an error of one
 MANY = ("heads", "train")  # commands that take several processes
+# An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison, and no part of a path.
+ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
+QUOTE = "'"
+# What the library calls otherwise than the commands do, by the table of names in CONTRIBUTING.md.
+FIELDS = {
+    "n_heads": "heads",
+    "n_kv_heads": "kv_heads",
+    "n_layers": "layers",
+    "d_model": "width",
+    "n_tokens": "tokens",
+    "out": "out_folder",
+    "folder": "out_folder",
+}
+UNITS = r"unit-.*\.json"  # what the folder of a study holds
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 
 
@@ -115,17 +160,10 @@ class Progress:
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)", soft_wrap=True)
 
 
-def _set_debug(value: bool) -> None:
-    global _show_traceback
-    _show_traceback = _show_traceback or value
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document; messages go to standard error.")]
+MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
+JSON = "Print one JSON document; messages go to standard error."
 Lang = Annotated[str, typer.Option(help="Language that the page opens in, en or es; the page has a switch.")]
 Device = Annotated[str, typer.Option(help="Where the model computes: cpu, cuda, cuda:1 or mps.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
-]
 
 
 def _print_version(value: bool) -> None:
@@ -143,13 +181,29 @@ def _print_version(value: bool) -> None:
 )
 def _root(
     context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Build attention heads, look at them, price them, share them and remove them."""
+    global _wants_json, _show_traceback
+    _wants_json, _show_traceback = as_json, debug
     if context.invoked_subcommand is None:
         out.print(context.get_help())
+
+
+def wants_json() -> bool:
+    """Is one JSON document asked for, and nothing else on standard output?"""
+    return _wants_json
+
+
+def _hoisted(words: list[str]) -> list[str]:
+    """The words of a command line, those of `COMMON` first: they belong to all commands and are known before them."""
+    end = words.index("--") if "--" in words else len(words)
+    common = [word for word in words[:end] if word in COMMON]
+    return [*common, *(word for word in words[:end] if word not in COMMON), *words[end:]]
 
 
 @functools.cache
@@ -158,14 +212,14 @@ def _commands() -> dict[str, dict[str, Any]]:
 
 
 def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
-    """Adds the function as a command; `commands.toml` has its example, its place and what is said of its parameters.
+    """Adds the function as a command; `commands.toml` has its example and what is said of its parameters.
 
     A parameter that is not named there carries its option itself. `completions` lists the values of a parameter.
     """
 
     def add(function: F) -> F:
-        about = _commands()[function.__name__]
-        about = _commands().get(about.get("like", ""), {}) | about
+        name = function.__name__.lower()  # a command is a function, or a record of its options
+        about = _commands()[name]
         signature = inspect.signature(function, eval_str=True)
         parameters = [
             parameter.replace(annotation=_with_option(parameter, about.get(name), completions.get(name)))
@@ -173,11 +227,29 @@ def command(**completions: Callable[[], list[str]]) -> Callable[[F], F]:
         ]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        added = app.command(epilog=f"Example: {about['example']}")(function)
-        app.registered_commands.sort(key=lambda each: [*_commands()].index(each.callback.__name__))  # type: ignore[union-attr]
-        return added
+        epilog = f"--json and --debug go with every command. Example: {about['example']}"
+        return app.command(name, epilog=epilog)(_checked(function, about))
 
     return add
+
+
+def _checked(function: F, about: dict[str, Any]) -> F:
+    """The function, which begins once nothing that it `writes` or `fills` can take the place of something else."""
+    writes, fills = about.get("writes", []), about.get("fills", {})
+    if not writes:
+        return function
+
+    @functools.wraps(function)
+    def checked(**values: Any) -> None:
+        rest = [value for name, value in values.items() if name not in (*writes, *fills)]
+        names = [each for value in rest for each in (value if isinstance(value, list) else [value])]
+        texts = values["text"] if isinstance(values.get("text"), list) else []  # paths, or texts themselves
+        inputs = [Path(name) for name in names if isinstance(name, Path) or name in texts]
+        folders = {f"--{name}": (values[name], pattern) for name, pattern in fills.items() if values[name] is not None}
+        check_outputs(filter(exists, inputs), folders, **{name: values[name] for name in writes})
+        function(**values)
+
+    return checked  # type: ignore[return-value]
 
 
 def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], list[str]] | None) -> Any:
@@ -185,11 +257,29 @@ def _with_option(parameter: inspect.Parameter, about: Any, values: Callable[[], 
         return parameter.annotation
     about = dict(about) if isinstance(about, dict) else {"help": about}
     names = [about.pop("names")] if "names" in about else []
+    if "Path" in str(parameter.annotation):
+        parser = model_path if parameter.name in MODEL_NAMES else path
+        about = {"parser": parser, "metavar": "<path>"} | about
     if "argument" in about:
-        info: Any = typer.Argument(metavar=about.pop("argument"), autocompletion=values, **about)
+        about["metavar"] = about.pop("argument")
+        info: Any = typer.Argument(autocompletion=values, **about)
     else:
         info = typer.Option(*names, autocompletion=values, **about)
     return Annotated[parameter.annotation, info]
+
+
+def path(name: str) -> Path:
+    """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
+    if not name:
+        raise typer.BadParameter("the name is empty; pass a file or a folder, or . for the folder that you are in")
+    return Path(name)
+
+
+def model_path(name: str) -> Path:
+    """The folder of a model, which may also be a GGUF file or a name on the hub."""
+    from headwise.models.source import located
+
+    return located(path(name))
 
 
 @contextmanager
@@ -204,9 +294,19 @@ def needs_torch() -> Iterator[None]:
         raise HeadwiseError(f"this command needs {error.name}: pip install 'headwise[torch]'") from None
 
 
-def check_outputs(**paths: Path | None) -> None:
-    """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option."""
+def check_outputs(
+    inputs: Iterable[Path] = (),
+    folders: Mapping[str, tuple[Path, str]] = MappingProxyType({}),
+    /,
+    **paths: Path | None,
+) -> None:
+    """Refuse, before the work begins, a file that cannot be written; `paths` has each under the name of its option.
+
+    Also one that takes the place of something else: `inputs` is what is read, `folders` what is filled (`check_apart`).
+    """
     for option, path in paths.items():
+        if path is not None:
+            check_link(path)
         if path is not None and path.is_dir():
             raise HeadwiseError(f"--{option} {path} is a folder; pass a file name")
         if path is not None and not path.parent.is_dir():
@@ -214,9 +314,10 @@ def check_outputs(**paths: Path | None) -> None:
                 f"--{option} {path}: the folder {path.parent} does not exist; make it, or pass another --{option}"
             )
         if path is not None and option == "png":
-            from headwise.view.figure import figure_class
+            from headwise.view.pictures import figure_class
 
             figure_class()
+    check_apart({f"--{option}": path for option, path in paths.items() if path is not None}, folders, inputs)
 
 
 @contextmanager
@@ -271,7 +372,7 @@ def _run() -> int:
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
         with leaving():
-            context = command.make_context("headwise", sys.argv[1:])
+            context = command.make_context("headwise", _hoisted(sys.argv[1:]))
         with context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -281,9 +382,9 @@ def _run() -> int:
     except TyperException as error:
         asked = getattr(error, "ctx", None)
         helped = "" if asked is None else f"; {asked.command_path} --help has an example"
-        code = _failed(error, error.format_message().rstrip(".?") + helped)
+        code = _failed(error, error.format_message().replace("Value error, ", "").rstrip(".?") + helped)
     except HeadwiseError as error:
-        code = _failed(error, str(error))
+        code = _failed(error, as_options(str(error), running_options()))
     except BrokenPipeError:
         _drop_output()  # nobody reads on
     except OSError as error:
@@ -304,6 +405,44 @@ def _drop_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def as_options(message: str, options: Mapping[str, str]) -> str:
+    """The library speaks of arguments (`out=`, `n_kv_heads=2`), the command of options (`--out`, `--kv-heads 2`).
+
+    options  the running command's parameters -> their options, such as "n_kv_heads": "--kv-heads"
+    """
+
+    def translated(match: re.Match[str]) -> str:
+        option, value = options.get(match["name"]), match["value"]
+        if option is None:
+            return match[0]
+        if value in ("", "True"):
+            return option
+        if value == "False":
+            return options.get(match[0], f"no {option}")
+        if value == "None":
+            return f"no {option}"
+        return f"{option} {value if ' ' in value else value.strip(QUOTE)}"
+
+    return ARGUMENT.sub(translated, message)
+
+
+def running_options() -> dict[str, str]:
+    """The parameters of the command that was asked for, under the names of the library, and their options."""
+    word = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    command = getattr(typer.main.get_command(app), "commands", {}).get(word)
+    options: dict[str, str] = {}
+    for parameter in command.params if command is not None else ():
+        if parameter.param_type_name == "option":
+            option = max(parameter.opts, key=len)
+            options[parameter.name] = options[option[2:].replace("-", "_")] = option
+            if parameter.secondary_opts:
+                options[f"{parameter.name}=False"] = parameter.secondary_opts[0]
+    for argument, name in FIELDS.items():
+        if name in options:
+            options[argument] = options[name]
+    return options
 
 
 def _failed(error: BaseException, message: str, code: int = 2) -> int:

@@ -8,11 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import Debug, Json, check_outputs, command, err, needs_torch, out, print_json, units_kept_in
+from headwise.cli.app import (
+    UNITS,
+    check_outputs,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    units_kept_in,
+    wants_json,
+)
+from headwise.cli.check import language
 from headwise.files import write_whole
 
 if TYPE_CHECKING:
-    from headwise.teach.catalogue import Bug
+    from headwise.teach.bugs import Bug
     from headwise.teach.study import Shown
 
 FOLDER = Path("runs") / "bugs"
@@ -28,30 +39,33 @@ def bugs(
     html: Path | None = None,
     page: Path | None = None,
     workers: int | None = None,
-    lang: str = "en",
-    as_json: Json = False,
-    debug: Debug = False,
+    lang: str | None = None,
+    train: bool = False,
 ) -> None:
     """List the bugs that learners write, and what training hides.
 
-    Without an ID the catalogue; with one, that bug in the verb model, trained with it and without. After Ctrl-C the
-    same command goes on where it was. `all` trains them all and writes docs/bugs.md.
+    Without an ID the catalogue; with one, what that bug is and does. With --train or --html the verb model is trained
+    with it and without; after Ctrl-C the same command goes on where it was. `all` trains all and writes docs/bugs.md.
     """
-    from headwise.teach.catalogue import bug_named, catalogue, words
+    from headwise.teach.bugs import bug_named, catalogue, words
 
+    lang = language(lang)
     words(lang)
     if bug is None:
-        _list(catalogue().values(), lang, as_json)
+        _list(catalogue().values(), lang)
         return
     names = list(catalogue()) if bug == "all" else [bug_named(bug).id]
     page = page or PAGE if bug == "all" else None
-    check_outputs(html=html, page=page)
+    check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
+    if not (train or html or bug == "all"):
+        _tell(bug_named(bug), lang)
+        return
     with needs_torch():
         from headwise.teach.study import study
     with units_kept_in(folder) as report:
         comparison, shown = study(names, folder, seeds, steps, workers or os.cpu_count() or 1, report, lang)
     _write(html, page, shown, seeds, steps, lang)
-    if as_json:
+    if wants_json():
         compared = asdict(comparison) if comparison else None
         print_json({"bugs": [asdict(entry) for entry in shown], "comparison": compared})
         return
@@ -61,16 +75,30 @@ def bugs(
             out.print(f"written: {path}")
 
 
-def _list(entries: Iterable[Bug], lang: str, as_json: bool) -> None:
-    if as_json:
+def _list(entries: Iterable[Bug], lang: str) -> None:
+    from headwise.teach.bugs import words
+
+    if wants_json():
         print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
     else:
         out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
-        err.print("\nheadwise bugs ID shows what training hides of it; headwise check FILE finds it in your code")
+        err.print("\n" + words(lang)["of_the_list"])
+
+
+def _tell(entry: Bug, lang: str) -> None:
+    from headwise.teach.bugs import words
+    from headwise.view.bugs import bug_text
+
+    if wants_json():
+        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]}]})
+        return
+    out.print(bug_text(entry, lang))
+    lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""
+    err.print("\n" + (lack or words(lang)["to_train"].format(bug=entry.id)))
 
 
 def _print(shown: Sequence[Shown], lang: str) -> None:
-    from headwise.teach.catalogue import bug_named
+    from headwise.teach.bugs import bug_named
     from headwise.view.bugs import bug_text
 
     if len(shown) == 1:
@@ -81,7 +109,7 @@ def _print(shown: Sequence[Shown], lang: str) -> None:
 def _write(html: Path | None, page: Path | None, shown: Sequence[Shown], seeds: int, steps: int, lang: str) -> None:
     """The page of maps of one bug, and the page of all."""
     from headwise.lab.compare.experiments import SHAPE
-    from headwise.teach.catalogue import bug_named, catalogue
+    from headwise.teach.bugs import bug_named, catalogue
     from headwise.teach.study import STEPS, trained_maps
     from headwise.view.bugs import bugs_page, maps_page
 

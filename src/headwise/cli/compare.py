@@ -8,10 +8,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.cli.app import Debug, Json, Lang, check_outputs, command, needs_torch, out, print_json, units_kept_in
+from headwise.cli.app import (
+    UNITS,
+    Lang,
+    check_outputs,
+    command,
+    needs_torch,
+    out,
+    print_json,
+    units_kept_in,
+    wants_json,
+)
+from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.view.page.words import check_lang
+from headwise.words import check_lang
 
 if TYPE_CHECKING:
     from headwise.lab.compare.results import Comparison, Ledger
@@ -28,18 +39,19 @@ def compare(
     steps: int | None = None,
     folder: Path = FOLDER,
     workers: int | None = None,
-    png: Path | None = None,
     html: Path | None = None,
     lang: Lang = "en",
     page: Path | None = None,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure what courses claim about heads, over several seeds.
 
     Each arm of an experiment is trained with each seed; the verdict comes from the interval of the differences. After
     Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
     """
+    check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
+    check_lang(lang)
+    if text is not None:
+        Sources([text])
     with needs_torch():
         from headwise.lab.compare import run
         from headwise.lab.compare.claims import run_claims
@@ -51,8 +63,7 @@ def compare(
         raise HeadwiseError(f"--page is for the ledger of claims, and {experiment} is one experiment; leave it out")
     if chosen is None:
         page = page or PAGE
-    check_outputs(png=png, html=html, page=page)
-    check_lang(lang)
+        check_outputs(html=html, page=page)
     count = workers if workers is not None else os.cpu_count() or 1
     record: Comparison | Ledger
     with units_kept_in(folder) as report:
@@ -60,7 +71,7 @@ def compare(
             record = run_claims(folder, _command(seeds, steps), seeds, steps, count, report)
         else:
             record = run.compare([chosen], folder, seeds, steps, text, count, report)[0]
-    _show(record, png, html, lang, page, as_json)
+    _show(record, html, lang, page)
 
 
 def _command(seeds: int, steps: int | None) -> str:
@@ -69,28 +80,22 @@ def _command(seeds: int, steps: int | None) -> str:
     return shlex.join(["headwise", "compare", "claims", *options])
 
 
-def _show(
-    record: Comparison | Ledger, png: Path | None, html: Path | None, lang: str, page: Path | None, as_json: bool
-) -> None:
+def _show(record: Comparison | Ledger, html: Path | None, lang: str, page: Path | None) -> None:
     """Write the files that are asked for, and print the record."""
     from headwise.lab.compare.results import Ledger
-    from headwise.view.claims import claims_page
-    from headwise.view.compare import print_comparison, print_ledger
-    from headwise.view.compare_page import page_html, write_png
+    from headwise.view.compare import claims_page, page_html, print_comparison, print_ledger
 
     if html is not None:
         write_whole(html, page_html(record, lang))
-    if png is not None:
-        write_png(png, record.comparisons if isinstance(record, Ledger) else [record])
     if page is not None and isinstance(record, Ledger):
         write_whole(page, claims_page(record))
-    if as_json:
+    if wants_json():
         print_json(asdict(record))
         return
     if isinstance(record, Ledger):
         print_ledger(out, record)
     else:
         print_comparison(out, record)
-    for path in (png, html, page):
+    for path in (html, page):
         if path is not None:
             out.print(f"written: {path}")

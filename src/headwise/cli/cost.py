@@ -7,13 +7,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import Debug, Device, Json, Progress, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Device,
+    Progress,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
 from headwise.errors import HeadwiseError
 from headwise.plan import Plan
 
 if TYPE_CHECKING:
     from headwise.cost import Choice, Price, Variant
-    from headwise.cost.measured import Measured
+    from headwise.models.meter import Measured
 
 MEASURED = 512  # tokens at most of a text that is measured, where --context does not say
 
@@ -38,12 +47,9 @@ def cost(
     variants: bool = False,
     choose: bool = False,
     as_table: bool = False,
-    as_list: bool = False,
     measure: bool = False,
     stream: bool | None = None,
     device: Device = "cpu",
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 
@@ -52,10 +58,11 @@ def cost(
     """
     from headwise import cost as room
 
-    if as_table or as_list:
-        if model is not None or variants or choose or measure or stream is not None or device != "cpu":
-            raise HeadwiseError("--table and --list show models side by side; leave out MODEL and what asks about one")
-        _show_models(room.PRESETS if as_list else room.TABLE, dtype or "bf16", as_json)
+    if as_table:
+        of_one = (model, context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
+        if of_one != (None,) * len(of_one) or variants or choose or measure or device != "cpu" or batch != 1:
+            raise HeadwiseError("--table shows models side by side; leave out MODEL and what asks about one")
+        _show_models(room.TABLE, dtype or "bf16")
         return
     if model is None:
         raise HeadwiseError(
@@ -67,14 +74,14 @@ def cost(
             raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")
         shape = shape.with_plan(Plan.read(plan))
     if measure:
-        context = min(context or MEASURED, context or shape.positions or MEASURED)
+        context = min(MEASURED, shape.positions or MEASURED) if context is None else context
     elif stream is not None or device != "cpu":
         raise HeadwiseError("--stream and --device are about running the model; pass --measure with them")
     setting = room.make_setting(shape, context, batch, source, dtype, cache_dtype, gpu_memory, bandwidth)
     price = room.price_shape(name, shape, setting)
     rows = room.variants(shape, setting) if variants else None
     measured = _measured(model, price, plan, stream, device) if measure else None
-    _show_price(price, rows, room.choose(shape, setting) if choose else None, measured, as_json)
+    _show_price(price, rows, room.choose(shape, setting) if choose else None, measured)
 
 
 def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, device: str) -> Measured:
@@ -85,30 +92,30 @@ def _measured(model: str, price: Price, plan: Path | None, stream: bool | None, 
         from headwise.models import meter
         from headwise.models.stream import stream_of
     with Progress("reading the weights") as progress:
-        opened, weights = meter.open_description(model, price, stream, device)
+        opened = meter.open_priced(Path(model), price, stream, device)
         if (streamed := stream_of(opened)) is not None:
             setting = price.setting
             err.print(streamed.forecast(setting.batch * setting.context, setting.context), soft_wrap=True)
-        return meter.measured(opened, weights, price, progress)
+        return meter.measured(opened, price, progress)
 
 
-def _show_models(names: Iterable[str], dtype: str, as_json: bool) -> None:
+def _show_models(names: Iterable[str], dtype: str) -> None:
     from headwise.cost import price
     from headwise.view.cost import print_models
 
     prices = [price(name, dtype=dtype) for name in names]
-    if as_json:
+    if wants_json():
         print_json({"models": [_summary(price) for price in prices]})
     else:
         print_models(out, prices)
 
 
 def _show_price(
-    price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, measured: Measured | None, as_json: bool
+    price: Price, rows: tuple[Variant, ...] | None, choice: Choice | None, measured: Measured | None
 ) -> None:
     from headwise.view.cost import print_choice, print_measured, print_price, print_variants
 
-    if as_json:
+    if wants_json():
         variants = None if rows is None else [asdict(row) for row in rows]
         more = {
             "choice": None if choice is None else asdict(choice),

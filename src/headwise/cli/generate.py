@@ -7,8 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headwise.cli.app import Debug, Device, Json, Progress, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Device,
+    Progress,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
+from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
+from headwise.folders import check_next
 from headwise.plan import Plan
 
 
@@ -24,29 +35,28 @@ def generate(
     samples: int = 1,
     int8: bool = False,
     lookup: int = 0,
-    cache: bool = True,
     plan: Path | None = None,
     device: Device = "cpu",
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Continue a text with a model that predicts the next token."""
     if prompt is not None and ids is not None:
         raise HeadwiseError("--prompt and --ids: pass one of them")
+    if samples > 1 and (temperature == 0 or lookup):
+        raise HeadwiseError(f"--samples {samples} needs a temperature above 0 and no --lookup; pass one of them")
+    check_model(model)
+    check_next(model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma")
+    typed, kept = None if ids is None else _read_ids(ids), None if plan is None else Plan.read(plan)
     with needs_torch():
         from headwise.models.generate import decode_form, decode_loss, prompt_ids, steps
         from headwise.models.open import open_folder
-    if samples > 1 and (temperature == 0 or lookup):
-        raise HeadwiseError(f"--samples {samples} needs a temperature above 0 and no --lookup; pass one of them")
     folder = open_folder(model, device=device)
-    start = prompt_ids(folder.model, prompt or "") if ids is None else _read_ids(ids)
-    kept = None if plan is None else Plan.read(plan)
+    start = prompt_ids(folder.model, prompt or "") if typed is None else typed
     form = decode_form(folder.model, int8, samples + lookup) if int8 else folder.model
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": cache}
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed}
     stream = steps(form, [start] * samples, tokens, plan=kept, lookup=lookup, **options)
     decode = _numbers if folder.tokens is None else folder.tokens.decode
     texts, began = [list(start) for _ in range(samples)], time.monotonic()
-    if samples == 1 and not as_json:
+    if samples == 1 and not wants_json():
         _print_text(texts[0], (token for (token,) in stream if token is not None), decode)
     else:
         with Progress("reading the prompt") as progress:
@@ -56,7 +66,7 @@ def generate(
                 progress("token", n + 1, tokens)
     seconds, n_new = max(time.monotonic() - began, 1e-9), sum(map(len, texts)) - samples * len(start)
     loss = decode_loss(form, texts[0]) if int8 else None  # type: ignore[arg-type]
-    if as_json:
+    if wants_json():
         document = {"prompt": prompt or "", "text": decode(texts[0]), "ids": texts[0], "n_tokens": n_new}
         more = {"samples": [decode(text) for text in texts], "int8_loss": loss}
         print_json({**document, "tokens_per_second": round(n_new / seconds, 1), **more})
@@ -71,8 +81,9 @@ def _read_ids(path: Path) -> list[int]:
     """Token ids of a file, separated by spaces or commas."""
     from headwise.files import read_text
 
+    text = read_text(path)
     try:
-        return [int(word) for word in read_text(path).replace(",", " ").split()]
+        return [int(word) for word in text.replace(",", " ").split()]
     except ValueError:
         raise HeadwiseError(f"{path}: token ids are whole numbers separated by spaces") from None
 

@@ -6,7 +6,14 @@ from dataclasses import asdict
 
 import typer
 
-from headwise.cli.app import Debug, Json, Progress, command, needs_torch, out, print_json
+from headwise.cli.app import (
+    Progress,
+    command,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
 
 
 @command()
@@ -18,14 +25,12 @@ def ladder(
     batch: int = 1,
     repeats: int = 7,
     seed: int = 0,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Prove that the loop and the fast kernel agree, then time them.
+    """Compare loop and fast kernel on one draw, then time them.
 
-    One set of weights goes through every way to build the layer, from plain loops to the fused kernel. First the
-    largest difference at each stage and of each gradient; then, only for rungs that agree, time and memory. Exit code
-    1 when one does not agree.
+    One set of weights and one input go through every way to build the layer, from plain loops to the fused kernel.
+    First the largest difference at each stage and of each gradient; then, only for rungs that agree, time and memory.
+    Exit code 1 when one does not agree.
     """
     with needs_torch():
         from headwise.lab.ladder import run_ladder
@@ -33,7 +38,7 @@ def ladder(
     with Progress("drawing weights") as progress:
         sizes = (width, heads, kv_heads, tokens, batch, repeats, seed)
         record = run_ladder(*sizes, report=lambda rung, done, total: progress("rung", done, total, rung))
-    if as_json:
+    if wants_json():
         print_json(asdict(record))
     else:
         print_ladder(out, record)

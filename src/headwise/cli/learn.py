@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
-from headwise.cli.app import Debug, Json, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
+from headwise.cli.check import tell_unheld
 from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
@@ -33,8 +41,6 @@ def learn(
     notebook: bool = False,
     train: bool = False,
     steps: int | None = None,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Learn attention in 18 small exercises, in English or Spanish.
 
@@ -43,27 +49,29 @@ def learn(
     """
     modes = {"--watch": watch, "--reset": reset, "--solution": solution, "--notebook": notebook, "--train": train}
     chosen = [option for option, value in modes.items() if value not in (None, False)]
-    if len(chosen) > 1 or (watch and as_json) or (steps is not None and not train):
-        options = [*chosen, *["--steps"] * (steps is not None), *["--json"] * (watch and as_json)]
+    if len(chosen) > 1 or (watch and wants_json()) or (steps is not None and not train):
+        options = [*chosen, *["--steps"] * (steps is not None), *["--json"] * (watch and wants_json())]
         raise HeadwiseError(
             f"{' and '.join(options)} do not go together: one at a time, and --steps with --train alone"
         )
     course, exercise, new = _open(folder, lang, solution if reset is None else reset)
+    if not (new or notebook) and exercise is None:
+        tell_unheld(course.language)
     if reset is not None and exercise is not None:
         backup, path = str(course.reset(exercise)), str(course.path(exercise))
-        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup}, as_json)
+        _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
     elif solution is not None and exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
-        print_json({"exercise": solution, "solution": code}) if as_json else out.print(code)
+        print_json({"exercise": solution, "solution": code}) if wants_json() else out.print(code)
     elif notebook:
-        _notebooks(course, as_json)
+        _notebooks(course)
     elif train:
-        _train(course, steps, as_json)
+        _train(course, steps)
     elif watch:
         _watch(course)
     else:
-        document = _step(course, new, quiet=as_json)
-        if as_json:
+        document = _step(course, new, quiet=wants_json())
+        if wants_json():
             print_json(document)
         if document["status"] not in ("new", "done"):
             raise Exit(1)
@@ -74,14 +82,14 @@ def _open(folder: Path | None, lang: str | None, number: int | None) -> tuple[Co
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number)
+    exercise = None if number is None else find_exercise(number, lang or "en")
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     course, new = open_course(folder or (Path() if inside else DEFAULT), lang)
     return course, exercise, new
 
 
-def _tell(course: Course, word: str, document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
+def _tell(course: Course, word: str, document: dict[str, Any]) -> None:
+    if wants_json():
         print_json(document)
     else:
         out.print(course.words[word].format(**document))
@@ -111,7 +119,7 @@ def _step(course: Course, new: bool, quiet: bool = False, asked: bool = True) ->
             break  # it has just been opened
         step = course.hint(exercise)
         lines = told(exercise, verdict, course.language, step, str(course.path(exercise)), _command(course))
-        hint = exercise.texts[course.language]["hints"][step - 1] if step else None
+        hint = exercise.hint(course.language, step, verdict.evidence) if step else None
         marked.append(
             {"exercise": exercise.number, "file": str(course.path(exercise)), **asdict(verdict), "hint": hint}
         )
@@ -155,15 +163,15 @@ def _watch(course: Course) -> None:
             seen = course.path(course.current).read_bytes()
 
 
-def _notebooks(course: Course, as_json: bool) -> None:
+def _notebooks(course: Course) -> None:
     from headwise.teach.notebook import write_notebooks
 
     folder = course.folder / "notebooks"
     paths = [str(path) for path in write_notebooks(folder, course.language)]
-    _tell(course, "notebooks", {"folder": str(folder), "count": len(paths), "notebooks": paths}, as_json)
+    _tell(course, "notebooks", {"folder": str(folder), "count": len(paths), "notebooks": paths})
 
 
-def _train(course: Course, steps: int | None, as_json: bool) -> None:
+def _train(course: Course, steps: int | None) -> None:
     """Let the class of exercise 11 learn, and report its heads."""
     from headwise.teach.exercises import find_exercise
 
@@ -172,15 +180,15 @@ def _train(course: Course, steps: int | None, as_json: bool) -> None:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
     folder = free_folder(course.folder / "model")
     with needs_torch():
-        from headwise.teach.own import load_class, train_own
+        from headwise.teach.own import train_apart
     with leaving_run(folder), training_progress() as (report, _):
         err.print(course.words["training"], soft_wrap=True)
-        result, difference = train_own(folder, load_class(course.path(exercise)), steps, report)
+        result, difference = train_apart(folder, course.path(exercise), steps, report, course.language)
         page = write_report_of(folder)
-    if as_json:
-        print_json({**result_json(result, page), "difference": difference})
+    if wants_json():
+        print_json({**result_json(folder, result, page), "difference": difference})
         return
-    assert result.cells is not None
+    assert result.cells is not None and result.summary is not None
     right, _, count = result.cells
     losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
     out.print(course.words["trained"].format(**losses, right=right, all=count))

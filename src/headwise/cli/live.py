@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.cli.app import err, out
 
 if TYPE_CHECKING:
-    from headwise.gpt.data import Corpus
+    from headwise.corpus.training import Corpus
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Settings

@@ -7,43 +7,119 @@ import sys
 import webbrowser
 from pathlib import Path
 
-from headwise.cli.app import Debug, Json, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Device,
+    Lang,
+    Progress,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
+from headwise.cli.early import check_model
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
+from headwise.folders import RUN, is_own, read_config
+from headwise.words import check_lang
+
+TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
+SENSES = {"num_mel_bins": "sound", "feat_extract_norm": "sound", "vision_config": "images", "patch_size": "images"}
 
 
 @command()
 def look(
-    run: Path,
-    as_json: Json = False,
-    debug: Debug = False,
+    model: Path,
+    live: bool = False,
+    port: int | None = None,
+    browser: bool = True,
+    lang: Lang = "en",
+    dtype: str = "auto",
+    device: Device = "cpu",
 ) -> None:
-    """Open the page of a finished run in the browser.
+    """Touch the heads of a model in the browser.
 
-    It is written first where it is missing.
+    The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
-    if not run.is_dir():
-        raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed")
-    report = run / REPORT
-    if not report.exists():
-        with needs_torch():
-            from headwise.gpt.run import read_run
-        record = read_run(run)
-        if record is None:
-            raise HeadwiseError(f"{run} holds no run of `headwise train`; pass the folder that it printed")
-        if record["status"] != "finished":
-            raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
-        report = write_report_of(run)
+    check_lang(lang)
+    if live or (not (model / RUN).exists() and (model / "config.json").exists()):
+        _live(model, port or 0, browser, lang, dtype, device)
+        return
+    if port is not None:
+        raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
+    report = _report_of(model)
     address = report.resolve().as_uri()
-    opened = _display() and webbrowser.open(address)
-    if as_json:
-        print_json({"run": str(run), "report": str(report), "address": address, "opened": opened})
+    opened = _opened(address, browser)
+    if wants_json():
+        print_json({"run": str(model), "report": str(report), "address": address, "opened": opened})
         return
     out.print(f"report: {report}\n{address}")
-    if not opened:
+    if browser and not opened:
         err.print("there is no display here to open it on; open the file in a browser", soft_wrap=True)
 
 
-def _display() -> bool:
-    """Is there somewhere a window could appear? Without one, `webbrowser` may start a browser in the terminal."""
-    return sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+def _report_of(run: Path) -> Path:
+    """The report of a finished run, written where it is missing."""
+    if not run.is_dir():
+        raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder")
+    report = run / REPORT
+    if report.exists():
+        return report
+    with needs_torch():
+        from headwise.gpt.run import read_run
+    record = read_run(run)
+    if record is None:
+        raise HeadwiseError(
+            f"{run} holds no run of `headwise train` and no config.json; pass the folder of a run or of a model"
+        )
+    if record.status != "finished":
+        raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
+    return write_report_of(run)
+
+
+def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: str) -> None:
+    """Serve the page of a model, and answer it until Ctrl-C."""
+    check_model(model)
+    _check_reads(model)
+    with needs_torch():
+        from headwise.gpt.run import example_of
+        from headwise.heads.look import Desk
+        from headwise.models.open import open_folder
+    from headwise.view.look import Served
+
+    with Progress(f"opening {model}"):
+        desk = Desk(open_folder(model, dtype=dtype, device=device))
+    served = Served(desk, port, example_of(model) if is_own(model) else None, lang)
+    try:
+        opened = _opened(served.address, browser)
+        if wants_json():
+            print_json({"model": str(model), "address": served.address, "opened": opened})
+            sys.stdout.flush()  # whoever reads it opens the page, while this goes on
+        else:
+            out.print(served.address)
+        err.print(f"the heads of {desk.folder.name} are at this address until Ctrl-C", soft_wrap=True)
+        served.work()
+    except KeyboardInterrupt:
+        err.print("the page is closed", soft_wrap=True)
+    finally:
+        served.close()
+
+
+def _check_reads(model: Path) -> None:
+    """Refuse by its files a model that reads no text."""
+    config = read_config(model)
+    sense = next((SENSES[field] for field in SENSES if field in config), None)
+    if sense is not None:
+        raise HeadwiseError(
+            f"{model} reads {sense}, and the page asks for a text; in Python, "
+            f"hw.look(hw.open({str(model)!r}), ...) shows its heads on what you call it with"
+        )
+    if not any((model / name).exists() for name in TOKENIZERS):
+        raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
+
+
+def _opened(address: str, browser: bool) -> bool:
+    """Open an address where there is somewhere a window could appear, else `webbrowser` may take the terminal."""
+    display = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return browser and display and webbrowser.open(address)

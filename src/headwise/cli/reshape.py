@@ -1,61 +1,167 @@
-"""What `headwise share`, `prune` and `narrow` have in common: options, progress, output."""
+"""`headwise share`, `prune` and `narrow`: a command is a record of its options, and making one runs it."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, cast
 
-from headwise.cli.app import Debug, Device, Json, Progress, err, out, print_json
+import typer
+
+from headwise.cli.app import (
+    Device,
+    Progress,
+    as_options,
+    command,
+    err,
+    model_path,
+    needs_torch,
+    out,
+    path,
+    print_json,
+    running_options,
+    wants_json,
+)
+from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.cli.interrupt import leaving
+from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
-from headwise.reshape import report
+from headwise.files import STDIN, check_file, text_path
+from headwise.folders import check_next, check_reshapable
+from headwise.models.lineage import require_run
+from headwise.reshape.arguments import (
+    Options,
+    check_kv_heads,
+    check_narrowing,
+    check_pruning,
+    check_sharing,
+    check_tokens,
+    chosen_heads,
+    recipe_of,
+)
+from headwise.reshape.workplace import STATE, check_free, check_place
+from headwise.table import say
 
 if TYPE_CHECKING:
-    from headwise.reshape.job import Change, Listener
+    from headwise.reshape.damage import Damage
+    from headwise.reshape.heal import HealPoint
+    from headwise.reshape.job import Change
+
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream",
+        help="Read the weights layer by layer: a model larger than memory. Default: where they would not fit.",
+    ),
+]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(report.Options):
-    """What the commands take."""
+@dataclass(kw_only=True)
+class Reshape(ABC):
+    """What the three commands share: the options of the library, under the same names, and the model."""
 
-    text: Path | None = None
-    out: Path | None = None
-    device: Device = "cpu"
-    model: Path
-    as_json: Json = False
-    debug: Debug = False
-
-
-def with_options(command: Callable[..., Change], without: str = "") -> Callable[..., None]:
-    """The command with `Options`, but for one, after its own options. It answers with a change, which is made."""
-    hints = get_type_hints(Options, include_extras=True)
-    common = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(Options)
-        if field.name != without
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", parser=model_path, help="A run folder, or a model in Hugging Face layout."),
     ]
-    specific = inspect.signature(command, eval_str=True).parameters.values()
-    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in specific] + common
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="<path>",
+            help="A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; - for standard "
+            "input; default: what a run of headwise was trained on.",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="<path>",
+            help="The new model folder; without it the damage is shown and nothing written.",
+        ),
+    ] = None
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a document; default: the model's context, at most 1,024.")
+    ] = None
+    documents: Annotated[
+        int | None, typer.Option(min=1, help="At most so many documents to calibrate on, and to measure on.")
+    ] = None
+    heal: Annotated[
+        int | None, typer.Option(help="Steps of healing, with --out: the new model learns to answer as the old one.")
+    ] = None
+    force: Annotated[bool, typer.Option("--force", help="Replace --out, if share, prune or narrow wrote it.")] = False
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a healing that was stopped.")] = False
+    device: Device = "cpu"
 
-    @functools.wraps(command)
-    def whole(**values: Any) -> None:
-        options = Options(**{parameter.name: values.pop(parameter.name) for parameter in common})
-        with leaving(_ending(options.out)):
-            reshape(options, command(**values))
+    @abstractmethod
+    def check(self, shape: ModelShape | None) -> None:
+        """Refuse what the command's own options cannot ask for, of a model of these sizes where they are known."""
 
-    whole.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    whole.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return whole
+    @abstractmethod
+    def change(self) -> Change:
+        """The change that is asked for; torch is there."""
+
+    def __post_init__(self) -> None:
+        options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
+        with leaving(_ending(self.out)):
+            self._check(options)
+            with needs_torch():
+                change = self.change()
+            self._run(change, options)
+
+    def _check(self, options: Options) -> None:
+        """Refuse, without torch, what names, numbers and config.json tell."""
+        if self.heal is not None and self.out is None:
+            raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
+        recipe_of(options)
+        check_model(self.model)
+        check_reshapable(self.model)
+        if self.text is None:
+            require_run(self.model)
+        elif str(self.text) != STDIN:
+            check_file(text_path(self.text))
+        shape = shape_of(self.model)
+        check_tokens(self.tokens, context_in(shape))
+        if self.out is not None:
+            check_place(self.model, self.out)
+            check_free(self.out, self.force)
+        self.check(shape)
+
+    def _run(self, change: Change, options: Options) -> None:
+        """Make the change; show the damage as soon as it is known, then the rest."""
+        from headwise.reshape.job import Job, Listener
+        from headwise.view.reshape import print_changed, print_damage, print_reshaped
+
+        def point(evaluation: HealPoint, steps: int) -> None:
+            loss = "" if evaluation.held_out_loss is None else f"held-out {evaluation.held_out_loss:.3f}  "
+            progress("step", evaluation.step, steps, f"{loss}distance {evaluation.distance:.4f}", milestone=True)
+
+        def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
+            if not wants_json():
+                print_changed(out, what, notes)
+                print_damage(out, "Before any training, on held-out text", first)
+
+        def note(line: str) -> None:
+            line = as_options(line, running_options())
+            err.print(line, soft_wrap=True)
+            if not err.is_terminal:
+                progress(line, 0, 0)  # the lines that follow tell how long it takes
+
+        with Progress("reading the model") as progress:
+            reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
+        if wants_json():
+            print_json(reshaped.document())
+        else:
+            print_reshaped(out, reshaped)
+            lines = ["nothing was written; pass --out for a model folder"]
+            if reshaped.out is not None:
+                compare = f"compare: headwise heads {reshaped.out} --against {reshaped.source}"
+                lines = [f"verified: {reshaped.verified}", f"model: {reshaped.out}", compare]
+            for line in lines:
+                say(out, line)
 
 
 def _ending(folder: Path | None) -> Callable[[], str]:
@@ -70,41 +176,128 @@ def _ending(folder: Path | None) -> Callable[[], str]:
     def tell() -> str:
         if folder is not None and written() != before:
             return f"{folder} is written"
-        waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / report.STATE).exists()
+        waiting = folder is not None and (folder.parent / f"{folder.name}.partial" / STATE).exists()
         return "a healing waits: the same command goes on with --resume" if waiting else "nothing was written"
 
     return tell
 
 
-def reshape(options: Options, change: Change) -> None:
-    """Make the change; show the damage as soon as it is known, then the rest."""
-    from headwise.reshape.job import Job
-    from headwise.view.reshape import print_reshaped
+# The options of a command alone are a base of it, to the right of `Reshape`: so --help shows them first.
+@dataclass(kw_only=True)
+class _Sharing:
+    kv_heads: Annotated[
+        int, typer.Option(help="Key/value heads of each layer: a divisor of today's number, and smaller.")
+    ]
+    method: Annotated[str, typer.Option(help="mean, aligned, aligned+norm or principal.")] = "aligned+norm"
+    groups: Annotated[
+        str,
+        typer.Option(help="adjacent: neighbours share; best: heads that an estimate finds cheap to share."),
+    ] = "adjacent"
+    stream: Stream = None
 
-    if options.heal is not None and options.out is None:
-        raise HeadwiseError("--heal makes a model to keep; pass --out, the folder to write it to")
-    with _listening(options.as_json) as listener:
-        reshaped = Job(options.model, change, options, listener).run()
-    if options.as_json:
-        print_json(reshaped.document())
-    else:
-        print_reshaped(out, reshaped)
+
+@command()
+@dataclass(kw_only=True)
+class Share(Reshape, _Sharing):
+    """Let query heads share key/value heads: a smaller cache.
+
+    MODEL is a run of headwise or a folder of Llama, Mistral, Qwen2 or Qwen3. The damage is measured before any
+    training. With --heal the model then learns to answer as it did before. A fresh process verifies --out before it
+    appears. The last tenth of TEXT is held out to measure on.
+    """
+
+    def check(self, shape: ModelShape | None) -> None:
+        check_sharing(self.method, self.groups)
+        check_one_count(self.model)
+        if shape is not None:
+            attention = shape.main_layers[0].attention.spec
+            check_kv_heads(self.kv_heads, attention.n_heads, attention.n_kv_heads)
+
+    def change(self) -> Change:
+        from headwise.reshape.share import Sharing
+
+        return Sharing(self.kv_heads, self.method, self.groups)
 
 
-@contextmanager
-def _listening(as_json: bool) -> Iterator[Listener]:
-    """Progress on standard error; the damage, as soon as it is known, on standard output."""
-    from headwise.reshape.job import Listener
-    from headwise.view.reshape import print_changed, print_damage
+@dataclass(kw_only=True)
+class _Pruning:
+    heads: Annotated[str | None, typer.Option(help="Heads that go, as L0.H1,L3.H5.")] = None
+    keep: Annotated[float | None, typer.Option(help="Share of the heads that stays, below 1; --by chooses which.")] = (
+        None
+    )
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="With --keep, what decides: importance (from gradients, the default), ablation (the loss without the "
+            "head), or role (heads without a role go first)."
+        ),
+    ] = None
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="As many heads from each layer, so that they leave the weights.")
+    ] = False
+    stream: Stream = None
 
-    def point(evaluation: report.HealPoint, steps: int) -> None:
-        loss = "" if evaluation.held_out_loss is None else f"held-out {evaluation.held_out_loss:.3f}  "
-        progress("step", evaluation.step, steps, f"{loss}distance {evaluation.distance:.4f}", milestone=True)
 
-    def damage(what: str, notes: tuple[str, ...], first: report.Damage) -> None:
-        if not as_json:
-            print_changed(out, what, notes)
-            print_damage(out, "Before any training, on held-out text", first)
+@command()
+@dataclass(kw_only=True)
+class Prune(Reshape, _Pruning):
+    """Remove query heads from a model.
 
-    with Progress("measuring the model as it is, and changed") as progress:
-        yield Listener(say=lambda line: err.print(line, soft_wrap=True), point=point, damage=damage)
+    Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
+    from each group. Otherwise they are zeroed, and the reason is printed. The rest is as in `headwise share`: the
+    damage is measured, healed if you ask for it, and a verified folder is written.
+    """
+
+    def check(self, shape: ModelShape | None) -> None:
+        check_pruning(self.heads, self.keep, self.by)
+        if self.keep is not None and self.by != "role":
+            check_next(self.model, "pass by='role', or heads=")
+        if shape is not None and self.heads is not None:
+            chosen_heads(self.heads, len(shape.main_layers), shape.main_layers[0].attention.spec.n_heads)
+
+    def change(self) -> Change:
+        from headwise.reshape.prune import Pruning
+
+        return Pruning(self.heads, self.keep, self.by, self.uniform)
+
+
+@dataclass(kw_only=True)
+class _Narrowing:
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="The loss that may come with it, in nats a token, before healing. Default: 0.01."),
+    ] = None
+    cache: Annotated[
+        float | None,
+        typer.Option(
+            help="Or the share of the cache's bytes that stays, at the longest text of the model, such as 0.5."
+        ),
+    ] = None
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that a layer with a window sees, the current one counted. Default: the power of two that "
+            "serves best."
+        ),
+    ] = None
+
+
+@command()
+@dataclass(kw_only=True)
+class Narrow(Reshape, _Narrowing):
+    """Give layers a window: a smaller cache.
+
+    A layer with a window keeps only the latest tokens. Layers are chosen by the loss with the windows in place; one in
+    which a head finds needles keeps all. --out is a folder that stock engines load: `layer_types` and `sliding_window`
+    say which layers look how far, and a Llama is written as the Qwen2 of the same function. The rest is as in
+    `headwise share`.
+    """
+
+    def check(self, shape: ModelShape | None) -> None:
+        check_narrowing(self.tolerance, self.cache, self.window)
+        check_next(self.model, "a window is chosen by what it costs in loss; `headwise heads` says how far heads look")
+
+    def change(self) -> Change:
+        from headwise.reshape.narrow import Narrowing
+
+        return Narrowing(self.tolerance, self.cache, self.window)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from headwise.cli.app import Debug, Json, Progress, check_outputs, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Progress,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
+from headwise.cli.check import language
 from headwise.errors import HeadwiseError
 
 
@@ -16,10 +25,8 @@ def trace(
     layer: int = 0,
     head: int = 0,
     at: int | None = None,
-    lang: str = "en",
+    lang: str | None = None,
     html: Path | None = None,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show the arithmetic of one head at one position.
 
@@ -27,13 +34,13 @@ def trace(
     values, what each head adds through the output projection, and the residual. The page of --html holds the model:
     text, token and head can be changed in it, and its last step runs the model without the head.
     """
-    check_outputs(html=html)
     with needs_torch():
         from headwise.gpt.run import example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page.walk import write_walk
         from headwise.view.steps import print_steps
+    lang = language(lang)
     if text == "":
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
@@ -48,7 +55,7 @@ def trace(
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
         write_walk(html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang)
-    if as_json:
+    if wants_json():
         print_json({**asdict(steps), "html": None if html is None else str(html)})
         return
     print_steps(out, steps, lang)

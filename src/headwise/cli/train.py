@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.cli.app import Debug, Json, Progress, command, err, needs_torch, out, print_json
+from headwise.cli.app import (
+    Progress,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.cli.live import filmed, live_page, show_report, told
-from headwise.cli.replay import replay_microgpt
+from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
-from headwise.files import STDIN, read_text, text_path
+from headwise.files import STDIN, TEXT, packaged, read_text, text_path
+from headwise.gpt.presets import find_preset
 
 if TYPE_CHECKING:
-    from headwise.gpt.run import Result, Settings
+    from headwise.gpt.run import Run, Settings
     from headwise.gpt.train import Progress as TrainingProgress
     from headwise.gpt.train import Sharing
     from headwise.view.live import Live
@@ -58,59 +69,65 @@ def train(
     accumulate: int = 1,
     shard: bool = False,
     as_list: bool = False,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train a small GPT and write a report.
 
     The result is compared with the best n-gram on held-out text. The run folder holds the model and report.html.
     """
     if as_list:
-        _list_presets(as_json)
+        _list_presets()
         return
     port = _port(live, port, rung)
     if shard and (live or rung is not None):
         raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context, "latent_dim": latent_dim, "rope_dim": rope_dim}
-    if Path(STDIN) in (text or ()) and not resume:
-        if len(text or ()) > 1:
-            raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
-        kept, out_folder = _keep_input(out_folder or free_folder(Path("runs") / "stdin"))
-        text = [kept]
-    texts = [os.path.realpath(text_path(each)) for each in text or ()]
-    options = {
-        "preset": preset,
-        "text": tuple(texts) if len(texts) > 1 else next(iter(texts), None),
-        "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
-        "lines": lines,
-        "field": field,
-        "seed": seed,
-        "steps": steps,
-        "shape": {name: value for name, value in sizes.items() if value is not None} or None,
-    }
-    if rung is not None:
-        folder = out_folder or free_folder(Path("runs") / (text[0].stem if text else "microgpt"))
-        replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder, as_json)
-    else:
-        with needs_torch():
-            from headwise.gpt.ranks import current
-            from headwise.gpt.run import follow_training
-            from headwise.gpt.train import Sharing
-        folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
-        sharing = Sharing(accumulate, shard)
-        if current().rank:
-            follow_training(folder, settings, sharing)
-            return
-        with live_page(folder, settings, port) as run:
-            _train(*run, resume, samples, as_json, sharing)
+    if preset is not None:
+        find_preset(preset)
+    with _kept_input(text or [], out_folder, resume) as (texts, out_folder):
+        names = [os.path.realpath(text_path(each)) for each in texts]
+        if names:
+            Sources(list(map(Path, names)), field)
+        options = {
+            "preset": preset,
+            "text": tuple(names) if len(names) > 1 else next(iter(names), None),
+            "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
+            "lines": lines,
+            "field": field,
+            "seed": seed,
+            "steps": steps,
+            "shape": {name: value for name, value in sizes.items() if value is not None} or None,
+        }
+        if rung is not None:
+            folder = out_folder or free_folder(Path("runs") / (texts[0].stem if texts else "microgpt"))
+            replay_microgpt(options, rung, 20 if samples is None else samples, resume, folder)
+        else:
+            with needs_torch():
+                from headwise.gpt.ranks import current
+                from headwise.gpt.run import follow_training
+                from headwise.gpt.train import Sharing
+            folder, settings = current().agree(lambda: run_settings(options, out_folder, resume))
+            sharing = Sharing(accumulate, shard)
+            if current().rank:
+                follow_training(folder, settings, sharing)
+                return
+            with live_page(folder, settings, port) as run:
+                _train(*run, resume, samples, sharing)
 
 
-def _keep_input(folder: Path) -> tuple[Path, Path]:
-    """Standard input as a text in the folder of the run, where --resume finds it again; and that folder."""
+@contextmanager
+def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator[tuple[list[Path], Path | None]]:
+    """The texts, and the folder of the run: it keeps standard input, where that is the text, for --resume."""
+    if Path(STDIN) not in text or (resume and folder is None):
+        yield text, folder
+        return
+    if len(text) > 1:
+        raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
     with needs_torch():
-        from headwise.gpt.run import keep_text
-    return keep_text(folder, read_text(STDIN)), folder
+        from headwise.gpt.run import kept_text
+    folder = folder or free_folder(Path("runs") / "stdin")
+    with kept_text(folder, read_text(STDIN)) as path:
+        yield [path], folder
 
 
 def _port(live: bool, port: int | None, rung: str | None) -> int | None:
@@ -128,7 +145,6 @@ def _train(
     page: Live | None,
     resume: bool,
     samples: int | None,
-    as_json: bool,
     sharing: Sharing,
 ) -> None:
     """Train, report, and print what came out."""
@@ -142,8 +158,8 @@ def _train(
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
         report_path = write_report_of(folder)
-    if as_json:
-        print_json(result_json(result, report_path))
+    if wants_json():
+        print_json(result_json(folder, result, report_path))
     else:
         _print_result(result)
         out.print(f"\nreport: {report_path}")
@@ -152,7 +168,7 @@ def _train(
         show_report(page, report_path)
 
 
-def _list_presets(as_json: bool) -> None:
+def _list_presets() -> None:
     """What each preset is, and its size."""
     from headwise.gpt.presets import PRESETS
 
@@ -162,7 +178,7 @@ def _list_presets(as_json: bool) -> None:
         shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
         recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}
         rows.append({"name": preset.name, "about": preset.about, **{size: shape[size] for size in sizes}, **recipe})
-    if as_json:
+    if wants_json():
         print_json({"presets": rows})
         return
     for row in rows:
@@ -195,26 +211,26 @@ def run_settings(options: dict[str, Any], folder: Path | None, resume: bool) -> 
         if resume:
             err.print(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
-    saved = run["settings"] | run["settings"]["shape"]
+    saved = vars(run.settings) | run.settings.shape
     shape = wanted.pop("shape", {})
     for name, value in {**wanted, **shape}.items():
         if saved.get(name) != value:
             raise HeadwiseError(
                 f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; "
-                f"leave it out to resume, or take another --out"
+                f"leave it out to resume, or take another out="
             )
-    return folder, Settings(**run["settings"])
+    return folder, run.settings
 
 
 def _stopped(folder: Path, settings: Settings) -> Path | None:
     """The latest run of these settings that has not finished, in the folder or one of those beside it."""
-    from headwise.gpt.run import Settings, read_run
+    from headwise.gpt.run import read_run
 
     stopped = None
     for each in itertools.takewhile(Path.exists, _beside(folder)):
         with suppress(HeadwiseError):  # what cannot be read is nobody's to go on with
             run = read_run(each)
-            if run is not None and run["status"] != "finished" and Settings(**run["settings"]) == settings:
+            if run is not None and run.status != "finished" and run.settings == settings:
                 stopped = each
     return stopped
 
@@ -229,11 +245,12 @@ def _beside(folder: Path) -> Iterator[Path]:
     yield from (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
 
 
-def result_json(result: Result, report: Path) -> dict[str, Any]:
+def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
     summary = result.summary
+    assert summary is not None
     cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
     return {
-        "run": str(result.folder),
+        "run": str(folder),
         "report": str(report),
         "held_out_loss": summary.held_out_loss,
         "baseline_loss": summary.baseline_loss,
@@ -244,8 +261,9 @@ def result_json(result: Result, report: Path) -> dict[str, Any]:
     }
 
 
-def _print_result(result: Result) -> None:
+def _print_result(result: Run) -> None:
     summary = result.summary
+    assert summary is not None
     out.print(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
@@ -286,3 +304,66 @@ def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Pr
             progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
 
         yield report, progress
+
+
+SHOWN = 5  # losses at either end
+FIXED = {"n_kv_heads": "--kv-heads", "head_dim": "--head-dim", "d_model": "--width", "context": "--context"}
+
+
+def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: bool, folder: Path) -> None:
+    """Train microgpt on the lines of a text, print losses and samples, and write a run folder.
+
+    options  those of `headwise train`, by name; what an exact replay cannot honour is refused
+    """
+    from headwise.lab.microgpt import replay
+
+    _check_options(options, resume, folder)
+    text = Path(options["text"] or packaged("names"))
+    seed = 42 if options["seed"] is None else options["seed"]
+    steps = 1000 if options["steps"] is None else options["steps"]
+    shape = options["shape"] or {}
+    began = time.perf_counter()
+    with Progress("reading the names") as progress:
+        every = max(1, steps // 200)  # a bar that moves at each step would take longer than the steps
+
+        def report(step: int, loss: float) -> None:
+            if step % every == 0 or step == steps:
+                progress("step", step, steps, f"loss {loss:.4f}")
+
+        result = replay(read_text(text).splitlines(), rung, steps, seed, n_samples, report, **shape)
+    seconds = time.perf_counter() - began
+    written = find_spec("torch") is not None  # the rungs plain and array replay without it
+    if written:
+        from headwise.gpt.run import Settings
+        from headwise.lab.microgpt.tensor import write_folder
+
+        settings = Settings("microgpt", str(text), seed=seed, steps=steps, shape=shape, replay=rung)
+        write_folder(folder, result, settings)
+    if wants_json():
+        document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
+        print_json({**document, "samples": result.samples, "run": str(folder) if written else None})
+        return
+    for step, loss in enumerate(result.losses, 1):
+        if step <= SHOWN or step > steps - SHOWN:
+            out.print(f"step {step:4}  loss {loss:.4f}")
+    out.print("\n".join(["\nsamples", *(f"  {sample}" for sample in result.samples)]))
+    out.print(f"\n{steps} steps on the {rung} rung in {seconds:.2f} s")
+    no_folder = "no run folder is written: that needs torch, pip install 'headwise[torch]'"
+    out.print(f"run folder: {folder}, for headwise heads, trace and generate" if written else no_folder)
+
+
+def _check_options(options: dict[str, Any], resume: bool, folder: Path) -> None:
+    """Refuse what an exact replay cannot honour."""
+    if options["preset"] not in (None, "microgpt"):
+        raise HeadwiseError(f"--rung replays microgpt, and --preset {options['preset']} is asked for; leave one out")
+    shape = options["shape"] or {}
+    refused = {"--tokenizer": options["tokenizer"], "--lines/--stream": options["lines"], "--resume": resume or None}
+    refused |= {"--field": options["field"], "a second text": isinstance(options["text"], tuple) or None}
+    for option, value in (refused | {flag: shape.get(name) for name, flag in FIXED.items()}).items():
+        if value is not None:
+            raise HeadwiseError(f"--rung replays microgpt exactly, so {option} cannot be honoured; leave it out")
+    kept = os.path.realpath(folder / TEXT) == options["text"]  # of standard input
+    if folder.exists() and (
+        not folder.is_dir() or {path.name for path in folder.iterdir()} - ({TEXT} if kept else set())
+    ):
+        raise HeadwiseError(f"--out {folder} exists and is not empty; pass another folder")

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwise.cli.app import Debug, Device, Json, Lang, Progress, check_outputs, command, needs_torch, out, print_json
+from headwise.cli.app import (
+    Device,
+    Lang,
+    Progress,
+    command,
+    needs_torch,
+    out,
+    print_json,
+    wants_json,
+)
+from headwise.cli.early import check_model, check_texts
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.folders import check_next
 from headwise.plan import check_format
 
 
@@ -27,21 +38,21 @@ def windows(
     csv: Path | None = None,
     seed: int = 0,
     device: Device = "cpu",
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure how far back key/value heads look: what to remember."""
     from headwise.heads.reach import check_plan
-    from headwise.view.page.words import check_lang
-    from headwise.view.survey_files import rows_csv
+    from headwise.table import Table
     from headwise.view.windows import print_windows, windows_html, windows_png
+    from headwise.words import check_lang
 
     check_lang(lang)
-    check_outputs(plan=plan, html=html, png=png, csv=csv)
     if plan is None and (tolerance, cache) != (None, None):
         raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
     check_plan(tolerance, cache, sinks)
     check_format(format)
+    check_model(model)
+    check_next(model, "`headwise heads` says how far its heads look, by their distance")
+    check_texts(model, text)
     with needs_torch():
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
@@ -50,15 +61,15 @@ def windows(
         reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:
-        chosen.export(plan, format, reach.longest)
+        chosen.export(plan, format)
     if html is not None:
         write_whole(html, windows_html(reach, lang))
     if png is not None:
         windows_png(png, reach, sinks)
     if csv is not None:
-        write_whole(csv, rows_csv(reach.rows()))
+        write_whole(csv, Table.of(reach.rows()).csv())
     share = None if chosen is None else chosen.share(reach.longest)
-    if as_json:
+    if wants_json():
         print_json({**reach.document(), "plan": None if plan is None else str(plan), "share": share})
         return
     print_windows(out, reach, sinks)
@@ -70,7 +81,7 @@ def windows(
         )
         if full == len(reach.heads):
             out.print("nothing is saved: pass a larger --tolerance, or say with --cache 0.5 what may stay")
-        elif format in ("headwise", "duo"):
+        else:
             out.print(f"try it: headwise generate {model} --plan {plan}; headwise cost {model} --plan {plan}")
     for what, path in (("page", html), ("picture", png), ("table", csv)):
         if path is not None:

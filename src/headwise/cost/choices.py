@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headwise.cost.pricing import Setting, cache_price, decode_price, fit
+from headwise.cost.pricing import Setting, bytes_of, cache_price, decode_price, fit
 from headwise.cost.shape import ModelShape
-from headwise.cost.units import bytes_of
 from headwise.errors import HeadwiseError
 
 NARROW, WIDE = 64, 128  # usual widths of a head
@@ -17,7 +16,7 @@ TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b",
 RULE_OF_HEADS = "a divisor of d_model that makes heads 64 to 128 wide; 4 narrower heads in a model below 256"
 RULE_OF_KV_HEADS = "8, or h/8 to h/4; 1 only if memory forces it"
 ATTENTION = "Vaswani et al. 2017, arXiv 1706.03762, section 3.2.2"
-SIZES = "the models of `headwise cost --table`"
+SIZES = "the models that courses compare"
 SHARING = "Ainslie et al. 2023, arXiv 2305.13245; for 1 Shazeer 2019, arXiv 1911.02150"
 
 
@@ -42,22 +41,22 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     """MHA, GQA at each divisor of the query heads, MQA; a latent first. Encoders keep no cache and are refused."""
     if not shape.generates:
         raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
-    attention = next(iter(shape.cached))
-    rows = [_variant(shape, setting, True)] if attention.latent else []
-    for n in _divisors(attention.n_heads):
-        present = not attention.latent and n == attention.n_kv_heads
+    spec = next(iter(shape.cached)).spec
+    rows = [_variant(shape, setting, True)] if spec.latent_dim else []
+    for n in _divisors(spec.n_heads):
+        present = not spec.latent_dim and n == spec.n_kv_heads
         rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
     return tuple(rows)
 
 
 def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
-    attention = next(iter(shape.cached))
+    spec = next(iter(shape.cached)).spec
     weights = bytes_of(shape.parameters, setting.dtype)
     cache, decode = cache_price(shape, setting), decode_price(shape, setting)
     free = None if setting.gpu_memory is None else setting.gpu_memory - weights
     return Variant(
-        name=f"GQA-{attention.n_kv_heads}" if attention.variant == "GQA" else attention.variant,
-        n_kv_heads=attention.n_kv_heads,
+        name=f"GQA-{spec.n_kv_heads}" if spec.variant == "GQA" else spec.variant,
+        n_kv_heads=spec.n_kv_heads,
         present=present,
         parameters=shape.parameters,
         weight_bytes=weights,
@@ -105,14 +104,14 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
 
     In a model narrower than 256, 4 heads that are narrower than 64 (microgpt: 16 = 4 x 4; Mini-GPT: 64 = 4 x 16).
     """
-    attention = shape.main_layers[0].attention
-    heads, how = _choose_heads(shape.d_model, attention.n_heads, attention.head_dim)
+    spec = shape.main_layers[0].attention.spec
+    heads, how = _choose_heads(shape.d_model, spec.n_heads, spec.head_dim)
     width = shape.d_model // heads
     sizes = {"n_heads": heads, "head_dim": width}
-    if width != attention.head_dim:
+    if width != spec.head_dim:
         sizes["value_dim"] = width
-    if attention.latent or not shape.generates:
-        kept = "a latent is shared by all heads already" if attention.latent else "an encoder keeps no cache"
+    if spec.latent_dim or not shape.generates:
+        kept = "a latent is shared by all heads already" if spec.latent_dim else "an encoder keeps no cache"
         kv, how_kv = heads, f"{kept}: nothing to save"
         advised = shape
     else:
@@ -120,9 +119,9 @@ def choose(shape: ModelShape, setting: Setting) -> Choice:
         advised = shape.with_heads(**sizes, n_kv_heads=kv)
     share = f"{shape.d_model} / {heads} = {width}"
     rules = (
-        Rule("query heads", RULE_OF_HEADS, SIZES, how, attention.n_heads, heads),
-        Rule("head width", "d_model / heads", ATTENTION, share, attention.head_dim, width),
-        Rule("key/value heads", RULE_OF_KV_HEADS, SHARING, how_kv, attention.n_kv_heads, kv),
+        Rule("query heads", RULE_OF_HEADS, SIZES, how, spec.n_heads, heads),
+        Rule("head width", "d_model / heads", ATTENTION, share, spec.head_dim, width),
+        Rule("key/value heads", RULE_OF_KV_HEADS, SHARING, how_kv, spec.n_kv_heads, kv),
     )
     return Choice(
         rules=rules,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwise.cost.shape import MAIN, VISION, Attention, FeedForward, ModelShape
+from headwise.spec import AttentionSpec
 
 LONGEST = 2**62  # tokens: more than any window, and than any plan keeps
 
@@ -29,15 +30,15 @@ class ForwardPrice:
 
 def score_pairs(attention: Attention, tokens: int) -> int:
     """Of all key/value heads together."""
-    if not attention.causal:
-        return tokens * tokens * attention.n_kv_heads
+    if not attention.spec.causal:
+        return tokens * tokens * attention.spec.n_kv_heads
     kinds = attention.kept(tokens).items()  # keys of the last query -> heads
     return sum(heads * (full * (full + 1) // 2 + (tokens - full) * full) for full, heads in kinds)
 
 
-def pair_flops(attention: Attention, pairs: int) -> int:
+def pair_flops(spec: AttentionSpec, pairs: int) -> int:
     """Of pairs that are counted over all key/value heads."""
-    return 2 * attention.n_heads * (attention.head_dim + attention.value_dim) * pairs // attention.n_kv_heads
+    return 2 * spec.n_heads * (spec.head_dim + spec.value_dim) * pairs // spec.n_kv_heads
 
 
 def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> ForwardPrice:
@@ -45,18 +46,24 @@ def forward_price(shape: ModelShape, batch: int, tokens: int, source: int) -> Fo
     for layer in shape.layers:
         if layer.stack == VISION:
             continue
-        heads, length, across = layer.attention, tokens if layer.stack == MAIN else source, 0
-        linear += 2 * length * (heads.qo_weights + heads.kv_weights + layer.feed_forward.active_weights)
+        spec, length, across = layer.attention.spec, tokens if layer.stack == MAIN else source, 0
+        linear += 2 * length * (_token_weights(spec) + layer.feed_forward.active_weights)
         if layer.cross:  # its keys and values are made once, of the source
-            linear += 2 * (layer.cross.qo_weights * length + layer.cross.kv_weights * source)
-            across = pair_flops(layer.cross, length * source * layer.cross.n_kv_heads)
-        attention += pair_flops(heads, score_pairs(heads, length)) + across
-        dense += pair_flops(heads, length * length * heads.n_kv_heads) + across
+            cross = layer.cross.spec
+            linear += 2 * ((cross.q_weights + cross.o_weights) * length + cross.kv_weights * source)
+            across = pair_flops(cross, length * source * cross.n_kv_heads)
+        attention += pair_flops(spec, score_pairs(layer.attention, length)) + across
+        dense += pair_flops(spec, length * length * spec.n_kv_heads) + across
     pieces = [piece for piece in shape.pieces if piece.stack != VISION]
     head, once = 2 * sum(piece.weights for piece in pieces), 2 * sum(piece.once for piece in pieces)
     outside = once + head * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
     flops = linear, attention, outside, linear + attention + outside, linear + dense + once + head * tokens
     return ForwardPrice(*(batch * n for n in flops))
+
+
+def _token_weights(spec: AttentionSpec) -> int:
+    """Matrix entries of an attention that a token meets which becomes queries, keys and values."""
+    return spec.q_weights + spec.kv_weights + spec.expanding_weights + spec.o_weights
 
 
 def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = False) -> int:
@@ -67,16 +74,17 @@ def decode_flops(shape: ModelShape, tokens: int, source: int, expand: bool = Fal
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)
     for layer in shape.main_layers:
-        attention, rows = layer.attention, layer.attention.rows(tokens)
-        total += 2 * (attention.qo_weights + attention.kv_weights + layer.feed_forward.active_weights)
-        if attention.latent and not expand:
-            features = 2 * attention.latent.kv_rank + attention.latent.rope_dim
-            total += 2 * attention.n_heads * features * rows // attention.n_kv_heads
+        spec, rows = layer.attention.spec, layer.attention.rows(tokens)
+        total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
+        if spec.latent_dim and not expand:
+            features = spec.latent_dim + spec.cache_values_per_token
+            total += 2 * spec.n_heads * features * rows // spec.n_kv_heads
         else:
-            total += pair_flops(attention, rows)
-            total += 2 * attention.expanding_weights * (rows // attention.n_kv_heads - 1)
+            total += pair_flops(spec, rows)
+            total += 2 * spec.expanding_weights * (rows // spec.n_kv_heads - 1)
         if layer.cross:
-            total += 2 * layer.cross.qo_weights + pair_flops(layer.cross, source * layer.cross.n_kv_heads)
+            cross = layer.cross.spec
+            total += 2 * (cross.q_weights + cross.o_weights) + pair_flops(cross, source * cross.n_kv_heads)
     return total
 
 
@@ -86,7 +94,7 @@ def decode_parameters(shape: ModelShape, batch: int) -> float:
     for layer in shape.main_layers:
         total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
         if layer.cross:
-            total += layer.cross.parameters - layer.cross.n_kv_heads * layer.cross.kv_head_parameters
+            total += layer.cross.parameters - layer.cross.spec.n_kv_heads * layer.cross.kv_head_parameters
     for piece in shape.pieces:
         if piece.stack == MAIN:
             total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
@@ -103,8 +111,11 @@ def experts_read(forward: FeedForward, batch: int) -> float:
 
 def cache_values(shape: ModelShape, tokens: int, source: int) -> int:
     """Numbers that one text keeps."""
-    text = sum(attention.cache_values * attention.rows(tokens) // attention.n_kv_heads for attention in shape.cached)
-    return text + sum(attention.cache_values for attention in shape.crossed) * source
+    total = 0
+    for attention in shape.cached:
+        spec = attention.spec
+        total += spec.cache_values_per_token * attention.rows(tokens) // spec.n_kv_heads
+    return total + sum(attention.spec.cache_values_per_token for attention in shape.crossed) * source
 
 
 def longest_context(shape: ModelShape, values: int, source: int) -> int | None:

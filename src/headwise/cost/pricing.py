@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, fields
+from decimal import Decimal
+from typing import Any
 
 from headwise.cost import formulas
 from headwise.cost.formulas import ForwardPrice
 from headwise.cost.shape import MAIN, VISION, Attention, Layer, ModelShape
-from headwise.cost.units import BITS, bytes_of, number_format, read_bytes
-from headwise.errors import HeadwiseError
-from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled, table
+from headwise.errors import HeadwiseError, unknown
+from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled
+from headwise.table import Table
+
+# Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
+BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
+LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
+UNITS = {"b": 1} | {
+    f"{letter}{infix}b": base**power
+    for power, letter in enumerate("kmgtp", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+LARGEST = 2**63
+
+
+def number_format(name: str) -> str:
+    """The short name of a number format."""
+    long = name.lower().removeprefix("torch.")
+    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?)?", r"fp\1", long)
+    if short in BITS:
+        return short
+    raise unknown(f"no number format {name!r}", short, BITS)
+
+
+def bytes_of(count: int, dtype: str) -> int:
+    """Bytes of that many numbers, rounded up to whole ones."""
+    return -(-count * BITS[dtype] // 8)
+
+
+def read_bytes(name: str, text: str | int, per_second: bool = False) -> int:
+    """24GiB, 80 GB, a number of bytes, or with `per_second` 900GB/s, as bytes; errors call the value `name`."""
+    if isinstance(text, int):
+        value = Decimal(text)
+    else:
+        ending = r"\s*/\s*s" if per_second else ""
+        size = re.fullmatch(rf"\s*(\d{{1,20}}(?:\.\d{{1,20}})?)\s*([A-Za-z]{{1,3}}){ending}\s*", text, re.ASCII)
+        if not size or size[2].lower() not in UNITS:
+            example = "900GB/s or 3.35TB/s" if per_second else "24GiB or 80GB"
+            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as {example}")
+        value = Decimal(size[1]) * UNITS[size[2].lower()]
+    if not 1 <= value <= LARGEST:
+        raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B; write a size such as 24GiB")
+    return int(value)
+
 
 DEFAULT_CONTEXT = 512  # of a model that sets no longest text, such as T5, which was trained on 512 tokens
 DEFAULT_DTYPE = "bf16"  # where neither the caller nor the config names one
@@ -183,10 +227,9 @@ class Price:
         return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        rows = [[escaped(cell) for cell in row] for row in self._all_rows()]
         notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
         heading = escaped(self.heading).replace("\n", "<br>")
-        return f"<p>{heading}</p>{table(('', 'exact', ''), rows)}{notes}"
+        return f"<p>{heading}</p>{Table(('', 'exact', ''), self._all_rows()).html()}{notes}"
 
 
 def _bytes(label: str, count: int) -> tuple[str, str, str]:
@@ -212,33 +255,38 @@ def make_setting(
     for name, value, unit in (("context", context, "tokens"), ("batch", batch, "texts"), ("source", source, "tokens")):
         if value is not None and not 1 <= value <= MOST:
             raise HeadwiseError(f"{name}={value} is outside 1 to {MOST:,}; give a number of {unit}")
-    for name, setting in (("bandwidth", bandwidth), ("cache-dtype", cache_dtype)):
+    for name, setting in (("bandwidth", bandwidth), ("cache_dtype", cache_dtype)):
         if setting is not None and not shape.generates:
             fact = f"{name}={setting} is about decoding, and a {shape.family} encoder writes nothing"
             raise HeadwiseError(f"{fact}; leave it out")
-    weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
-    return Setting(
-        context=context,
-        source=_source(shape, source, context),
-        batch=batch,
-        dtype=weights,
-        cache_dtype=number_format(cache_dtype) if cache_dtype else weights,
-        gpu_memory=None if gpu_memory is None else read_bytes("gpu-memory", gpu_memory),
-        bandwidth=None if bandwidth is None else read_bytes("bandwidth", bandwidth, per_second=True),
-    )
-
-
-def _source(shape: ModelShape, source: int | None, context: int) -> int | None:
     if not shape.two_sided and source is not None:
         raise HeadwiseError(f"source={source} needs an encoder with a decoder, and a {shape.family} model is not one")
     if shape.source_positions is not None and source not in (None, shape.source_positions):
         raise HeadwiseError(f"source={source}: {shape.family} always reads {shape.source_positions}; leave it out")
-    return (source or shape.source_positions or context) if shape.two_sided else None
+    if shape.two_sided:
+        source = source or shape.source_positions or context
+    weights = number_format(dtype or shape.dtype or DEFAULT_DTYPE)
+    return Setting(
+        context=context,
+        source=source,
+        batch=batch,
+        dtype=weights,
+        cache_dtype=number_format(cache_dtype) if cache_dtype else weights,
+        gpu_memory=None if gpu_memory is None else read_bytes("gpu_memory", gpu_memory),
+        bandwidth=None if bandwidth is None else read_bytes("bandwidth", bandwidth, per_second=True),
+    )
 
 
 def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     """Everything that `headwise cost` says about one model. Raises HeadwiseError when the weights exceed the memory."""
-    weights = bytes_of(shape.parameters, setting.dtype)
+    weights, memory = bytes_of(shape.parameters, setting.dtype), None
+    if setting.gpu_memory is not None:
+        if weights > setting.gpu_memory:
+            raise HeadwiseError(
+                f"gpu_memory={setting.gpu_memory:,} bytes is less than the weights alone, {shape.parameters:,} in "
+                f"{setting.dtype} = {weights:,} bytes; give more memory, or a smaller format as dtype="
+            )
+        memory = fit(shape, setting, setting.gpu_memory - weights) if shape.generates else None
     return Price(
         model=name,
         family=shape.family,
@@ -250,7 +298,7 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
         cache=cache_price(shape, setting),
         prefill=formulas.forward_price(shape, setting.batch, setting.context, setting.source or 0),
         decode=decode_price(shape, setting) if shape.generates else None,
-        memory=_memory(shape, setting, weights),
+        memory=memory,
         notes=(*shape.notes, *_notes(shape, setting)),
     )
 
@@ -287,17 +335,19 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
 
 
 def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
-    cache = bytes_of(attention.cache_values, setting.cache_dtype) if cached else 0
-    names = [field.name for field in fields(HeadPrice) if field.name not in ("latent", "cache_bytes_per_token")]
-    latent = attention.cache_values if attention.latent else None
-    sizes = {name: getattr(attention, name) for name in names}
-    return HeadPrice(**sizes, latent=latent, cache_bytes_per_token=cache)
+    spec, price = attention.spec, dict[str, Any]()
+    for field in fields(HeadPrice):  # what stands beside the spec goes first
+        price[field.name] = getattr(attention, field.name, getattr(spec, field.name, None))
+    values = spec.cache_values_per_token
+    price["latent"] = None if spec.latent_dim is None else values
+    price["cache_bytes_per_token"] = bytes_of(values, setting.cache_dtype) if cached else 0
+    return HeadPrice(**price)
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
-    per_token = sum(attention.cache_values for attention in shape.cached)
+    per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
     beyond = sum(attention.growing_values for attention in shape.cached)
-    per_source = sum(attention.cache_values for attention in shape.crossed)
+    per_source = sum(attention.spec.cache_values_per_token for attention in shape.crossed)
     text = formulas.cache_values(shape, setting.context, 0) * setting.batch
     source = per_source * (setting.source or 0) * setting.batch
     sizes = (bytes_of(n, setting.cache_dtype) for n in (per_token, beyond, per_source, text, source, text + source))
@@ -321,17 +371,6 @@ def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     )
 
 
-def _memory(shape: ModelShape, setting: Setting, weights: int) -> MemoryPrice | None:
-    if setting.gpu_memory is None:
-        return None
-    if weights > setting.gpu_memory:
-        raise HeadwiseError(
-            f"gpu-memory={setting.gpu_memory:,} bytes is less than the weights alone, {shape.parameters:,} in "
-            f"{setting.dtype} = {weights:,} bytes; give more memory, or a smaller --dtype"
-        )
-    return fit(shape, setting, setting.gpu_memory - weights) if shape.generates else None
-
-
 def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """What the caches of a batch may grow to in `free` bytes."""
     source = setting.source or 0
@@ -347,7 +386,10 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     if shape.source_positions is None and setting.source is not None and setting.source > (shape.positions or MOST):
         notes.append(f"source {setting.source:,} is beyond the {shape.positions:,} tokens the model was made for")
     if streaming := sum(attention.streaming for attention in shape.cached):
-        heads, whole = sum(attention.n_kv_heads for attention in shape.cached), cache_price(shape.with_heads(), setting)
+        heads, whole = (
+            sum(attention.spec.n_kv_heads for attention in shape.cached),
+            cache_price(shape.with_heads(), setting),
+        )
         fact = f"plan: {streaming} of {heads} key/value heads keep only their first and latest tokens"
         notes.append(f"{fact}; without it the cache in all is {whole.total_bytes:,} bytes")
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):

@@ -9,34 +9,24 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise.cost.decoders import DECODERS
-from headwise.cost.encoders import ENCODERS
-from headwise.cost.fields import Family
+from headwise.cost.build import build, name_in
 from headwise.cost.formulas import cache_values
-from headwise.cost.pricing import Price, make_setting, price_shape
+from headwise.cost.pricing import Price, bytes_of, make_setting, number_format, price_shape
 from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape
-from headwise.cost.units import bytes_of, number_format
 from headwise.errors import HeadwiseError, unknown
+from headwise.families import OURS, families, family_for
 from headwise.files import read_text
 from headwise.plan import Plan
 from headwise.spec import AttentionSpec
 
 CONFIG = "config.json"
-FAMILIES: dict[str, Family] = {family.name: family for family in (*DECODERS, *ENCODERS)}
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
 )
 NOTES: dict[str, str] = {name: config.pop("note") for name, config in PRESETS.items() if "note" in config}
 
-# What both the section and the Hugging Face fields around it say; a file in which they differ is not one model.
-SAME = {
-    **dict.fromkeys(("hidden_size", "n_embd"), "d_model"),
-    **dict.fromkeys(("num_hidden_layers", "n_layer"), "n_layers"),
-    **dict.fromkeys(("num_attention_heads", "n_head"), "n_heads"),
-    "num_key_value_heads": "n_kv_heads",
-    "head_dim": "head_dim",
-    "vocab_size": "vocab_size",
-}
+# Sizes that both the section of our own and the fields around it say; where they differ, the file is not one model.
+SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
 def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
@@ -97,19 +87,15 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     name = path.resolve().name if path.name != CONFIG else path.resolve().parent.name
     text = read_text(file)
     try:
-        return name, model_shape(_parse(text))
+        try:
+            config = json.loads(text)
+        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
+            raise HeadwiseError(f"not a JSON document: {error}") from None
+        if not isinstance(config, dict):
+            raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
+        return name, model_shape(config)
     except HeadwiseError as error:
         raise HeadwiseError(f"{file}: {error}") from None
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
-        raise HeadwiseError(f"not a JSON document: {error}") from None
-    if not isinstance(config, dict):
-        raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
-    return config
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
@@ -118,7 +104,7 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         remedy = f"only an attention from d_model={spec.d_model} to the same width, with W_O, is priced"
         raise HeadwiseError(f"{fact}: {remedy}")
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
-    layer = Layer(name="L0", attention=Attention.of(spec), feed_forward=nothing, norm_parameters=0)
+    layer = Layer(name="L0", attention=Attention(spec=spec), feed_forward=nothing, norm_parameters=0)
     return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
 
 
@@ -126,27 +112,18 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     section = _own_section(config)
     kind = "headwise" if section is not None else config.get("model_type")
     if kind is None:
-        raise HeadwiseError(f"model_type is missing; known: {', '.join(FAMILIES)}")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise unknown(f"model_type={kind!r} is not one that can be priced exactly", kind, FAMILIES)
-    shape = FAMILIES[kind].read(config if section is None else section)
-    return replace(shape, dtype=_dtype(config), notes=(*shape.notes, *_file_notes(config)))
-
-
-def _dtype(config: dict[str, Any]) -> str | None:
+        raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
+    shape = build(config if section is None else section, family_for("price", kind))
     text = config.get("text_config")
     places = (config, text if isinstance(text, dict) else {})
     formats = (place.get(name) for place in places for name in ("dtype", "torch_dtype"))
-    return next((name for name in formats if isinstance(name, str) and name != "auto"), None)
-
-
-def _file_notes(config: dict[str, Any]) -> list[str]:
+    dtype = next((name for name in formats if isinstance(name, str) and name != "auto"), None)
     notes = []
     if config.get("quantization_config"):
         notes.append("quantization_config: all weights are priced in one number format, and scales are not counted")
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
         notes.append("the layers that predict further tokens while training are not counted; transformers drops them")
-    return notes
+    return replace(shape.noted(*notes), dtype=dtype)
 
 
 def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
@@ -155,8 +132,11 @@ def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(section, dict):
         raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
-    for field, name in SAME.items():
-        if None not in (section.get(name), config.get(field)) and section[name] != config[field]:
-            fact = f"headwise.{name}={section[name]} and {field}={config[field]} name one size"
+    around = families("price").get(str(config.get("model_type")))
+    for field in SAME:
+        name = name_in(field, families()[OURS])
+        theirs = field if around is None else name_in(field, around)
+        if None not in (section.get(name), config.get(theirs)) and section[name] != config[theirs]:
+            fact = f"headwise.{name}={section[name]} and {theirs}={config[theirs]} name one size"
             raise HeadwiseError(f"{fact}; keep the right one, or take the section `headwise` out")
     return section

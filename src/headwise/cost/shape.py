@@ -18,129 +18,35 @@ from headwise.spec import AttentionSpec
 MAIN, ENCODER, VISION = "main", "encoder", "vision"  # stacks of layers; the main one reads the text and may write it
 
 
-@dataclass(frozen=True)
-class Latent:
-    """Keys and values squeezed into one vector a token for all heads (DeepSeek-V2, arXiv 2405.04434)."""
-
-    kv_rank: int
-    rope_dim: int  # the part of the key that carries positions, shared by all heads
-    q_rank: int | None = None  # queries are squeezed too; None = a full matrix
-    norms: bool = True  # of what is squeezed
-
-
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """One attention of one layer. With `latent`, g equals h and the matrices go through the ranks."""
+    """One attention of a model: its spec, which counts it, and what a price must know beside it."""
 
-    d_model: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    value_dim: int
-    window: int | None = None  # keys a query sees, its own included; None = all
-    causal: bool = True
-    q_bias: bool = False
-    k_bias: bool = False
-    v_bias: bool = False
-    out_bias: bool = False
-    qk_norm: bool = False  # two gains of width d, shared by the heads
-    sink: bool = False  # one logit for each query head
-    buckets: int = 0  # of a learned bias by distance, one number for each bucket and query head (T5)
-    latent: Latent | None = None
+    spec: AttentionSpec
     keep: tuple[Kept, ...] | None = None  # what a plan says of each key/value head
-
-    @classmethod
-    def equal_heads(cls, d_model: int, n_heads: int, head_dim: int, **options: Any) -> Attention:
-        """As many key/value heads as query heads, and values as wide as keys, unless `options` say else."""
-        sizes = {"n_kv_heads": n_heads, "value_dim": head_dim} | options
-        return cls(d_model=d_model, n_heads=n_heads, head_dim=head_dim, **sizes)
-
-    @classmethod
-    def of(cls, spec: AttentionSpec) -> Attention:
-        """That of a layer."""
-        low, high = (spec.mask and spec.mask.band(1, 1)) or (None, None)  # j - i, where the mask is a band
-        causal = high == 0
-        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "value_dim", "q_bias", "out_bias", "qk_norm", "sink")
-        ranks = (spec.rope_dim, spec.q_latent_dim, spec.latent_norm)
-        return cls(
-            **{name: getattr(spec, name) for name in same},
-            window=1 - low if causal and low is not None else None,
-            causal=causal,
-            k_bias=spec.kv_bias,
-            v_bias=spec.kv_bias,
-            buckets=0 if spec.relative_bias is None else spec.relative_bias.n_buckets,
-            latent=None if spec.latent_dim is None else Latent(spec.latent_dim, *ranks),
-        )
-
-    @property
-    def variant(self) -> str:
-        if self.latent:
-            return "MLA"
-        return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+    buckets: int = 0  # parameters of each query head for a bias by distance (T5)
+    key_bias: bool = True  # has W_K a bias where W_V has one? (not in Whisper)
 
     @property
     def query_head_parameters(self) -> int:
-        """What one query head adds: its rows of W_Q, its columns of W_O, its biases, sink and distances."""
-        d_in = self.latent.q_rank if self.latent and self.latent.q_rank else self.d_model
-        matrices = d_in * self.head_dim + self.value_dim * self.d_model
-        bias = 0 if self.latent and self.latent.q_rank else self.q_bias * self.head_dim  # or of the squeezing
-        return matrices + bias + self.sink + self.buckets
+        return self.spec.query_head_parameters + self.buckets
 
     @property
     def kv_head_parameters(self) -> int:
-        """What one key/value head adds: its rows of W_K and W_V and their biases."""
-        if self.latent:  # one for each query head, out of the latent; the key's rope part belongs to all
-            return self.latent.kv_rank * (self.head_dim - self.latent.rope_dim + self.value_dim)
-        biases = self.k_bias * self.head_dim + self.v_bias * self.value_dim
-        return self.d_model * (self.head_dim + self.value_dim) + biases
-
-    @property
-    def shared_parameters(self) -> int:
-        """What belongs to no head: the bias of W_O, the gains of qk-norm, the squeezing of a latent and its norms."""
-        shared = self.out_bias * self.d_model + self.qk_norm * 2 * self.head_dim
-        if self.latent:
-            q_rank, kv_rank = self.latent.q_rank or 0, self.latent.kv_rank
-            down = q_rank + kv_rank + self.latent.rope_dim
-            biases = self.q_bias * q_rank + self.k_bias * (kv_rank + self.latent.rope_dim)
-            shared += down * self.d_model + biases + self.latent.norms * (q_rank + kv_rank)
-        return shared
+        absent = self.spec.kv_bias and not self.key_bias
+        return self.spec.kv_head_parameters - absent * self.spec.head_dim
 
     @property
     def parameters(self) -> int:
-        heads = self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
-        return heads + self.shared_parameters
-
-    @property
-    def kv_weights(self) -> int:
-        """Matrix entries that a token meets to become keys and values."""
-        if self.latent:
-            return (self.latent.kv_rank + self.latent.rope_dim) * self.d_model + self.expanding_weights
-        return self.n_kv_heads * (self.head_dim + self.value_dim) * self.d_model
-
-    @property
-    def expanding_weights(self) -> int:
-        """Matrix entries that turn a cached latent into the keys and values of all heads; 0 without a latent."""
-        return self.n_kv_heads * self.kv_head_parameters if self.latent else 0
-
-    @property
-    def qo_weights(self) -> int:
-        """Matrix entries that a token meets to become queries, and on its way out through W_O."""
-        q_rank = self.latent.q_rank if self.latent else None
-        queries = self.n_heads * self.head_dim * (q_rank or self.d_model) + (q_rank or 0) * self.d_model
-        return queries + self.n_heads * self.value_dim * self.d_model
-
-    @property
-    def cache_values(self) -> int:
-        """Numbers that a cache keeps for one token: g * (d + e), or the latent and the rope part of the key."""
-        if self.latent:
-            return self.latent.kv_rank + self.latent.rope_dim
-        return self.n_kv_heads * (self.head_dim + self.value_dim)
+        spec = self.spec
+        heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
+        return heads + spec.shared_parameters
 
     def kept(self, tokens: int) -> dict[int, int]:
         """Tokens of a text that long whose key and value are cached -> for how many key/value heads."""
-        seen = tokens if self.window is None else min(tokens, self.window)
+        seen = tokens if self.spec.window is None else min(tokens, self.spec.window)
         if self.keep is None:
-            return {seen: self.n_kv_heads}
+            return {seen: self.spec.n_kv_heads}
         return Counter(kept_rows(keep, tokens) if keep else seen for keep in self.keep)
 
     def rows(self, tokens: int) -> int:
@@ -155,7 +61,8 @@ class Attention:
     @property
     def growing_values(self) -> int:
         """Numbers that one more token adds once all windows are full."""
-        return 0 if self.window else self.cache_values * (self.n_kv_heads - self.streaming) // self.n_kv_heads
+        n = self.spec.n_kv_heads
+        return 0 if self.spec.window else self.spec.cache_values_per_token * (n - self.streaming) // n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +130,6 @@ class Layer:
 class Piece:
     """Something outside the layers: an embedding, a norm, a head, a stem."""
 
-    name: str
     part: str  # embeddings | norms | head | stem
     parameters: int
     stack: str = MAIN
@@ -231,20 +137,6 @@ class Piece:
     weights: int = 0  # matrix entries that every token meets, borrowed ones included
     borrowed: int = 0  # those that belong to another piece: a head that is tied to the embedding
     once: int = 0  # multiply-adds made once for a sequence: a pooler, the convolutions over an image
-
-
-def table(name: str, rows: int, width: int, stack: str = MAIN) -> Piece:
-    return Piece(name=name, part="embeddings", parameters=rows * width, stack=stack, row=width)
-
-
-def norm(name: str, parameters: int, stack: str = MAIN) -> Piece:
-    return Piece(name=name, part="norms", parameters=parameters, stack=stack)
-
-
-def lm_head(width: int, vocabulary: int, tied: bool) -> Piece:
-    """The matrix from the last width to the vocabulary; tied, it is the token embedding."""
-    size = width * vocabulary
-    return Piece(name="lm_head", part="head", parameters=size * (not tied), weights=size, borrowed=size * tied)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,17 +185,23 @@ class ModelShape:
 
     def with_heads(self, **heads: Any) -> ModelShape:
         """The same model with other n_kv_heads, n_heads, head_dim or value_dim in the main stack; no latent or plan."""
+        changes = dict.fromkeys(("latent_dim", "q_latent_dim", "rope_dim", "rope")) | heads
+
+        def changed(attention: Attention) -> Attention:
+            return replace(attention, spec=attention.spec.replace(**changes), keep=None)
+
         layers = []
         for layer in self.layers:
             if layer.stack == MAIN:
-                cross = replace(layer.cross, latent=None, **heads) if layer.cross else None
-                layer = replace(layer, attention=replace(layer.attention, latent=None, keep=None, **heads), cross=cross)
+                cross = changed(layer.cross) if layer.cross else None
+                layer = replace(layer, attention=changed(layer.attention), cross=cross)
             layers.append(layer)
         return replace(self, layers=tuple(layers))
 
     def with_plan(self, plan: Plan) -> ModelShape:
         """The same model with a cache that holds what the plan says. Raises HeadwiseError where it does not fit."""
-        heads = [0 if attention.latent else attention.n_kv_heads for attention in self.cached]
+        specs = [attention.spec for attention in self.cached]
+        heads = [0 if spec.latent_dim else spec.n_kv_heads for spec in specs]
         if 0 in (heads or [0]):
             raise HeadwiseError(f"a plan is about cached keys and values of single heads, and {self.family} has none")
         plan.check(len(heads), max(heads))

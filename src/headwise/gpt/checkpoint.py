@@ -4,17 +4,21 @@ A model with a Hugging Face form is written in it, so that `AutoModelForCausalLM
 same logits; one without (microgpt) keeps headwise's own names. Either way `config.json` carries the `headwise` config,
 and reading goes by that. `safetensors` is imported only here; pickled weights are refused.
 
+The forms tell which architecture computes the same function, its config and its tensor names (`hf_form`).
+
 What headwise writes carries a digest in the header of the safetensors file, and of a model's config and tokenizer,
 too. A bit that turned since is found when the file is read. Files of others have none, and are read without it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import mmap
+import re
 from collections.abc import Mapping
+from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,16 +27,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
+from headwise.families import families
 from headwise.files import read_bytes, read_json, write_whole
-from headwise.gpt.forms import from_hf, hf_config, to_hf
+from headwise.folders import PICKLED, check_folder
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import BOUNDARY, Tokens
-from headwise.layer.layer import shapes_alone
+from headwise.kept import digest
+from headwise.layer.projections import shapes_alone
 
 MODEL_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json", "model.safetensors")
 TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 DIGEST = "sha256"
 FORMATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 TOO_MANY = 8  # times the numbers in a file: a model of so many is not built
@@ -58,21 +63,33 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
         ("config.json", config),
     ):
         write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    beside = {"config.json": _sha256(config["headwise"]), "tokenizer": _sha256(json.loads(tokenizer))}
+    beside = {"config.json": digest(config["headwise"]), "tokenizer": digest(json.loads(tokenizer))}
     write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt", **beside})
 
 
 def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     """Read a folder that `save_model` wrote. Raises HeadwiseError for anything damaged, foreign or pickled."""
     folder = Path(folder)
-    section, config = _read_config(folder)
-    weights = folder / "model.safetensors"
+    if folder.is_file() and folder.suffix in PICKLED:
+        raise _pickle(folder)
+    described, weights, path = check_folder(folder), folder / "model.safetensors", folder / "config.json"
+    for name in ("model.safetensors", "tokenizer.json"):
+        if not (folder / name).exists():
+            raise HeadwiseError(f"{folder} has no {name}")
+    try:
+        section = described["headwise"]
+        config = GPTConfig(**section)
+    except HeadwiseError as error:
+        raise HeadwiseError(f"{path}: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
     tensors = read_tensors(weights)
     bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
     _check_sizes(folder, config, tensors)
-    model = GPT(config)
+    with torch.random.fork_rng(devices=[]):  # the first weights are drawn, and thrown away
+        model = GPT(config)
     try:
         model.load_state_dict(from_hf(config, tensors))
     except (KeyError, RuntimeError) as error:
@@ -88,7 +105,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     sealed = {"config.json": section, "tokenizer": read_json(folder / "tokenizer.json")}
     sealed |= {"tokenizer.json": tokens.vocabulary}  # all that earlier versions sealed of it
     for name, content in sealed.items():
-        if written.get(name, digest := _sha256(content)) != digest:
+        if written.get(name, expected := digest(content)) != expected:
             path = folder / Path(name).with_suffix(".json")
             raise HeadwiseError(f"{path} is not the one that {weights.name} was written with; bring that back")
     return model.eval(), tokens
@@ -114,10 +131,6 @@ def _check_sizes(folder: Path, config: GPTConfig, tensors: dict[str, Tensor]) ->
     )
 
 
-def _sha256(document: Any, more: bytes = b"") -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode() + more).hexdigest()
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     if path.suffix in PICKLED:
@@ -132,7 +145,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     header, contents = _split(data)
     written = (header.get("__metadata__") or {}).pop(DIGEST, None)
-    if written not in (None, _sha256(header, contents)):
+    if written not in (None, digest(header, contents)):
         raise HeadwiseError(f"{path} is damaged: its contents are not those that were written to it (SHA-256)")
     return tensors
 
@@ -141,10 +154,15 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Write a safetensors file with a digest of what it holds, whole or not at all."""
     header, contents = _split(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
     header["__metadata__"] = dict(metadata)  # in our order: the library's differs from call to call
-    header["__metadata__"][DIGEST] = _sha256(header, contents)
+    header["__metadata__"][DIGEST] = digest(header, contents)
+    write_whole(path, _written(header) + contents)
+
+
+def _written(header: dict[str, Any]) -> bytes:
+    """What stands before the numbers in a safetensors file."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_whole(path, len(text).to_bytes(8, "little") + text + contents)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _split(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -202,10 +220,8 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(_written(header))
         for tensor in tensors.values():
             file.write(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
@@ -221,28 +237,144 @@ def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors
     return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
 
 
-def _read_config(folder: Path) -> tuple[Any, GPTConfig]:
-    """Our section of config.json, and the config that it describes."""
-    if folder.is_file() and folder.suffix in PICKLED:
-        raise _pickle(folder)
-    if not folder.is_dir():
-        raise HeadwiseError(f"{folder} is no run folder; train one with `headwise train --out {folder}`")
-    if not (folder / "model.safetensors").exists():
-        pickled = sorted(path for path in folder.iterdir() if path.suffix in PICKLED)
-        if pickled:
-            raise _pickle(pickled[0])
-        raise HeadwiseError(f"{folder} has no model.safetensors: it is no run folder, or its training has not finished")
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).exists():
-            raise HeadwiseError(f"{folder} has no {name}")
-    path = folder / "config.json"
-    try:
-        section = read_json(path)["headwise"]
-    except (HeadwiseError, KeyError, TypeError) as error:
-        raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
-    try:
-        return section, GPTConfig(**section)
-    except HeadwiseError as error:
-        raise HeadwiseError(f"{path}: {error}") from None
-    except TypeError as error:
-        raise HeadwiseError(f"{path} does not describe a headwise model ({error})") from None
+# Fields of our GPTConfig that a Llama-like config.json tells under names of its own.
+SIZES = ("vocab_size", "context", "n_layers", "n_heads", "n_kv_heads", "d_model", "d_ff", "norm_eps", "tied")
+
+
+def hf_form(config: GPTConfig) -> str | None:
+    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, deepseek_v3, gpt2, or None."""
+    spec, windows = config.attention, set(config.windows or ()) - {None}
+    if len(windows) > 1:
+        return None  # a config of transformers has one sliding_window for all layers
+    common = config.norm_gain and config.final_norm and not config.embedding_norm
+    if common and (config.norm, config.position, config.gated) == ("rms", "rope", True):
+        if config.latent_dim is not None:
+            return None if config.bias or windows else "deepseek_v3"
+        if not config.qk_norm and not windows:
+            return "llama"
+        if not config.qk_norm:  # a Llama has no windows, and a Qwen2 whose biases are zero is one that has
+            return None if config.bias else "qwen2"
+        # Qwen3 has one epsilon for all norms, ours has 1e-6 for queries and keys, and no biases in the feed-forward.
+        return "qwen3" if config.norm_eps == 1e-6 and not config.bias else None
+    square = config.latent_dim is None and spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model
+    if common and square and (config.norm, config.position, config.gated) == ("layer", "learned", False):
+        return "gpt2" if not config.qk_norm and not windows and config.activation.startswith("gelu") else None
+    return None
+
+
+def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
+    """config.json: the Hugging Face fields, where there is a form, and our own under `headwise`."""
+    form = hf_form(config)
+    general = {
+        "vocab_size": config.vocab_size,
+        "bos_token_id": boundary,
+        "eos_token_id": boundary,
+        "tie_word_embeddings": config.tied,
+        "dtype": "float32",
+        "headwise": asdict(config),
+    }
+    if form is None:
+        return {"model_type": "headwise", **general}
+    record = _record(form)
+    fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
+    fields |= record.get("constants", {})
+    fields[record["activation"]] = record.get(config.activation, config.activation)
+    if "rope_theta" in fields:
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if any(config.windows or ()):
+        fields |= {
+            "layer_types": ["full_attention" if w is None else "sliding_attention" for w in config.windows or ()],
+            "sliding_window": max(w for w in config.windows or () if w is not None),
+            "use_sliding_window": True,
+        }
+    return {
+        "model_type": form,
+        "architectures": [record["architecture"]],
+        **fields,
+        **general,
+    }
+
+
+def _record(form: str) -> Mapping[str, Any]:
+    """How a model of ours is written in that form; its architecture is the first that the price of the family names."""
+    family = families()[form]
+    assert family.form is not None and family.price is not None
+    return {**family.form, "architecture": next(iter(family.price["heads"]))}
+
+
+def _stacks(config: GPTConfig) -> dict[str, list[str]]:
+    """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one."""
+    form, names = hf_form(config), list(_meta_state(config))
+    record = {} if form is None else _record(form)
+    parts: dict[str, str] = record.get("names", {})
+    parts = parts | {"q_proj": "q_b_proj"} if config.q_latent_dim else parts
+    if "biases" in record:  # with or without biases in our own
+        all_names = _meta_state(replace(config, bias=True))
+        names = [name for name in all_names if name in names or re.search(record["biases"], name)]
+    stacks: dict[str, list[str]] = {}
+    for name in names:
+        if not (config.tied and name == "lm_head.weight"):
+            stacks.setdefault(".".join(parts.get(part, part) for part in name.split(".")), []).append(name)
+    return stacks
+
+
+def _turned(name: str, tensor: Tensor) -> Tensor:
+    """GPT-2's matrices hold y = x W instead of y = W x."""
+    return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
+
+
+def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
+    """Names and shapes of our tensors."""
+    with shapes_alone():
+        return GPT(config).state_dict()
+
+
+def to_hf(model: GPT) -> dict[str, Tensor]:
+    """The tensors under the names of the form. Biases that only the form has are zeros."""
+    state = model.state_dict()
+    zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in state.items()}
+    state = zeros | state
+    return {
+        name: _turned(name, torch.cat([state[part] for part in ours])).contiguous()
+        for name, ours in _stacks(model.config).items()
+    }
+
+
+def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of `to_hf`."""
+    wanted, stacks = _meta_state(config), _stacks(config)
+    foreign = set(tensors) - set(stacks)
+    if foreign:
+        raise KeyError(f"the config has no place for {min(foreign)}")
+    state: dict[str, Tensor] = {}
+    for name, ours in stacks.items():
+        tensor = _turned(name, tensors[name])
+        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
+        if any(sizes):
+            state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
+        elif tensor.any():  # a bias that only the form has
+            raise KeyError(f"the config has no biases, and {name} is not zero")
+    if config.tied:
+        state["lm_head.weight"] = state["token_embedding.weight"]
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
+def as_gpt(fields: dict[str, Any], tensors: dict[str, Tensor]) -> GPT:
+    """The GPT with the tensors of a Llama-like model, by its config.json; what it cannot carry is not looked for."""
+    window, kinds = fields.get("sliding_window"), fields.get("layer_types") or ["sliding_attention"]
+    n_layers = fields["num_hidden_layers"]
+    names = {ours.rpartition(".")[2]: theirs for theirs, ours in _record("llama")["fields"].items()}
+    names |= {"vocab_size": "vocab_size", "tied": "tie_word_embeddings", "d_ff": names["feed_forward_width"]}
+    config = GPTConfig(
+        **{ours: fields[names[ours]] for ours in SIZES},
+        head_dim=fields.get("head_dim"),
+        activation={"gelu_pytorch_tanh": "gelu_tanh"}.get(fields["hidden_act"], fields["hidden_act"]),
+        bias=any(name.endswith("_proj.bias") and bool(x.any()) for name, x in tensors.items()),
+        qk_norm="model.layers.0.self_attn.q_norm.weight" in tensors,
+        windows=tuple(window if (kinds * n_layers)[n] == "sliding_attention" else None for n in range(n_layers)),
+    )
+    zeros = {name.removesuffix("weight") + "bias": x.new_zeros(len(x)) for name, x in tensors.items()}
+    with shapes_alone():
+        model = GPT(config)
+    model.load_state_dict(from_hf(config, {name: (zeros | tensors)[name] for name in _stacks(config)}), assign=True)
+    return model.eval()

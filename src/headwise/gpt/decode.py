@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, Block, FeedForward
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Allowed, Mask
+from headwise.masks import Allowed
 from headwise.positions import RoPE
-from headwise.rungs.rope import Rotation
-from headwise.rungs.tensor import FEW_KEYS, attend
+from headwise.rungs.tensor import FEW_KEYS, Rotation, attend
 from headwise.spec import AttentionSpec, Options
 
 PARTS = {GPT, Block, MultiHeadAttention, FeedForward, nn.ModuleList, nn.Linear, nn.Embedding, nn.RMSNorm, nn.LayerNorm}
@@ -86,7 +85,8 @@ class Layer:
         if attention.q_norm is not None and attention.k_norm is not None:
             gains = [attention.q_norm.weight.expand(H, D), attention.k_norm.weight.expand(G, D)]
             self.gain = D**0.5 * torch.cat(gains).gather(1, order[: H + G] % D)
-        self.mask, self.low = spec.mask, _lowest(spec.mask)  # the least j - i that a query sees; None: all before it
+        self.mask, band = spec.mask, None if spec.mask is None else spec.mask.band(1, 1)
+        self.low = None if band is None else band[0]  # the least j - i that a query sees; None: all before it
         self.norm, gain = _norm(block.attention_norm)
         self.heads = product(attention.q_proj, attention.k_proj, attention.v_proj, gain=gain, order=order.flatten())
         self.out, self.down = product(attention.o_proj), product(ff.down)
@@ -232,11 +232,6 @@ def why_not(model: GPT) -> str | None:
 def hooked(model: nn.Module) -> bool:
     """Does somebody watch a model, or change what it computes?"""
     return any(m._forward_hooks or m._forward_pre_hooks or vars(m).get("watchers") for m in model.modules())
-
-
-def _lowest(mask: Mask | None) -> int | None:
-    band = None if mask is None else mask.band(1, 1)
-    return None if band is None else band[0]
 
 
 def _norm(norm: nn.Module) -> tuple[Callable[[Tensor], Tensor], Tensor | None]:

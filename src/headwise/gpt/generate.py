@@ -6,8 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -26,36 +24,40 @@ MOST = 2**31  # bytes of weights of which a second copy is made unasked
 class Source:
     """What the loop must know of a model, ours or another."""
 
-    # Begin a text; then ids (1,T) that follow -> logits (V,) of what comes next.
-    begin: Callable[[], Callable[[Tensor], Tensor]]
+    begin: Callable[[], Callable[[Tensor], Tensor]]  # a text; then ids (1,T) that follow -> logits (V,) of the next one
     context: int | None  # most tokens of a text; None where the model sets no bound
     vocab_size: int | None
-    device: torch.device
-    form: Callable[[int], Decoder | None]  # the decode form for so many tokens in a step, where there is one
+    decoder: Decoder | None = None  # its decode form
 
-    def reading(self, decoder: Decoder | None, room: int) -> Callable[[Sequence[Sequence[int]], int], Tensor]:
-        """Begin: what follows in each text -> logits (B,n,V) of what comes after each of the last n tokens."""
-        if decoder is not None:
-            return Texts(decoder, room)
-        read = self.begin()
-        return lambda ids, last: read(torch.tensor(ids, device=self.device))[None, None]
+
+class Apart:
+    """Texts side by side that a model reads one by one; `Texts` is the same for a decode form."""
+
+    def __init__(self, source: Source, n_texts: int) -> None:
+        self.readers = [source.begin() for _ in range(n_texts)]
+        self.logits = [torch.empty(0)] * n_texts
+
+    def __call__(self, ids: Sequence[Sequence[int]], last: int = 1) -> Tensor:
+        """Read what follows in each text, nothing in one that has ended; logits (B,1,V) of what comes next."""
+        for n, new in enumerate(ids):
+            if new:
+                self.logits[n] = self.readers[n](torch.tensor([new]))
+        return torch.stack(self.logits)[:, None]
 
 
 def generate(
-    model: GPT, prompt: Sequence[int], n_tokens: int, *, stop: int | None = None, **options: Any
+    model: GPT, prompt: Sequence[int], n_tokens: int, *, stop: int | None = None, cache: bool = True, **options: Any
 ) -> Iterator[int]:
     """Continue ids by a GPT of ours; see `models.generate.generate`, which serves other models and texts too."""
 
     def begin() -> Callable[[Tensor], Tensor]:
-        caches = model.new_caches()
-        return lambda ids: model(ids, caches, last_only=True)[0, -1]
+        caches, device = model.new_caches(), model.lm_head.weight.device
+        return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    def form(rows: int) -> Decoder | None:
-        return Decoder(model, rows=rows) if n_tokens >= WORTH and why_not(model) is None else None
-
-    source = Source(begin, model.config.context, model.config.vocab_size, model.lm_head.weight.device, form)
+    worth = cache and n_tokens >= WORTH and why_not(model) is None
+    source = Source(begin, model.config.context, model.config.vocab_size, Decoder(model) if worth else None)
     stops = () if stop is None else (stop,)
-    return only(continued(source, [prompt], n_tokens, stops=stops, **options))
+    return only(continued(source, [prompt], n_tokens, stops=stops, cache=cache, **options))
 
 
 def only(steps: Iterator[list[int | None]]) -> Iterator[int]:
@@ -80,66 +82,56 @@ def continued(
     half, and the rest is read again from the start.
     """
     _check(source, prompts, n_tokens=n_tokens, temperature=temperature, top_k=top_k, seed=seed, lookup=lookup)
-    decoder = source.form(len(prompts) + lookup) if cache else None
+    decoder = source.decoder if cache else None
     if lookup and (decoder is None or len(prompts) > 1):
         raise HeadwiseError(f"lookup={lookup} is for one text, and needs the cache; leave it out")
-    choose = partial(_choose, temperature=temperature, top_k=top_k)
-    write = partial(_written, source, decoder, choose, n_tokens=n_tokens, stops=stops, cache=cache, lookup=lookup)
-    if decoder is not None or len(prompts) == 1:
-        return write(prompts, seed)
-    singles = [write([prompt], seed + n) for n, prompt in enumerate(prompts)]
-    return ([step[0] if step else None for step in row] for row in zip_longest(*singles))
-
-
-@torch.no_grad()
-def _written(
-    source: Source,
-    decoder: Decoder | None,
-    choose: Callable[[Tensor, torch.Generator], int],
-    prompts: Sequence[Sequence[int]],
-    seed: int,
-    n_tokens: int,
-    stops: Collection[int],
-    cache: bool,
-    lookup: int,
-) -> Iterator[list[int | None]]:
-    """The steps of texts that are read together."""
     generators = [torch.Generator().manual_seed(seed + n) for n in range(len(prompts))]
     limit = source.context or sys.maxsize
-    texts = [list(prompt)[-limit:] for prompt in prompts]
-    ended, written, reading, unread = [False] * len(texts), 0, None, texts
-    while written < n_tokens and not all(ended):
-        if decoder is not None and decoder.disturbed():
-            decoder = reading = None
-        if any(len(text) > limit for text in texts):
-            texts = [text[-max(1, limit // 2) :] if len(text) > limit else text for text in texts]
-            reading = None
-        if reading is None or not cache:
-            room = min(limit, max(map(len, texts)) + n_tokens - written)
-            reading, unread = source.reading(decoder, room), texts
-        text, most = texts[0], min(lookup, n_tokens - written - 1, limit - len(texts[0]))
-        guess = looked_up(text, most) if isinstance(reading, Texts) else []
-        logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
-        for place in range(1 + len(guess)):
-            step: list[int | None] = []
-            for n, generator in enumerate(generators):
-                token = choose(logits[n, place], generator)
-                texts[n].append(token)
-                ended[n] = ended[n] or token in stops
-                step.append(None if ended[n] else token)
-            written += 1
-            if not all(ended):
-                yield step
-            if place < len(guess) and step != [guess[place]]:
-                break
-        if isinstance(reading, Texts):
-            reading.length -= len(guess) - place
-        unread = [text[-1:] for text in texts]
+
+    @torch.no_grad()
+    def steps() -> Iterator[list[int | None]]:
+        texts = [list(prompt)[-limit:] for prompt in prompts]
+        ended, written = [False] * len(texts), 0
+        reading: Texts | Apart | None = None
+        while written < n_tokens and not all(ended):
+            form = None if decoder is None or decoder.disturbed() else decoder
+            if any(len(text) > limit for text in texts) or (isinstance(reading, Texts) and reading.length >= limit):
+                reading = None
+                for n, text in enumerate(texts):
+                    if ended[n] or len(text) > limit:
+                        texts[n] = text[-1:] if ended[n] else text[-max(1, limit // 2) :]
+            # Read what is new; all of it at first, and where somebody begins to watch, who is to see the model itself.
+            unread = [[] if end else text[-1:] for text, end in zip(texts, ended, strict=True)]
+            if reading is None or not cache or (form is None and isinstance(reading, Texts)):
+                room = min(limit, max(map(len, texts)) + n_tokens - written)
+                reading = Apart(source, len(texts)) if form is None else Texts(form, room)
+                unread = texts
+            most = min(lookup, n_tokens - written - 1, limit - len(texts[0]))
+            guess = looked_up(texts[0], most) if isinstance(reading, Texts) else []
+            logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
+            # Write a token, and what was guessed as long as it is what the model writes.
+            for place in range(1 + len(guess)):
+                step: list[int | None] = [None] * len(texts)
+                for n, text in enumerate(texts):
+                    if not ended[n]:
+                        token = _choose(logits[n, place], generators[n], temperature, top_k)
+                        text.append(token)
+                        ended[n] = token in stops
+                        step[n] = None if ended[n] else token
+                written += 1
+                if not all(ended):
+                    yield step
+                if place < len(guess) and step != [guess[place]]:
+                    break
+            if isinstance(reading, Texts):
+                reading.length -= len(guess) - place
+
+    return steps()
 
 
 def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **numbers: Any) -> None:
     if not prompts or not all(prompts):
-        raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass --prompt")
+        raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass prompt=")
     wrong = [i for ids in prompts for i in ids if i < 0 or (source.vocab_size is not None and i >= source.vocab_size)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")

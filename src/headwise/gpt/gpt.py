@@ -99,20 +99,14 @@ class GPTConfig:
     @property
     def attention(self) -> AttentionSpec:
         """The spec of every layer's attention, but for its window."""
+        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "latent_dim", "rope_dim", "q_latent_dim", "qk_norm")
         return AttentionSpec(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads or self.n_heads,
-            head_dim=self.head_dim,
-            latent_dim=self.latent_dim,
-            rope_dim=self.rope_dim,
-            q_latent_dim=self.q_latent_dim,
+            **{name: getattr(self, name) for name in same},
             q_bias=self.bias,
             kv_bias=self.bias,
             out_bias=self.bias,
             mask=Causal(),
             rope=RoPE(self.rope_theta) if self.position == "rope" else None,
-            qk_norm=self.qk_norm,
             dropout=self.dropout,
         )
 
@@ -207,7 +201,7 @@ class GPT(nn.Module):
         end = start + ids.shape[1]
         if end > self.config.context:
             raise HeadwiseError(
-                f"{end} tokens exceed the model's context of {self.config.context}; pass fewer, or train with --context"
+                f"{end} tokens exceed the model's context of {self.config.context}; pass fewer, or train with more"
             )
         x = self.token_embedding(ids)
         if self.position_embedding is not None:

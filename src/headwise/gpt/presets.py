@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError, unknown
+from headwise.records import from_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class Recipe:
     final_lr: float = 0.1  # the cosine ends at this share of the peak
     clip: float = 1.0  # largest norm of all gradients together
 
+    def rate(self, step: int) -> float:
+        """The share of the peak learning rate at a step."""
+        return warm_cosine(step, self.steps, self.warmup, self.final_lr)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
@@ -35,14 +40,10 @@ class Preset:
     lines: bool  # each line is a document of its own; otherwise the text is one stream
 
 
-def _recorded(name: str, about: str, lines: bool, shape: dict[str, Any], recipe: dict[str, Any]) -> Preset:
-    if "betas" in recipe:
-        recipe["betas"] = tuple(recipe["betas"])
-    return Preset(name=name, about=about, lines=lines, shape=shape, recipe=Recipe(**recipe))
-
-
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
-PRESETS = {name: _recorded(name, **record) for name, record in _RECORDS.items()}
+PRESETS: dict[str, Preset] = {
+    name: from_json(Preset, {"name": name, **record}, name) for name, record in _RECORDS.items()
+}
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final: float) -> float:

@@ -34,6 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from headwise.errors import HeadwiseError
+from headwise.files import is_running
 
 T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
@@ -117,7 +118,7 @@ class Ranks:
         if pieces > n:
             raise HeadwiseError(
                 f"a batch of {n} {what} is too small for {self.world} processes of {passes} passes each; "
-                f"start {max(1, n // passes)} at most, or pass a smaller --accumulate"
+                f"start {max(1, n // passes)} at most, or pass a smaller accumulate="
             )
         cuts = [piece * n // pieces for piece in range(pieces + 1)]
         first = self.rank * passes
@@ -126,7 +127,7 @@ class Ranks:
     def require_many(self, what: str) -> None:
         """Raise HeadwiseError for a process that torchrun did not start."""
         if self is ALONE:
-            raise HeadwiseError(f"{what}; start several: torchrun --nproc-per-node N -m headwise ...")
+            raise HeadwiseError(f"{what}; start several of them with torchrun")
 
     def require_same(self, what: str, value: object) -> None:
         """Raise HeadwiseError, on every rank, where a rank has another value than the first."""
@@ -175,7 +176,7 @@ class Ranks:
                 fitting = [str(n) for n in range(1, count + 1) if all(each % n == 0 for each in counts.values())]
                 raise HeadwiseError(
                     f"{self.world} processes do not divide the {count} {name} of the model; start "
-                    f"{' or '.join(fitting)}, or leave --parallel out: then each holds the model and reads its share"
+                    f"{' or '.join(fitting)}, or leave parallel= out: then each holds the model and reads its share"
                 )
 
 
@@ -310,7 +311,7 @@ class _Watch(threading.Thread):
         self.count = count
         at = {other: self.store.get(f"at/{other}").decode() for other in (*self.beside, self.next)}
         for other in self.beside:
-            if not _lives(int(at[other].split()[0])):
+            if not is_running(int(at[other].split()[0])):
                 self._end(f"rank {other} of {self.world} is lost: process {at[other]} has ended")
         if self.silent >= SILENT and self.world > 1:
             silence = f"has given no sign of life for {SILENT * TICK:.0f} s"
@@ -322,7 +323,7 @@ class _Watch(threading.Thread):
     def _end(self, message: str) -> None:
         def say() -> None:
             clear = "\r\x1b[K\x1b[?25h" if sys.stderr.isatty() else ""  # of a bar that was being drawn
-            remedy = "all end, and no file is half written; the same command goes on (train: with --resume)"
+            remedy = "all end, and no file is half written; the same command goes on, a training where it is resumed"
             os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
 
         if not self.over.is_set():
@@ -363,14 +364,3 @@ class _Watch(threading.Thread):
             self.store.add("gone", 1)
             while self.rank == 0 and self.store.add("gone", 0) < self.world:
                 time.sleep(TICK / 10)
-
-
-def _lives(pid: int) -> bool:
-    """Is there such a process on this host?"""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

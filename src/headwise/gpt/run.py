@@ -13,35 +13,37 @@ lock                held while a process trains here
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from headwise.corpus.sources import Progress as Reading
+from headwise.corpus.sources import Sources
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError, unknown
-from headwise.files import is_unfinished, read_json, remove_unfinished, take_lock, write_whole
-from headwise.gpt.checkpoint import MODEL_FILES, load_model, save_model
-from headwise.gpt.data import Corpus, Documents, text_corpus, verb_corpus
-from headwise.gpt.forms import hf_form
+from headwise.files import TEXT, is_unfinished, read_bytes, read_json, write_whole
+from headwise.folders import RUN
+from headwise.gpt.checkpoint import MODEL_FILES, hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.ranks import current
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, UNSHARED, Film, Progress, Sharing, no_film, train
-from headwise.layer.layer import shapes_alone
+from headwise.kept import LOCK, Kept
+from headwise.layer.projections import shapes_alone
 from headwise.markup import amount
 from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
-from headwise.sources import Progress as Reading
-from headwise.sources import Sources
 from headwise.spec import require_size
 
-RUN, REPORT, TEXT, LOCK, FILM = "run.json", "report.html", "text.txt", "lock", "film.jsonl"
+REPORT, FILM = "report.html", "film.jsonl"
+FIRST = (TEXT, RUN)  # what is written before all else
 FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
 SAMPLES = 5
 SAMPLE_TOKENS = 60
@@ -83,7 +85,7 @@ class Settings:
             shape |= {"n_kv_heads": None, "qk_norm": False} | self.shape
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if self.text is None:
-            options = {"--tokenizer": self.tokenizer, "--lines or --stream": self.lines, "--field": self.field}
+            options = {"tokenizer=": self.tokenizer, "lines=": self.lines, "field=": self.field}
             for option in (option for option, value in options.items() if value is not None):
                 raise HeadwiseError(f"{option} describes a text file; pass one, or leave it out for the verb corpus")
             corpus = verb_corpus(self.seed, shape["context"])
@@ -96,13 +98,15 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Result:
-    """A finished run."""
+class Run:
+    """What run.json says of a run; from `summary` on, of one that is finished."""
 
-    folder: Path
-    summary: RunSummary
+    settings: Settings
+    digest: str  # of its text
+    status: str
+    summary: RunSummary | None
     cells: tuple[int, int, int] | None  # held-out verb cells: right by the model, right by the n-gram, all
-    example: str  # a held-out text for the report
+    example: str | None  # a held-out text for the report
 
 
 def run_training(
@@ -117,7 +121,7 @@ def run_training(
     finish: Callable[[GPT], GPT] = lambda model: model,
     sharing: Sharing = UNSHARED,
     reading: Reading | None = None,
-) -> Result:
+) -> Run:
     """Train into `folder`, or go on there, and write the model and the results.
 
     `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on; what `film`
@@ -126,38 +130,6 @@ def run_training(
     """
     corpus, config, recipe = settings.resolve(reading)
     sharing.check(corpus.data, recipe)
-    size = _size(config, sharing)
-    _check(folder, settings, corpus, resume)
-    folder.mkdir(parents=True, exist_ok=True)
-    held = take_lock(folder / LOCK, f"another training is at work in {folder}; wait for it, or take another --out")
-    try:
-        run = _check(folder, settings, corpus, resume)  # again: another one may just have ended
-        remove_unfinished(folder, FILES if run else (RUN,))
-        if run is None:
-            write_run(folder, settings, corpus.data.digest, "training", None)
-        if current().agree(lambda: run is not None and run["status"] == "finished") and run:
-            (folder / STATE).unlink(missing_ok=True)
-            return Result(folder, run["summary"], run["cells"], run["example"])
-        say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
-        began = time.monotonic()
-        looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
-        learns = config, recipe, corpus.data, settings.seed, report
-        model, curve = train(folder, *learns, film=looks_on, build=build, sharing=sharing)
-        model = finish(model)
-        say("training is done; counting n-grams and writing the report")
-        facts = _facts(settings, corpus, model, recipe, time.monotonic() - began)
-        result = _result(folder, corpus, model, facts, curve, n_samples)
-        save_model(folder, model, corpus.tokens)
-        write_run(folder, settings, corpus.data.digest, "finished", result)
-        (folder / STATE).unlink(missing_ok=True)
-        return result
-    finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(held)
-
-
-def _size(config: GPTConfig, sharing: Sharing) -> int:
-    """The parameters of a model. Raises HeadwiseError where there is no room to train as many."""
     with shapes_alone():
         size = GPT(config).n_parameters
     needed, room = 16 * size, free_memory()  # bytes of weights, gradients and two moments in float32
@@ -166,7 +138,33 @@ def _size(config: GPTConfig, sharing: Sharing) -> int:
             f"{size:,} parameters take {amount(needed)} to train, and {amount(room.size)} are free ({room.limit}); "
             f"take a smaller model"
         )
-    return size
+    _check(folder, settings, corpus, resume)
+    with Kept(folder, busy=f"another training is at work in {folder}; wait for it, or take another out=") as kept:
+        run = _check(folder, settings, corpus, resume)  # again: another one may just have ended
+        kept.clear((*FIRST, *FILES) if run else FIRST)
+        if run is None:
+            run = Run(settings, corpus.data.digest, "training", None, None, None)
+            write_run(folder, run)
+        finished = run.status == "finished"
+        if current().agree(lambda: finished):
+            (folder / STATE).unlink(missing_ok=True)
+            return run
+        say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
+        began = time.monotonic()
+        looks_on = no_film if film is None or sharing.apart else film(folder, corpus, config, recipe)
+        learns = config, recipe, corpus.data, settings.seed, report
+        device = current().device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # dropout draws from torch's own
+            model, curve = train(folder, *learns, film=looks_on, build=build, sharing=sharing)
+        model = finish(model)
+        say("training is done; counting n-grams and writing the report")
+        seconds = time.monotonic() - began
+        summary, cells = _results(settings, corpus, model, recipe, curve, seconds, n_samples)
+        save_model(folder, model, corpus.tokens)
+        run = replace(run, status="finished", summary=summary, cells=cells, example=corpus.example)
+        write_run(folder, run)
+        (folder / STATE).unlink(missing_ok=True)
+        return run
 
 
 def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
@@ -177,35 +175,53 @@ def follow_training(folder: Path, settings: Settings, sharing: Sharing) -> None:
         train(folder, config, recipe, corpus.data, settings.seed, lambda progress: None, sharing=sharing)
 
 
-def keep_text(folder: Path, text: str) -> Path:
-    """Write a text that comes from no file into the folder of its run. Raises HeadwiseError for one that is in use."""
-    if folder.exists() and (not folder.is_dir() or {entry.name for entry in folder.iterdir()} - {TEXT}):
-        raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
+@contextmanager
+def kept_text(folder: Path, text: str) -> Iterator[Path]:
+    """A text that comes from no file, written into the folder of its run, which is to begin in this block.
+
+    What ends before leaves nothing of it. An earlier call may have written the same text. Raises HeadwiseError for a
+    folder that is in use, and for one with another text of that name: it is the user's own.
+    """
+    path, there = folder / TEXT, folder.exists()
+    new = not (path.exists() and read_bytes(path) == text.encode())
+    if new and (path.exists() or (there and (not folder.is_dir() or not _is_blank(folder)))):
+        fact = f"holds another {TEXT}" if path.exists() else "exists and is not empty"
+        raise HeadwiseError(f"{folder} {fact}; pass another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / TEXT, text)
-    return folder / TEXT
+    try:
+        if new:
+            write_whole(path, text)
+        yield path
+    except BaseException:
+        if new and not (folder / RUN).exists():
+            path.unlink(missing_ok=True)
+            if not there:
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
 
 
-def read_run(folder: Path) -> dict[str, Any] | None:
-    """run.json of a folder, its summary as a RunSummary; None if there is none."""
+def _is_blank(folder: Path) -> bool:
+    """Is there nothing in it but what a run that was killed at its beginning leaves?"""
+    return all(path.name in (LOCK, TEXT) or is_unfinished(path.name, FIRST) for path in folder.iterdir())
+
+
+def read_run(folder: Path) -> Run | None:
+    """run.json of a folder; None if there is none."""
     path = folder / RUN
     if not path.exists():
         return None
     try:
-        run = from_json(dict[str, Any], read_json(path))
-        kinds: dict[str, Any] = {"status": str, "digest": str, "settings": Settings, "summary": RunSummary | None}
-        kinds |= {"example": str | None, "cells": tuple[int, int, int] | None}
-        read = {name: from_json(kind, run[name], name) for name, kind in kinds.items()}
-    except (HeadwiseError, KeyError) as error:
-        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise HeadwiseError(f"{path} is damaged ({missing}); remove it or take another --out") from None
-    return {**read, "settings": asdict(read["settings"])}
+        run: Run = from_json(Run, read_json(path))
+    except HeadwiseError as error:
+        raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
+    return run
 
 
 def example_of(folder: Path | None) -> str:
     """A text that a finished run held out; a name where there is no run, or none that is finished."""
     run = None if folder is None else read_run(folder)
-    return "emma" if run is None or not run["example"] else str(run["example"])
+    return (None if run is None else run.example) or "emma"
 
 
 def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
@@ -215,58 +231,57 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     """
     run = read_run(folder)
     if run is None:
-        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass --text")
-    corpus, _, _ = Settings(**run["settings"]).resolve()
-    if corpus.data.digest != run["digest"]:
-        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass --text")
+        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass text=")
+    corpus, _, _ = run.settings.resolve()
+    if corpus.data.digest != run.digest:
+        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass text=")
     return corpus.data.held_out_documents(limit)
 
 
-def read_summary(folder: Path) -> RunSummary | None:
-    """The results of a finished run, for its report."""
-    run = read_run(folder)
-    summary: RunSummary | None = None if run is None else run["summary"]
-    return summary
+def write_run(folder: Path, run: Run) -> None:
+    write_whole(folder / RUN, json.dumps(asdict(run), indent=2, ensure_ascii=False) + "\n")
 
 
-def write_run(folder: Path, settings: Settings, digest: str, status: str, result: Result | None) -> None:
-    results = {name: None if result is None else asdict(result)[name] for name in ("summary", "cells", "example")}
-    run = {"settings": asdict(settings), "digest": digest, "status": status, **results}
-    write_whole(folder / RUN, json.dumps(run, indent=2, ensure_ascii=False) + "\n")
-
-
-def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> dict[str, Any] | None:
+def _check(folder: Path, settings: Settings, corpus: Corpus, resume: bool) -> Run | None:
     """The run in the folder, None if there is none yet. Raises HeadwiseError where this training may not go on there.
 
     A finished run may be resumed only while its report, which the commands write last, is missing.
     """
     if folder.exists() and not folder.is_dir():
-        raise HeadwiseError(f"--out {folder} is a file; pass a folder")
+        raise HeadwiseError(f"out={folder} is a file; pass a folder")
     run = read_run(folder) if folder.exists() else None
     if run is None:
-        names = [path.name for path in folder.iterdir()] if folder.exists() else []
-        if not all(name in (LOCK, TEXT) or is_unfinished(name, (RUN,)) for name in names):
-            raise HeadwiseError(f"--out {folder} is not empty and holds no run; pass another folder")
+        if folder.exists() and not _is_blank(folder):
+            raise HeadwiseError(f"out={folder} is not empty and holds no run; pass another folder")
         return None
     if not resume:
-        raise HeadwiseError(f"{folder} holds a run already; pass --resume to go on with it, or another --out")
-    if run["status"] == "finished" and ((folder / REPORT).exists() or run["summary"] is None):
+        raise HeadwiseError(f"{folder} holds a run already; pass resume=True to go on with it, or another out=")
+    if run.status == "finished" and ((folder / REPORT).exists() or run.summary is None):
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
-    if (before := Settings(**run["settings"])) != settings:
-        differing = [name for name, value in asdict(before).items() if value != asdict(settings)[name]]
+    if run.settings != settings:
+        differing = [name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]]
         raise HeadwiseError(f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own")
-    if run["digest"] != corpus.data.digest:
+    if run.digest != corpus.data.digest:
         raise HeadwiseError(
-            f"the text is not the one that the run in {folder} began with; pass that one, or another --out"
+            f"the text is not the one that the run in {folder} began with; pass that one, or another out="
         )
     return run
 
 
-def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, seconds: float) -> dict[str, str]:
-    """What a reader of the report should know of a run."""
-    spec = model.config.attention
+def _results(
+    settings: Settings,
+    corpus: Corpus,
+    model: GPT,
+    recipe: Recipe,
+    curve: list[CurvePoint],
+    seconds: float,
+    n_samples: int,
+) -> tuple[RunSummary, tuple[int, int, int] | None]:
+    """What a reader of the report should know of a run; the model beside the best n-gram, on the held-out part, and
+    on held-out cells of the verb corpus; samples."""
+    spec, cells, tokens = model.config.attention, None, corpus.tokens
     pieces = "lines" if isinstance(corpus.data, Documents) else "pieces"
-    return {
+    facts = {
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
@@ -280,20 +295,13 @@ def _facts(settings: Settings, corpus: Corpus, model: GPT, recipe: Recipe, secon
         "training time": f"{seconds:.1f} s, processes: {current().world}, torch threads: {torch.get_num_threads()}",
         "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
     }
-
-
-def _result(
-    folder: Path, corpus: Corpus, model: GPT, facts: dict[str, str], curve: list[CurvePoint], n_samples: int
-) -> Result:
-    """The trained model beside the best n-gram, on the held-out part; samples; held-out cells of the verb corpus."""
-    tokens, cells = corpus.tokens, None
     order, baseline = corpus.data.ngram(len(tokens))
     if corpus.cells and isinstance(corpus.data, Documents):
         ngram = corpus.data.ngram_model(len(tokens), order)
         right = _cells_right(corpus, lambda ids: generate(model, ids, 8, temperature=0, stop=tokens.boundary))
         ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, 8, tokens.boundary))
         cells = right, ngram_right, len(corpus.cells)
-        facts = facts | {
+        facts |= {
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
@@ -303,8 +311,7 @@ def _result(
         for n in range(n_samples)
     )
     samples = tuple(tokens.decode(list(ids)).strip() for ids in texts)
-    summary = RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples)
-    return Result(folder, summary, cells, corpus.example)
+    return RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, samples), cells
 
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
@@ -317,8 +324,8 @@ def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model of a finished run."""
     run = read_run(folder) if folder.is_dir() else None
-    if run is not None and run["status"] != "finished" and not (folder / "model.safetensors").exists():
+    if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
         raise HeadwiseError(
-            f"the run in {folder} has not finished; go on with `headwise train --resume --out {folder}`"
+            f"the run in {folder} has not finished; train it to its end, with resume=True and out={folder}"
         )
     return load_model(folder)

@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.training import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.errors import HeadwiseError
-from headwise.files import StepLog
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
-from headwise.gpt.data import HELD_OUT_TOKENS, Batch, Documents, Stream
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import Recipe, warm_cosine
+from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import current, gradients_kept, parted, whole
+from headwise.kept import StepLog
 from headwise.records import CurvePoint, from_json
 
 STATE = "state.safetensors"
@@ -72,7 +72,7 @@ class Sharing:
         """Raise HeadwiseError, before the work begins, where a batch has too few texts to be shared so."""
         current().share(len(data.batch(torch.Generator(), recipe.batch)[0]), self.accumulate)
         if self.shard:
-            current().require_many("--shard spreads a model over processes")
+            current().require_many("shard=True spreads a model over processes")
 
 
 UNSHARED = Sharing()
@@ -115,57 +115,6 @@ def train(
     model and its evaluations. Raises HeadwiseError when the loss is no number any more, and Stopped after Ctrl-C.
     """
     ranks = current()
-    model, losses = _learner(config, recipe, data, seed, build, sharing)
-    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
-    start, _ = restore_state(folder / STATE, weights, optimizers)
-    log = _open_log(folder / METRICS, start) if ranks.rank == 0 else None
-    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
-    saved, counted, since = time.monotonic(), 0, time.monotonic()
-    with _divergence_told(), interrupts() as interrupted:
-        film(model, start)
-        for done in range(start + 1, recipe.steps + 1):
-            loss, n_tokens = _step(losses, optimizers, recipe, data, seed, done - 1, sharing.accumulate)
-            counted += n_tokens
-            film(model, done)
-            evaluated = done % every == 0 or done == recipe.steps
-            if evaluated or done % 10 == 0:
-                limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
-                held_out = evaluate(model, data, limit) if evaluated else None
-                require_finite(done, loss=loss, held_out_loss=0.0 if held_out is None else held_out)
-                speed = counted / (time.monotonic() - since)
-                _tell(log, report, Progress(done, recipe.steps, loss, speed, held_out))
-                counted, since = 0, time.monotonic()
-            # Asked once: what is said to be saved must have been.
-            stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved > save_seconds)
-            if stopping or saving:
-                require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
-                save_state(folder / STATE, weights, optimizers, done)
-                saved = time.monotonic()
-            if stopping:
-                raise Stopped(done, folder)
-    save_state(folder / STATE, weights, optimizers, recipe.steps)
-    trained = _gathered(model, build(config)) if sharing.shard else model
-    return trained.cpu().eval(), [] if log is None else _curve(log)
-
-
-@contextmanager
-def _divergence_told() -> Iterator[None]:
-    try:
-        yield
-    except DivergedError as error:
-        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
-
-
-def _learner(
-    config: GPTConfig,
-    recipe: Recipe,
-    data: Stream | Documents,
-    seed: int,
-    build: Callable[[GPTConfig], GPT],
-    sharing: Sharing,
-) -> tuple[GPT, nn.Module]:
-    """A model with its first weights, and the module that gives its losses."""
-    ranks = current()
     ranks.require_same("the text", data.digest)
     torch.manual_seed(seed)
     model = build(config).to(ranks.device)
@@ -173,54 +122,63 @@ def _learner(
     if ranks.world > 1:  # DDP orders its sums by the first backward pass: now, so that a resumed run has the same order
         step_loss(losses, data.batch(torch.Generator(), recipe.batch), sharing.accumulate)
         losses.zero_grad()
-    return model, losses
+    optimizers, weights = make_optimizers(model, recipe), dict(model.named_parameters())
+    start, _ = restore_state(folder / STATE, weights, optimizers)
+    log = StepLog(folder / METRICS, start) if ranks.rank == 0 else None
+    _curve(log)  # what is damaged is said here, before the work
+    every = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
+    saved, counted, since = time.monotonic(), 0, time.monotonic()
+    try:
+        with interrupts() as interrupted:
+            film(model, start)
+            for done in range(start + 1, recipe.steps + 1):
+                # One step: the loss before it, and its update.
+                mixed = (seed * 1_000_003 + done - 1) % 2**63  # a prime keeps the steps of nearby seeds apart
+                torch.manual_seed(mixed + ranks.rank)  # of the dropout
+                batch = data.batch(torch.Generator().manual_seed(mixed), recipe.batch)
+                losses.train()
+                loss = step_loss(losses, batch, sharing.accumulate)
+                update(loss, losses.parameters(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip)
+                counted += batch[0].numel()
+                film(model, done)
+                evaluated = done % every == 0 or done == recipe.steps
+                if evaluated or done % 10 == 0:
+                    limit = HELD_OUT_TOKENS if done == recipe.steps else GLANCE
+                    held_out = evaluate(model, data, limit) if evaluated else None
+                    require_finite(done, loss=loss, held_out_loss=held_out or 0.0)
+                    if log is not None:
+                        speed = counted / (time.monotonic() - since)
+                        progress = Progress(done, recipe.steps, loss, speed, held_out)
+                        log.add(progress.row())
+                        report(progress)
+                    counted, since = 0, time.monotonic()
+                # Asked once: what is said to be saved must have been.
+                stopping, saving = ranks.sum(interrupted(), time.monotonic() - saved > save_seconds)
+                if stopping or saving:
+                    require_finite(done, weights=sum(whole(p.detach().abs().sum()).item() for p in model.parameters()))
+                    save_state(folder / STATE, weights, optimizers, done)
+                    saved = time.monotonic()
+                if stopping:
+                    raise Stopped(done, folder)
+    except DivergedError as error:
+        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
+    save_state(folder / STATE, weights, optimizers, recipe.steps)
+    trained = model
+    if sharing.shard:  # each process holds a part of it
+        trained = build(config)
+        with torch.no_grad():
+            for parameter, part in zip(trained.parameters(), model.parameters(), strict=True):
+                parameter.copy_(whole(part))
+    return trained.cpu().eval(), _curve(log)
 
 
-@torch.no_grad()
-def _gathered(model: GPT, whole_model: GPT) -> GPT:
-    """A whole model with the weights of one of which each process holds a part."""
-    for parameter, part in zip(whole_model.parameters(), model.parameters(), strict=True):
-        parameter.copy_(whole(part))
-    return whole_model
-
-
-def _open_log(path: Path, start: int) -> StepLog:
-    """metrics.jsonl of a run that goes on from a step. What is damaged is said here, before the work."""
-    log = StepLog(path, start)
-    _curve(log)
-    return log
-
-
-def _tell(log: StepLog | None, report: Callable[[Progress], None], progress: Progress) -> None:
-    if log is not None:
-        log.add(progress.row())
-        report(progress)
-
-
-def _curve(log: StepLog) -> list[CurvePoint]:
+def _curve(log: StepLog | None) -> list[CurvePoint]:
+    """The evaluations of a training, where this process has its log."""
+    if log is None:
+        return []
     names = {"step": "step", "train_loss": "loss", "held_out_loss": "held_out_loss"}
     rows = [{field: row.get(name) for field, name in names.items()} for row in log.rows if "held_out_loss" in row]
     return list(from_json(tuple[CurvePoint, ...], rows, str(log.path)))
-
-
-def _step(
-    losses: nn.Module,
-    optimizers: list[torch.optim.Optimizer],
-    recipe: Recipe,
-    data: Stream | Documents,
-    seed: int,
-    step: int,
-    passes: int,
-) -> tuple[float, int]:
-    """One update; returns the loss before it and the number of tokens it saw."""
-    mixed = (seed * 1_000_003 + step) % 2**63  # a prime keeps the steps of nearby seeds apart
-    generator = torch.Generator().manual_seed(mixed)
-    torch.manual_seed(mixed + current().rank)  # of the dropout
-    batch = data.batch(generator, recipe.batch)
-    losses.train()
-    loss = step_loss(losses, batch, passes)
-    update(loss, losses.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
-    return loss, batch[0].numel()
 
 
 def step_loss(losses: nn.Module, batch: Batch, passes: int) -> float:
@@ -244,7 +202,7 @@ def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None
     model.train()
     for step in range(recipe.steps):
         loss = model.loss(*data.batch(generator, recipe.batch))
-        take_step(loss, model.parameters(), optimizers, step, schedule(recipe, step), recipe.clip)
+        take_step(loss, model.parameters(), optimizers, step, recipe.rate(step), recipe.clip)
 
 
 def take_step(
@@ -302,11 +260,6 @@ def require_finite(step: int, **numbers: float) -> None:
     for name, number in numbers.items():
         if not math.isfinite(number):
             raise DivergedError(f"{name} is {number} at step {step}")
-
-
-def schedule(recipe: Recipe, step: int) -> float:
-    """The share of the peak learning rate at a step."""
-    return warm_cosine(step, recipe.steps, recipe.warmup, recipe.final_lr)
 
 
 def make_optimizers(model: GPT, recipe: Recipe) -> list[torch.optim.Optimizer]:

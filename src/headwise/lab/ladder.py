@@ -1,7 +1,13 @@
 """The ladder: one set of weights through every way to compute attention, from scalar loops to the fused kernel.
 
-First the certificate (`ladder_certificate`), of each rung and of its output exactly as it will be timed. Then the price
-of the rungs that agree.
+First the certificate of each rung, and of its output exactly as it will be timed: how far it is from the plain loop,
+and how far two right computations may be apart. Then the price of the rungs that agree.
+
+The tolerance is measured on the draw itself. All weights and inputs are moved by a tiny relative amount, each up or
+down, and how far a number then moves tells how much it enlarges a rounding. A sum of n terms rounds n times, so the
+allowance is the longest sum of the layer times that, and a few roundings of the number itself (Higham 2002, "Accuracy
+and Stability of Numerical Algorithms", sections 1.6 and 3.1). Right rungs stay far below it; in float64 a step that was
+taken in float32 exceeds it.
 """
 
 from __future__ import annotations
@@ -17,14 +23,147 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.autograd.profiler import profile
 
 from headwise.errors import HeadwiseError
-from headwise.lab.ladder_certificate import TIMED_DTYPE, Array, Certificate, cast_leaves, draw_leaves
 from headwise.lab.ladder_rungs import RUNGS, Forward, Rung
 from headwise.records import Ladder, LadderRung, LadderSizes
+from headwise.rungs.autograd import Value, dot
 from headwise.spec import require_size
+
+Array = NDArray[np.float64]
+
+STAGES = ("q", "k", "v", "scores", "weights", "heads", "joined", "output")
+LEAVES = ("W_Q", "W_K", "W_V", "W_O", "x")
+TIMED_DTYPE = {"plain": "float64", "array": "float32", "tensor": "float32"}
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24}  # the largest relative error of one rounding
+ROUNDINGS = 32  # of a number besides sums: of products, of the scale, of the least exact exp in use
+EXPLICIT = next(rung for rung in RUNGS if rung.name == "torch explicit")
+MOVED = 2.0**-40  # relative: far above the roundings of float64, far below what bends a curve
+
+
+def draw_leaves(n: LadderSizes, seed: int) -> dict[str, Array]:
+    """The leaves, in float64: the square matrices first, as the NumPy course draws them."""
+    rng = np.random.default_rng(seed)
+    rows = {"W_Q": n.d_model, "W_K": n.kv_width, "W_V": n.kv_width, "W_O": n.d_model}
+    leaves = {name: rng.standard_normal((count, n.d_model)) / math.sqrt(n.d_model) for name, count in rows.items()}
+    return leaves | {"x": rng.standard_normal((n.batch, n.tokens, n.d_model))}
+
+
+def cast_leaves(leaves: Mapping[str, Array], kind: str, dtype: str) -> dict[str, Any]:
+    if kind == "plain":
+        return {name: array.tolist() for name, array in leaves.items()}
+    cast = {name: array.astype(dtype) for name, array in leaves.items()}
+    return cast if kind == "array" else {name: torch.from_numpy(array) for name, array in cast.items()}
+
+
+class Certificate:
+    """One draw, what the plain loop makes of it, and the tolerances; rungs are then held to it one by one."""
+
+    def __init__(self, sizes: LadderSizes, seed: int) -> None:
+        self.sizes = sizes
+        self.leaves = draw_leaves(sizes, seed)
+        self.cotangent = np.random.default_rng([seed, 1]).standard_normal(self.leaves["x"].shape)
+        plain = RUNGS[0]
+        began = time.perf_counter()
+        self.steps = {name: _numbers(step) for name, step in self._steps(plain).items()}
+        self.seconds = time.perf_counter() - began  # of a call of the scalar loops
+        self.slopes = self._slopes(plain)
+        self.tolerances = self._tolerances(seed)
+
+    def _tolerances(self, seed: int) -> dict[str, float]:
+        """For each stage and slope in float64 the largest difference that passes, and for the output as it is timed."""
+        n, rng = self.sizes, np.random.default_rng([seed, 2])
+        signs = {name: rng.choice([-1.0, 1.0], leaf.shape) for name, leaf in self.leaves.items()}
+        moved = {name: leaf * (1 + MOVED * signs[name]) for name, leaf in self.leaves.items()}
+        before, after = (
+            self._steps(EXPLICIT, leaves) | self._slopes(EXPLICIT, leaves) for leaves in (self.leaves, moved)
+        )
+        longest = max(n.d_model, n.batch * n.tokens)  # terms of a sum: along the width, or of a slope along the tokens
+        relative: dict[str, float] = {}
+        for name, expected in (self.steps | self.slopes).items():
+            gap = abs(_numbers(after[name]) - _numbers(before[name]))
+            if name == "scores":
+                gap = np.where(np.tri(n.tokens, dtype=bool), gap, 0)
+                expected = np.where(np.tri(n.tokens, dtype=bool), expected, 0)
+            # Slopes of queries and keys are differences, which may cancel: their roundings are those of the others.
+            largest = max(float(abs(x).max()) for x in (self.slopes.values() if name in LEAVES else [expected]))
+            relative[name] = longest * float(gap.max()) / MOVED + ROUNDINGS * largest
+        tolerances = {name: 2 * UNIT["float64"] * far for name, far in relative.items()}
+        for dtype, unit in UNIT.items():
+            tolerances[f"timed {dtype}"] = (unit + UNIT["float64"]) * relative["output"]
+        return tolerances
+
+    def certify(self, rung: Rung) -> LadderRung:
+        n, dtype = self.sizes, TIMED_DTYPE[rung.kind]
+        result = LadderRung(rung.name, rung.how, dtype, rung.parameters(n))
+        if n.n_kv_heads != n.n_heads and not rung.grouped:
+            refused = f"it cannot share {n.n_kv_heads} key/value heads among {n.n_heads} heads"
+            return replace(result, refused=refused, not_timed=refused)
+        steps, slopes = self._steps(rung), {} if rung.kind == "array" else self._slopes(rung)
+        differences = {name: self._difference(name, steps[name], self.steps[name]) for name in STAGES if name in steps}
+        gradients = {name: self._difference(name, slope, self.slopes[name]) for name, slope in slopes.items()}
+        leaves = cast_leaves(self.leaves, rung.kind, dtype)
+        with torch.no_grad():
+            timed = self._difference("output", rung.prepare(n, leaves)(leaves["x"], None), self.steps["output"])
+        everything = differences | gradients | {f"timed {dtype}": timed}
+        wrong = [name for name, far in everything.items() if far is None or far > self.tolerances[name]]
+        return replace(
+            result,
+            differences=differences,
+            gradients=gradients or None,
+            timed_difference=timed,
+            agrees=not wrong,
+            not_timed=f"it disagrees in {', '.join(wrong)}" if wrong else None,
+        )
+
+    def _steps(self, rung: Rung, drawn: Mapping[str, Array] | None = None) -> dict[str, Any]:
+        leaves = cast_leaves(drawn or self.leaves, rung.kind, "float64")
+        keep: dict[str, Any] = {}
+        with torch.no_grad():
+            output = rung.prepare(self.sizes, leaves)(leaves["x"], keep)
+        return keep | {"output": output}
+
+    def _slopes(self, rung: Rung, drawn: Mapping[str, Array] | None = None) -> dict[str, Any]:
+        """The slope of sum(output * cotangent) along every leaf, on the path that training takes."""
+        leaves = cast_leaves(drawn or self.leaves, rung.kind, "float64")
+        if rung.kind == "tensor":
+            for leaf in leaves.values():
+                leaf.requires_grad_()
+            output = rung.prepare(self.sizes, leaves)(leaves["x"], None)
+            (output * torch.from_numpy(self.cotangent)).sum().backward()
+            return {name: leaf.grad for name, leaf in leaves.items()}
+        values = {name: np.vectorize(Value, otypes=[object])(array) for name, array in self.leaves.items()}
+        leaves = {name: array.tolist() for name, array in values.items()}
+        output = np.array(rung.prepare(self.sizes, leaves)(leaves["x"], None), dtype=object)
+        loss = dot(output.ravel().tolist(), self.cotangent.ravel().tolist())
+        assert isinstance(loss, Value)
+        loss.backward()
+        return {name: np.vectorize(lambda value: value.grad, otypes=[float])(array) for name, array in values.items()}
+
+    def _difference(self, name: str, step: Any, expected: Array) -> float | None:
+        """The largest absolute one; None when the shapes differ or a number is not finite."""
+        numbers, n = _numbers(step), self.sizes
+        if name in ("k", "v") and numbers.ndim == 4 and numbers.shape[1] == n.n_kv_heads:
+            numbers = numbers.repeat(n.n_heads // n.n_kv_heads, axis=1)  # the plain loop has a copy for each query head
+        if numbers.shape != expected.shape:
+            return None
+        gap = abs(numbers - expected)
+        if name == "scores":  # what stands where a query may not look does not count
+            gap = np.where(np.tri(n.tokens, dtype=bool), gap, 0)
+        largest = float(gap.max())
+        return largest if math.isfinite(largest) else None
+
+
+def _numbers(step: Any) -> Array:
+    """Lists, arrays and tensors as a float64 array."""
+    if step is None:
+        return np.zeros(0)  # of no stage's shape
+    return np.asarray(step.detach() if isinstance(step, torch.Tensor) else step, np.float64)
+
 
 Report = Callable[[str, int, int], None]  # is told what begins, how many tasks are done, how many there are
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise.lab.courses.numpy_layer import attend_batched, attend_einsum, attend_loop, causal_mask
-from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn
+from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
-from headwise.models.sites import observe
+from headwise.models.hook import observe
 from headwise.records import Call, LadderSizes, Watchable
 from headwise.rungs import trace
 from headwise.rungs.autograd import dot
@@ -159,7 +159,7 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def _stacked(n: LadderSizes, w: Leaves) -> Forward:
     d, group = n.d_model // n.n_heads, n.n_heads // n.n_kv_heads
-    wrapper = MultiHeadAttentionWrapper(n.d_model, d, n.tokens, 0.0, n.n_heads)
+    wrapper = MultiHeadedAttentionWrapper(n.d_model, d, n.tokens, 0.0, n.n_heads)
     for h, head in enumerate(wrapper.heads):
         for name, leaf, place in (("W_query", "W_Q", h), ("W_key", "W_K", h // group), ("W_value", "W_V", h // group)):
             setattr(head, name, _linear(w[leaf][place * d : (place + 1) * d]))

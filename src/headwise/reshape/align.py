@@ -1,4 +1,10 @@
-"""Alignment: change the basis of each key/value head so that heads resemble each other and the function stays the same.
+"""What attentions read on a text, and alignment: another basis for each key/value head, in which heads resemble others.
+
+What is read is kept as second moments. For inputs x with a 1 appended, S = E[x x'] gives E[(a.x)(b.x)] = a' S b over
+the text. With L L' = S, the rows of [W | bias] L have the inner products of the activations, in C + 1 columns however
+long the text is.
+
+An alignment leaves the function as it is:
 
     values          v -> M v,   W_O -> W_O M^-1    any invertible M
     keys            k -> M k,   q -> M^-T q        any invertible M, where nothing lies between them and the dot product
@@ -13,16 +19,86 @@ The target is the mean of the group, found in rounds (generalised Procrustes ana
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headwise.models.weights import AttentionWeights
+from headwise.errors import HeadwiseError
+from headwise.models.ask import run_body
+from headwise.models.hook import hooked
+from headwise.models.stream import sweep
+from headwise.models.weights import AttentionWeights, attentions, input_projection
 
 ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each
+
+
+# What attentions read on a text
+
+
+@torch.no_grad()
+def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch.
+
+    They come one by one, and of a streamed model one is held at a time.
+    """
+    n_layers, n_tokens = len(attentions(model)), sum(ids.numel() for ids in batches)
+    sums: dict[int, list[Tensor]] = {}  # of a short text the inputs themselves: they are a root
+
+    def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().flatten(0, -2)
+        x = x.cpu().double() if x.dtype.itemsize > 2 else x.float()  # the numbers of half precision have 8 or 11 bits
+        x = torch.cat([x, x.new_ones(len(x), 1)], 1)
+        if n_tokens <= x.shape[1]:
+            sums.setdefault(layer, []).append(x.cpu())
+        else:
+            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
+
+    if not n_tokens:
+        raise HeadwiseError("there is no calibration text to read; pass one as text=")
+    for turn in sweep(model, batches):
+        with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
+            for _, ids in turn:
+                run_body(model, ids)
+        for layer in sorted(sums):
+            x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of their squares (C+1,C+1)
+            if n_tokens <= x.shape[1]:
+                yield x.T / math.sqrt(n_tokens)
+            else:
+                values, vectors = torch.linalg.eigh(x / n_tokens)
+                yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
+
+
+def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
+    """Heads w (G,D,C) and their bias (G,D) as (G,D,C+1): inner products of rows are means over the text."""
+    bias = w.new_zeros(w.shape[:2]) if bias is None else bias
+    return (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
+
+
+def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
+    """Key activations (G,D,C+1), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
+    return _normed(activations(weights.wk, weights.bk, root), weights.k_gain)
+
+
+def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
+    return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
+
+
+def _normed(heads: Tensor, gain: Tensor | None) -> Tensor:
+    return heads if gain is None else heads / mean_norm(heads)[:, None, None] * gain[:, None]
+
+
+def mean_norm(heads: Tensor) -> Tensor:
+    """(n,): the root mean square of the D features of activations (n,D,X); 1 where it is 0."""
+    size = heads.square().sum(-1).mean(-1).sqrt()
+    return torch.where(size > 0, size, torch.ones_like(size))
+
+
+# Alignment
 
 
 @dataclass(frozen=True)

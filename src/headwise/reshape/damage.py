@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.cost import cache_bytes_per_token
+from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
-from headwise.heads.measure import measure as measure_call
 from headwise.models.ask import answers, config_fields, each, predicts, reader
 from headwise.models.sites import Site
 from headwise.models.stream import stream_of
 from headwise.records import Call
-from headwise.reshape.report import Damage, Pair, Speed
 
 HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
 WATCHED = 4  # documents whose entropies are taken
@@ -27,6 +27,40 @@ DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 RUNS = 9  # of each model, in turn; odd, so that the median is one of them
 MEMORY = 24 * 2**30  # bytes of a device, in which is counted how many texts fit
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A number of the parent and that of its child."""
+
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class Speed(Pair):
+    """Tokens a second: medians of `runs` runs of each model, in turn."""
+
+    before_range: tuple[float, float]  # between these the true median lies, with a probability of 0.96
+    after_range: tuple[float, float]
+    runs: int
+    told_apart: bool  # do the two ranges not overlap?
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What a reshaped model has lost and won against its parent, on held-out text."""
+
+    loss: Pair | None  # nats per token; None where the model predicts no next token
+    kl: float | None  # KL(parent || child), nats per token; None where the model ends in no distribution
+    error: float | None  # of the last hidden states, relative; where there is no KL
+    entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have
+    cache_bytes: Pair  # a token of a text of `context`, all layers, in the model's own number format
+    parameters: Pair
+    tokens_per_second: Speed | None  # of one text being generated; None where none is, or nothing got smaller
+    decode_context: int  # tokens in the cache while that was measured
+    context: int = 0  # the longest text
+    texts: Pair | None = None  # of that length, whose caches fit beside the weights in 24 GiB
 
 
 class Comparison(NamedTuple):
@@ -87,7 +121,9 @@ def measure(
     tokens = context or DECODE_CONTEXT
     cache = Pair(*(cache_bytes(model, tokens) for model in (parent, child)))
     length = max(0, min(DECODE_CONTEXT if context is None else context, DECODE_CONTEXT) - NEW_TOKENS)
-    if speed is None and kind == "next" and length > 0 and stream_of(parent) is None:
+    sizes = Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child)))
+    smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
+    if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
     return Damage(
@@ -99,7 +135,7 @@ def measure(
             for layer, heads in enumerate(pairs)
         ),
         cache_bytes=cache,
-        parameters=Pair(*(sum(p.numel() for p in model.parameters()) for model in (parent, child))),
+        parameters=sizes,
         tokens_per_second=speed,
         decode_context=length,
         context=tokens,

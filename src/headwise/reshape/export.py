@@ -24,8 +24,7 @@ from headwise.models.ask import answers, device_of
 from headwise.models.lineage import RECORD
 from headwise.models.open import Folder, open_folder, write_folder
 from headwise.models.stream import stream_of
-from headwise.models.weights import cast, reads_as_stock
-from headwise.models.windows import windows_of
+from headwise.models.weights import cast, reads_as_stock, windows_of
 from headwise.reshape.workplace import Workplace
 
 TOLERANCE = 1e-4  # largest difference of a logit; weights in half precision are compared in float32 as well

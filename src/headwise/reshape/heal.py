@@ -1,9 +1,8 @@
 """Healing: the child learns to answer as its parent does, on the user's text.
 
-First each W_O may be fitted in closed form (`refit`). Then, by gradients, the loss is KL(parent || child) of the
-predictions, and with `hidden` also the error of the residual stream after each layer, relative to its size. A step is a
-pure function of the weights, the moments and (seed, step): a healing killed at any moment and resumed ends with the
-same bytes as one left alone.
+The loss is KL(parent || child) of the predictions, and with `hidden` also the error of the residual stream after each
+layer, relative to its size. A step is a pure function of the weights, the moments and (seed, step): a healing killed at
+any moment and resumed ends with the same bytes as one left alone.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +19,25 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
 from headwise.gpt.train import DivergedError, Stopped, interrupts, restore_state, save_state, take_step
-from headwise.models.ask import answers, hidden_states, hooked, predicts, run_body
-from headwise.models.weights import attentions, blocks, output_projection, read_layers
+from headwise.models.ask import answers, hidden_states, predicts
+from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
+from headwise.reshape.arguments import HealRecipe
 from headwise.reshape.damage import compared, divergence, relative_error
-from headwise.reshape.report import STATE, HealPoint, HealRecipe
-from headwise.reshape.text import batches, spread
+from headwise.reshape.text import batches
+from headwise.reshape.workplace import STATE
 
-RIDGE = 1e-3  # of `refit`, a share of the mean square of a feature
+Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
+
+
+@dataclass(frozen=True)
+class HealPoint:
+    """One evaluation while a child heals, on held-out text."""
+
+    step: int
+    tokens: int  # of the text, read so far
+    train_loss: float | None  # what is minimised, the mean since the evaluation before; None before the first step
+    held_out_loss: float | None  # nats per token; None where the model predicts no next token
+    distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
 
 
 @dataclass(eq=False)
@@ -39,7 +49,7 @@ class Healing:
     held_out    batches (B,T) on which the child is evaluated and its best weights chosen
     folder      of the state, which is gone on from if there is one
     report      hears of every evaluation, and of the number of steps asked for
-    after_step  called after each step, to put back what must not change, such as heads that are zero
+    silent      heads that are zero, and are made so again after each step
     """
 
     parent: nn.Module
@@ -49,7 +59,7 @@ class Healing:
     recipe: HealRecipe
     folder: Path | None = None
     report: Callable[[HealPoint, int], None] = lambda point, steps: None
-    after_step: Callable[[nn.Module], None] = lambda model: None
+    silent: Gone = ()
     save_seconds: float = 10.0
     curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
     best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
@@ -76,9 +86,6 @@ class Healing:
         with interrupts() as interrupted:
             if not self.curve:
                 self.evaluate(0)
-                if self.recipe.refit:
-                    self.refit()
-                    self.evaluate(0)
                 self.keep(0, interrupted())
             for step in range(start, self.recipe.steps):
                 if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
@@ -102,12 +109,6 @@ class Healing:
     def best_step(self) -> int:
         return min(self.curve, key=lambda point: point.distance).step
 
-    def refit(self) -> None:
-        documents = spread(self.train, self.recipe.refit)
-        refit(self.parent, self.model, batches(documents))
-        self.after_step(self.model)
-        self.tokens += sum(map(len, documents))
-
     def step(self, step: int) -> None:
         ids = self.batch(step)
         with hidden_states(self.parent) as parent_states, torch.no_grad():
@@ -122,9 +123,8 @@ class Healing:
         try:
             value = take_step(loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip)
         except DivergedError as error:
-            raise HeadwiseError(f"healing diverged: {error}; lower --lr") from None
-        with torch.no_grad():
-            self.after_step(self.model)
+            raise HeadwiseError(f"healing diverged: {error}; lower lr=") from None
+        silence(self.model, self.silent)
         self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
 
     def batch(self, step: int) -> Tensor:
@@ -183,6 +183,25 @@ class Healing:
         return done
 
 
+@torch.no_grad()
+def silence(model: nn.Module, heads: Gone) -> None:
+    """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
+    if not heads:
+        return
+    for layer, (weights, gone) in enumerate(zip(read_layers(model), heads, strict=True)):
+        write_layer(model, layer, silenced(weights, gone))
+
+
+def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
+    """A copy of a layer in which these heads are zero."""
+    wq, bq, wo = (None if x is None else x.detach().clone() for x in (weights.wq, weights.bq, weights.wo))
+    assert wq is not None and wo is not None
+    for rows in (wq, bq, wo.transpose(0, 1)):
+        if rows is not None and heads:
+            rows[list(heads)] = 0
+    return replace(weights, wq=wq, bq=bq, wo=wo)
+
+
 def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest, without decay."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
@@ -193,49 +212,3 @@ def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> li
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
-
-
-@torch.no_grad()
-def refit(parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Fit W_O of each layer of `child` in place, on ids (B,T). Features whose columns are all 0 keep them.
-
-    Ridge regression onto the parent's output, drawn towards the W_O that is there; layer by layer, so that each
-    also makes up for those before it.
-    """
-    for layer, weights in enumerate(read_layers(child)):
-        before = weights.wo.flatten(1).cpu().double().T
-        used = before.abs().sum(1) > 0
-        square, product = (torch.zeros(len(before), n, dtype=torch.float64) for n in before.shape)
-        for ids in batches:
-            heads, wanted = _observed(parent, child, layer, ids)
-            square += heads.T @ heads
-            product += heads.T @ wanted
-        square, product, start = square[used][:, used], product[used], before[used]
-        ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
-        after = before.clone()
-        after[used] = torch.linalg.solve(square + ridge, product + ridge @ start)
-        weights.wo.copy_(after.T.view_as(weights.wo))
-
-
-def _observed(parent: nn.Module, child: nn.Module, layer: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The child's joined heads (N,H*E) in a layer, and what W_O should make of them (N,C)."""
-    seen: dict[str, Tensor] = {}
-
-    def kept(name: str, of_output: bool = False) -> Callable[..., None]:
-        return lambda module, inputs, output: seen.update(
-            {name: (output if of_output else inputs[0]).flatten(0, 1).cpu().double()}
-        )
-
-    projection = output_projection(child, layer)
-    hooks = [
-        blocks(parent)[layer].register_forward_hook(kept("parent x")),
-        blocks(child)[layer].register_forward_hook(kept("child x")),
-        output_projection(parent, layer).register_forward_hook(kept("parent added", of_output=True)),
-        projection.register_forward_hook(kept("child heads")),
-    ]
-    with hooked(hooks):
-        run_body(parent, ids)
-        run_body(child, ids)
-    bias: Any = getattr(projection, "bias", None)
-    wanted = seen["parent x"] + seen["parent added"] - seen["child x"]
-    return seen["child heads"], wanted if bias is None else wanted - bias.cpu().double()

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from shutil import disk_usage
+from typing import Any
 
 import torch
 from torch import nn
 
+from headwise.corpus.verbs import WHOLE_LINES
 from headwise.errors import HeadwiseError
+from headwise.folders import check_reshapable
 from headwise.gpt.train import Stopped
-from headwise.gpt.verbs import WHOLE_LINES
 from headwise.markup import amount
 from headwise.memory import free_memory
-from headwise.models.ask import context_of, evaluating, predicts, vocabulary_of
+from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.lineage import ancestors, digest, digest_of
 from headwise.models.open import Folder, described, open_folder
+from headwise.models.source import located
 from headwise.models.stream import stream_of
-from headwise.models.weights import AttentionWeights, cast, family_of, read_layers, write_layer
-from headwise.reshape.damage import HeadPairs, cache_bytes, measure
+from headwise.models.weights import cast, family_of
+from headwise.records import Ancestor
+from headwise.reshape.arguments import HealRecipe, Options, recipe_of
+from headwise.reshape.damage import Damage, HeadPairs, Speed, cache_bytes, measure
 from headwise.reshape.export import export
-from headwise.reshape.heal import Healing
-from headwise.reshape.report import Damage, HealPoint, HealRecipe, Options, Reshaped, Speed
+from headwise.reshape.heal import Gone, Healing, HealPoint
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
 
 STREAMED = "the model was run layer by layer, so decoding was not timed: it would read all weights for each token"
+GLIMPSE = 64  # tokens on which the speed of a model is tried
 IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
-Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,10 @@ class Change(ABC):
     def check(self, model: nn.Module) -> None:
         """Refuse what cannot be done, before a text is read."""
 
+    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
+        """About how many tokens the model reads until the child is there."""
+        return 0
+
     @abstractmethod
     def apply(self, job: Job) -> Changed:
         """Make the child of `job.source`."""
@@ -75,6 +85,52 @@ class Listener:
     damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
 
 
+@dataclass(frozen=True, repr=False)
+class Reshaped:
+    """A model that was shared or pruned, and what that cost."""
+
+    model: nn.Module = field(compare=False)  # the child, in eval mode
+    source: str
+    out: str | None  # None where nothing was written
+    what: str  # one line: what was done
+    notes: tuple[str, ...]  # what a reader must know besides
+    details: dict[str, object]  # groups or heads, and the settings that determine the result
+    ancestors: tuple[Ancestor, ...]  # the source, then those that it comes from itself
+    damage: Damage  # before any training
+    curve: tuple[HealPoint, ...] = ()  # of healing; empty without
+    healed: Damage | None = None
+    verified: str | None = None  # how the folder was read back; None where nothing was written
+
+    def __repr__(self) -> str:
+        return f"Reshaped({self.what};\n         {self.won})"
+
+    @property
+    def won(self) -> str:
+        """One line: cache, texts that fit, loss, speed."""
+        last = self.healed or self.damage
+        cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
+        parts = []
+        if cache.before:
+            unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
+            before, after = (f"{n / size:,.4g}" for n in vars(cache).values())
+            change = f"{before} -> {after} {unit}" if after != before else f"as before, {after} {unit},"
+            parts.append(f"cache {change} a token at {last.context:,} tokens")
+        if texts is not None and texts.before and texts.after != texts.before:
+            parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
+        if last.loss is not None:
+            parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
+        if speed is not None:
+            low, high = speed.after_range[0] / speed.before_range[1], speed.after_range[1] / speed.before_range[0]
+            parts.append(f"decode x {speed.after / speed.before:.2g} ({low:.2g} to {high:.2g})")
+        return ", ".join(parts)
+
+    def document(self) -> dict[str, Any]:
+        """All but the model, as JSON has it."""
+        fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
+        document: dict[str, Any] = json.loads(json.dumps(fields, default=vars))
+        return document
+
+
 @dataclass
 class Job:
     """A change to a model, and all that goes with it."""
@@ -85,84 +141,154 @@ class Job:
     listener: Listener = field(default_factory=Listener)
     source: Folder = field(init=False)
     calibration: Calibration = field(init=False)
-    workplace: Workplace | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.recipe, self.out = self.options.recipe, None if self.options.out is None else Path(self.options.out)
-        self.settings = vars(self.change)
 
     def run(self) -> Reshaped:
         """Do it. Raises HeadwiseError for bad input, Stopped after Ctrl-C in healing, whose state then waits."""
         model, options = self.model, self.options
+        self.recipe, out = recipe_of(options), options.get("out")
         if isinstance(model, nn.Module):
-            if options.device != "cpu":
+            if options.get("device", "cpu") != "cpu":
                 raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
             self.source = described(model) or Folder(
                 IN_MEMORY, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
             )
-        path = self.source.path if isinstance(model, nn.Module) else Path(model)
-        with nullcontext() if self.out is None else Workplace(path, self.out, options.force) as self.workplace:
+            path = self.source.path
+        else:
+            path = located(Path(model))
+            check_reshapable(path)
+        with ExitStack() as stack:
+            workplace = None
+            if out is not None:
+                workplace = stack.enter_context(Workplace(path, Path(out), options.get("force", False)))
             if not isinstance(model, nn.Module):
-                self.source = open_folder(path, stream=options.stream, device=options.device)
-            with _left_alone(self.source.model):
-                _check_model(self.source.model)
-                self._check_stream()
-                if self.out is not None and self.source.tokens is None and self.source.family == "headwise":
-                    raise HeadwiseError(
-                        "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
-                        "with hw.open, or leave out= away and keep the model of the result"
-                    )
-                self.change.check(self.source.model)
-                self.calibration = read_calibration(options.text, self.source, options.tokens)
-                stream = stream_of(self.source.model)
-                if stream is not None:
-                    parts = self.calibration.statistics, self.calibration.evaluation, self.calibration.evaluation
-                    tokens = sum(ids.numel() for part in parts for ids in part)
-                    self.listener.say(stream.forecast(tokens, self.calibration.length))
-                return self._reshaped()
+                self.source = open_folder(path, stream=options.get("stream"), device=options.get("device", "cpu"))
+            stack.enter_context(_left_alone(self.source.model))
+            self._check(workplace)
+            read = options.get("text"), self.source, options.get("tokens"), options.get("documents")
+            self.calibration = read_calibration(*read)
+            return self._reshaped(workplace)
 
-    def _check_stream(self) -> None:
-        """What is other for a model that is streamed."""
-        stream = stream_of(self.source.model)
-        if stream is None:
-            return
-        if self.recipe is not None:
+    def _check(self, workplace: Workplace | None) -> None:
+        """Refuse what cannot be done with this model, before a text is read."""
+        model = self.source.model
+        family_of(model)
+        if next(model.parameters()).is_meta:
+            raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
+        name = type(model).__name__
+        if not predicts(model) and not name.endswith("Model"):
             raise HeadwiseError(
-                f"healing holds the whole model, {amount(stream.size)} of weights, and {amount(free_memory().size)} "
-                f"of memory are free; leave --heal away: aligned+norm and principal need no training"
+                f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
+                f"those; save the model without that head, or with its language-model head"
             )
-        folder = stream.scratch = Path(tempfile.gettempdir()) if self.workplace is None else self.workplace.path
-        needed, free = stream.size * (self.workplace is not None) + stream.attention_size, disk_usage(folder).free
-        if needed > free:
-            raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
+        cache_bytes(model)
+        stream = stream_of(model)
+        if stream is not None:
+            if self.recipe is not None:
+                raise HeadwiseError(
+                    f"healing holds the whole model, {amount(stream.size)} of weights, and "
+                    f"{amount(free_memory().size)} of memory are free; leave heal= away: aligned+norm and principal "
+                    f"need no training"
+                )
+            folder = stream.scratch = Path(tempfile.gettempdir()) if workplace is None else workplace.path
+            needed, free = stream.size * (workplace is not None) + stream.attention_size, disk_usage(folder).free
+            if needed > free:
+                raise HeadwiseError(f"{amount(needed)} are written to {folder}, where {amount(free)} are free")
+        if workplace is not None and self.source.tokens is None and self.source.family == "headwise":
+            raise HeadwiseError(
+                "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
+                "with hw.open, or leave out= away and keep the model of the result"
+            )
+        self.change.check(model)
 
-    def _reshaped(self) -> Reshaped:
-        folder, out = self._weights_folder(), self.out
-        self._claim(lambda: {**self.settings, **self._settings(folder)})
-        self.listener.say("reading the text to calibrate")
+    def _reshaped(self, workplace: Workplace | None) -> Reshaped:
+        source, calibration, recipe, say = self.source, self.calibration, self.recipe, self.listener.say
+        stream = stream_of(source.model)
+        if stream is not None:
+            parts = calibration.statistics, calibration.evaluation, calibration.evaluation
+            say(stream.forecast(sum(ids.numel() for part in parts for ids in part), calibration.length))
+        else:
+            say(self._forecast())
+        # A healing that was stopped is gone on with only if all that determines it is the same.
+        weights_folder = self._weights_folder()
+        if workplace is not None and (workplace.has_state or recipe is not None):
+            resume = self.options.get("resume", False)
+            if resume and not workplace.has_state:
+                say(f"nothing to resume in {workplace.path}; beginning")
+            settings = {
+                **vars(self.change),
+                "source": digest_of(source.model) if weights_folder is None else digest(weights_folder),
+                "text": calibration.digest,
+                "tokens": calibration.length,
+                "documents": calibration.most,
+                **({} if recipe is None else asdict(recipe)),
+            }
+            workplace.claim(settings, resume)
+        say("reading the text to calibrate")
         changed = self.change.apply(self)
-        damage = self._damage(changed.model, changed)
+
+        def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
+            return measure(source.model, child, calibration.evaluation, changed.pairs, source.context, say, speed)
+
+        damage = damage_of(changed.model)
         streamed = (STREAMED,) if stream_of(changed.model) is not None else ()
-        unread = streamed and out is None  # a digest of all weights takes as long as reading them
-        whole_lines = (WHOLE_LINES,) if self.calibration.built_in and damage.loss is not None else ()
+        unread = streamed and workplace is None  # a digest of all weights takes as long as reading them
+        whole_lines = (WHOLE_LINES,) if calibration.built_in and damage.loss is not None else ()
+        out = None if workplace is None else workplace.shown
         report = Reshaped(
             model=changed.model,
-            source=str(self.source.path),
+            source=str(source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=(*changed.notes, *whole_lines, *streamed, *filter(None, [self.calibration.about])),
-            details={**self.settings, **changed.details},
-            ancestors=() if folder is None or unread else ancestors(folder, changed.origins, out),
+            notes=(*changed.notes, *whole_lines, *streamed, *filter(None, [calibration.about])),
+            details={**vars(self.change), **changed.details},
+            ancestors=() if weights_folder is None or unread else ancestors(weights_folder, changed.origins, out),
             damage=damage,
         )
         self.listener.damage(report.what, report.notes, damage)
-        if self.recipe is not None:
-            report = self._healed(self.recipe, changed, report)
+        if recipe is not None:
+            healed = self._healed(recipe, changed, workplace)
+            details = {"healing": {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}}
+            report = replace(
+                report,
+                model=healed.model,
+                details=report.details | details,
+                curve=tuple(healed.curve),
+                healed=damage_of(healed.model, damage.tokens_per_second),
+            )
         report.model.requires_grad_(stream_of(report.model) is None)
-        return report if self.workplace is None else self._exported(self.workplace, report)
+        if workplace is None:
+            return report
+        try:
+            verified = export(report.model, source, workplace, report.document(), say)
+        except KeyboardInterrupt:
+            if not report.curve:
+                raise
+            raise Stopped(report.curve[-1].step) from None  # the state of the healing waits
+        if stream_of(report.model) is not None:  # its files have moved
+            moved = open_folder(workplace.shown, stream=True, device=self.options.get("device", "cpu"))
+            report = replace(report, model=moved.model)
+        return replace(report, verified=verified)
+
+    @torch.no_grad()
+    def _forecast(self) -> str:
+        """What is read, and how long that takes at the speed of the first tokens, in a line."""
+        model, calibration = self.source.model, self.calibration
+        ids = calibration.evaluation[0][:1, :GLIMPSE]
+        answers(model, ids)  # the first run of all is slower
+        began = time.perf_counter()
+        answers(model, ids)
+        speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
+        to_measure = sum(ids.numel() for ids in calibration.evaluation)
+        to_change = self.change.tokens_run(model, calibration)
+        seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
+        bound = "" if calibration.most else "; documents= bounds that"
+        return (
+            f"about {seconds / 60:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
+            f"it, at {speed:,.0f} tokens a second{bound}"
+        )
 
     def _weights_folder(self) -> Path | None:
-        """None where the model was made, or changed, in memory."""
+        """The folder that has the parent's weights; None where it was made, or changed, in memory."""
         if not isinstance(self.model, nn.Module) or stream_of(self.model) is not None:
             return self.source.path
         if self.source.path == IN_MEMORY:
@@ -171,62 +297,26 @@ class Job:
         same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name].cpu()) for name in saved)
         return self.source.path if same else None
 
-    def _settings(self, folder: Path | None) -> dict[str, object]:
-        """What a healing that goes on must share with the one that was stopped, besides the change."""
-        return {
-            "source": digest_of(self.source.model) if folder is None else digest(folder),
-            "text": self.calibration.digest,
-            "tokens": self.calibration.length,
-            **({} if self.recipe is None else asdict(self.recipe)),
-        }
-
-    def _claim(self, settings: Callable[[], Mapping[str, object]]) -> None:
-        workplace = self.workplace
-        if workplace is not None and (workplace.has_state or self.recipe is not None):
-            if self.options.resume and not workplace.has_state:
-                self.listener.say(f"nothing to resume in {workplace.path}; beginning")
-            workplace.claim(settings(), self.options.resume)
-
-    def _damage(self, child: nn.Module, changed: Changed, speed: Speed | None = None) -> Damage:
-        held_out, context = self.calibration.evaluation, self.source.context
-        return measure(self.source.model, child, held_out, changed.pairs, context, self.listener.say, speed)
-
-    def _healed(self, recipe: HealRecipe, changed: Changed, report: Reshaped) -> Reshaped:
+    def _healed(self, recipe: HealRecipe, changed: Changed, workplace: Workplace | None) -> Healing:
         """Heal in float32, whatever the number format of the weights, and go back to it afterwards."""
-        path = None if self.workplace is None else self.workplace.path
-        self._claim(lambda: {"origins": changed.origins, "silent": changed.silent})
-        self.listener.say(f"healing for {recipe.steps} steps" + (f"; the state goes to {path}" if path else ""))
+        where = ""
+        if workplace is not None:
+            workplace.claim({"origins": changed.origins, "silent": changed.silent}, self.options.get("resume", False))
+            where = f"; the state goes to {workplace.path}"
+        self.listener.say(f"healing for {recipe.steps} steps{where}")
         dtype = next(changed.model.parameters()).dtype
-        healed = Healing(
+        healing = Healing(
             self.source.model,
             cast(changed.model, torch.float32),
             self.calibration.train,
             self.calibration.glance,
             recipe,
-            path,
+            None if workplace is None else workplace.path,
             self.listener.point,
-            lambda model: silence(model, changed.silent) if changed.silent else None,
+            changed.silent,
         ).run()
-        child = cast(healed.model.requires_grad_(False), dtype)
-        healing = {**asdict(recipe), "steps_made": healed.steps, "best_step": healed.best_step}
-        return replace(
-            report,
-            details={**report.details, "healing": healing},
-            curve=tuple(healed.curve),
-            healed=self._damage(child, changed, report.damage.tokens_per_second),
-        )
-
-    def _exported(self, workplace: Workplace, report: Reshaped) -> Reshaped:
-        """Write and verify; Ctrl-C says where a healing stands, for its state waits."""
-        try:
-            verified = export(report.model, self.source, workplace, report.document(), self.listener.say)
-        except KeyboardInterrupt:
-            if not report.curve:
-                raise
-            raise Stopped(report.curve[-1].step) from None
-        if stream_of(report.model) is not None and self.out is not None:  # its files have moved
-            report = replace(report, model=open_folder(self.out, stream=True, device=self.options.device).model)
-        return replace(report, verified=verified)
+        healing.model = cast(healing.model.requires_grad_(False), dtype)
+        return healing
 
 
 @contextmanager
@@ -239,33 +329,3 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         finally:
             for parameter in learning:
                 parameter.requires_grad_(True)
-
-
-def _check_model(model: nn.Module) -> None:
-    family_of(model)
-    if next(model.parameters()).is_meta:
-        raise HeadwiseError("the model is on the meta device and has no numbers; load its weights first")
-    name = type(model).__name__
-    if not predicts(model) and not name.endswith("Model"):
-        raise HeadwiseError(
-            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
-            f"those; save the model without that head, or with its language-model head"
-        )
-    cache_bytes(model)
-
-
-@torch.no_grad()
-def silence(model: nn.Module, heads: Gone) -> None:
-    """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    for layer, (weights, gone) in enumerate(zip(read_layers(model), heads, strict=True)):
-        write_layer(model, layer, silenced(weights, gone))
-
-
-def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
-    """A copy of a layer in which these heads are zero."""
-    wq, bq, wo = (None if x is None else x.detach().clone() for x in (weights.wq, weights.bq, weights.wo))
-    assert wq is not None and wo is not None
-    for rows in (wq, bq, wo.transpose(0, 1)):
-        if rows is not None and heads:
-            rows[list(heads)] = 0
-    return replace(weights, wq=wq, bq=bq, wo=wo)

@@ -8,7 +8,6 @@ of the window is tried, too. A plain window drops the first token, on which many
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,20 +18,21 @@ from typing import NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
-from headwise.heads.texts import text_of
+from headwise.heads.reach import KVReach
 from headwise.heads.windows import SMALLEST, windows
 from headwise.markup import amount, plural
 from headwise.masks import Mask, Streaming, Window
 from headwise.models.ask import evaluating, next_token_losses, require_next
-from headwise.models.sites import attach, attend_by_rows, sites_of
+from headwise.models.hook import attach, attend_by_rows
+from headwise.models.sites import sites_of
 from headwise.models.stream import stream_of
-from headwise.models.weights import head_counts, reads_as_stock
-from headwise.models.windows import cannot_narrow, windows_of, with_windows
+from headwise.models.weights import angles_by_kind, cannot_narrow, head_counts, reads_as_stock, windows_of, with_windows
 from headwise.records import Call
-from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.report import Options, OptionsOf, Reshaped
-from headwise.reshape.text import batches, spread
+from headwise.reshape.arguments import Options, check_narrowing
+from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
+from headwise.reshape.text import Calibration, batches, spread
 
 TOLERANCE = 0.01  # nats a token, where nothing else is asked for
 LOOK = 16_384  # tokens, at most, that one choice is measured on
@@ -45,7 +45,7 @@ def narrow(
     cache: float | None = None,
     window: int | None = None,
     listener: Listener | None = None,
-    **options: Unpack[OptionsOf],
+    **options: Unpack[Options],
 ) -> Reshaped:
     """Give layers a window: they see the latest tokens alone, and keep no others in the cache.
 
@@ -61,7 +61,7 @@ def narrow(
     The other arguments are those of `share`, and so are the errors. With `heal`, layers are chosen as if they could
     keep the first token beside their window; they then learn to do without it.
     """
-    return Job(model, Narrowing(tolerance, cache, window), Options(**options), listener or Listener()).run()
+    return Job(model, Narrowing(tolerance, cache, window), options, listener or Listener()).run()
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,9 @@ class Narrowing(Change):
     window: int | None
 
     def __post_init__(self) -> None:
-        tolerance, cache, window = self.tolerance, self.cache, self.window
-        if tolerance is not None and cache is not None:
-            raise HeadwiseError("--tolerance says how many nats may be lost, --cache what is kept; pass one of them")
-        if tolerance is cache is None:
+        check_narrowing(self.tolerance, self.cache, self.window)
+        if self.tolerance is self.cache is None:
             object.__setattr__(self, "tolerance", TOLERANCE)
-        if tolerance is not None and not 0 <= tolerance < math.inf:
-            raise HeadwiseError(f"tolerance={tolerance} must be 0 or more nats; 0.01 is a hundredth")
-        if cache is not None and not 0 < cache < 1:
-            raise HeadwiseError(f"cache={cache} must lie between 0 and 1; 0.5 keeps half of the bytes")
-        if window is not None and window < 1:
-            raise HeadwiseError(f"window={window} must be at least 1 token")
 
     def check(self, model: nn.Module) -> None:
         if (stream := stream_of(model)) is not None:
@@ -92,13 +84,24 @@ class Narrowing(Change):
         if problem := cannot_narrow(model):
             raise HeadwiseError(problem)
         there = {window for window in windows_of(model) if window is not None}
+        if angles_by_kind(model):
+            if not there:
+                raise HeadwiseError("no layer has a window, and one that gets it would get other angles of RoPE, too")
+            if self.window is not None and self.window >= max(there):
+                raise HeadwiseError(f"window={self.window} is no smaller than today's, of {max(there)} tokens")
+            return
         if None not in windows_of(model):
             raise HeadwiseError(f"every layer has a window already, of {max(there)} tokens")
         if there and self.window not in (None, *there):
             raise HeadwiseError(
                 f"window={self.window}: some layers have one of {max(there)} tokens already, and a config has one "
-                f"length for all; leave --window out"
+                f"length for all; leave window= out"
             )
+
+    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
+        layers = 1 if angles_by_kind(model) else 2 * len(windows_of(model))
+        lengths = 1 if self.window is not None else 5
+        return (2 + layers * lengths) * sum(map(len, spread(calibration.train, LOOK, calibration.most)))
 
     def apply(self, job: Job) -> Changed:
         return _Search(self, job).changed()
@@ -112,7 +115,7 @@ def seeing(model: nn.Module, masks: Mapping[str, Mask]) -> Iterator[None]:
         both = mask if call.options.mask is None else call.options.mask & mask
         return attend_by_rows(call.q, call.k, call.v, call.options._replace(mask=both))
 
-    with attach({site: partial(again, masks[site.name]) for site in sites_of(model) if site.name in masks}, model):
+    with attach({site: partial(again, masks[site.name]) for site in sites_of(model) if site.name in masks}):
         yield
 
 
@@ -131,22 +134,33 @@ class _Search:
     def __init__(self, asked: Narrowing, job: Job) -> None:
         self.asked, self.model, self.say = asked, job.source.model, job.listener.say
         self.sinks = int(job.recipe is not None)  # healing makes up for the first token
-        documents = spread(job.calibration.train, LOOK)
+        documents = spread(job.calibration.train, LOOK, job.calibration.most)
         self.batches = batches(documents)
         self.now = windows_of(self.model)
         self.longest = job.source.context or job.calibration.length
         self._cost = cache(self._measured)
         self.base = self._loss({})
+        self.tied = angles_by_kind(self.model)
+        if self.tied:  # layers with a window get a shorter one, all the same: a config has one length
+            self.heads: tuple[KVReach, ...] = ()
+            self.open = [n for n, w in enumerate(self.now) if w is not None]
+            return
         self.say("measuring how far each head looks")
-        self.reach = windows(self.model, text_of(job.source, [document.tolist() for document in documents]))
-        retrieving = {head.layer for head in self.reach.heads if head.retrieves}
+        self.heads = windows(self.model, text_of(job.source, [document.tolist() for document in documents])).heads
+        retrieving = {head.layer for head in self.heads if head.retrieves}
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
 
     def changed(self) -> Changed:
         there = [w for w in self.now if w is not None]
         limit = max(map(len, (ids for group in self.batches for ids in group)))
         sizes = [SMALLEST << k for k in range(limit.bit_length()) if SMALLEST << k <= limit // 2] or [limit // 2 or 1]
-        tried = there[:1] or ([self.asked.window] if self.asked.window else sizes)
+        tried = [self.asked.window] if self.asked.window else sizes
+        if self.tied:
+            tried = [size for size in tried if size < there[0]]
+            if not tried:
+                raise HeadwiseError(f"no window shorter than today's, of {there[0]} tokens, fits these documents")
+        elif there:
+            tried = there[:1]
         choices = [choice for size in tried if (choice := self._choice(size)) is not None]
         if not choices:
             raise HeadwiseError(self._refusal(tried))
@@ -154,14 +168,15 @@ class _Search:
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = ", ".join(f"L{n}" for n in best.layers)
         what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
-        costs = {n: (self._cost((n,), best.window, 0), self._cost((n,), best.window, 1)) for n in self.open}
+        alone = () if self.tied else self.open
+        costs = {n: (self._cost((n,), best.window, 0), self._cost((n,), best.window, 1)) for n in alone}
         first_token = {f"L{n}": dict(zip(("dropped", "kept"), pair, strict=True)) for n, pair in costs.items()}
         details = {"windows": windows_of(child), "cost": best.cost, "share": best.share, "first_token": first_token}
         n_heads = head_counts(self.model)[0]
         return Changed(
             child,
             what,
-            {**details, "needles": {head.name: head.needle.mean for head in self.reach.heads}},
+            {**details, "needles": {head.name: head.needle.mean for head in self.heads}},
             [list(range(n_heads)) for _ in self.now],
             tuple(self._notes(child, best, first_token)),
         )
@@ -169,8 +184,13 @@ class _Search:
     def _choice(self, window: int) -> Choice | None:
         """The layers to narrow to this window; None where none can be, or too few."""
         self.say(f"trying a window of {window}")
+        if self.tied:
+            chosen, share = tuple(self.open), self._share(self.open, window)
+            cost = self._cost(chosen, window, 0)
+            above = cost > self.asked.tolerance if self.asked.tolerance is not None else share > (self.asked.cache or 1)
+            return None if above else Choice(chosen, window, cost, share)
         alone = {n: self._cost((n,), window, self.sinks) for n in self.open}
-        order, chosen = sorted(self.open, key=lambda n: alone[n]), tuple[int, ...]()
+        order, chosen = sorted(self.open, key=lambda n: alone[n]), ()
         for n in order:
             more = (*chosen, n)
             if self.asked.tolerance is None:
@@ -204,7 +224,7 @@ class _Search:
             name = type(child).__name__.partition("For")[0]
             yield f"written as the {name} of the same function, whose config has windows: {more} biases of 0 are new"
         yield f"windows in place: {best.cost:+.4f} nats on the text to calibrate; {best.share:.2f} of the cache is left"
-        for head in self.reach.heads:
+        for head in self.heads:
             if head.retrieves and self.now[head.layer] is None:
                 yield f"L{head.layer} keeps all: {head.name} finds needles ({head.needle.mean:.2f} of its weight)"
         for name, cost in first.items():
@@ -219,15 +239,20 @@ class _Search:
             yield "no config of transformers has windows for this form: headwise alone reads the folder"
 
     def _refusal(self, tried: Sequence[int]) -> str:
+        if self.tied and self.asked.tolerance is not None:
+            cost, size = min((self._cost(tuple(self.open), size, 0), size) for size in tried)
+            return (
+                f"a window of {size} instead costs {cost:+.4f} nats, the least that was tried; pass a larger tolerance="
+            )
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
         kept = sorted(set(range(len(self.now))) - set(self.open) - {n for n, w in enumerate(self.now) if w})
         rest = f"; {', '.join(f'L{n}' for n in kept)} keep all, for heads there find needles" if kept else ""
         if self.asked.cache is not None or not self.open:
             least = self._share(self.open, tried[0])
-            return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger --cache"
+            return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger cache="
         cost, n, size = min((self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried)
-        learn = "" if self.sinks else ", or --heal STEPS to learn without the first token"
+        learn = "" if self.sinks else ", or heal=STEPS to learn without the first token"
         return (
             f"no layer does with a window of {lengths} tokens for {self.asked.tolerance} nats{rest}; the cheapest is "
-            f"L{n} with {size}, {cost:+.4f}: pass a larger --tolerance{learn}"
+            f"L{n} with {size}, {cost:+.4f}: pass a larger tolerance={learn}"
         )

@@ -1,8 +1,6 @@
 """One key/value head out of several: the ways to pool the heads of a group, neighbours in the order given.
 
-    first         the first head of each group (Ainslie et al. 2023, arXiv 2305.13245, as a comparison)
-    mean          the mean of the group's W_K and of its W_V (the same, section 2.1)
-    medoid        the head of the group that is most like the others
+    mean          the mean of the group's W_K and of its W_V (Ainslie et al. 2023, arXiv 2305.13245, section 2.1)
     aligned       the mean after an alignment that leaves the function as it is (`align`)
     aligned+norm  the same; the mean is shorter than what it stands for, so that each query head gets the norms of its
                   own keys back, plane by plane, in W_Q, and those of its values in W_O
@@ -16,17 +14,28 @@ A qk-norm lets the keys turn only as far as `align.key_rule` says and gives pool
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.models.weights import AttentionWeights, grouped
-from headwise.reshape.align import as_complex, fold, key_maps, key_rule, mapped, medoid, orthogonal_maps, write_planes
-from headwise.reshape.group import Pool
-from headwise.reshape.moments import activations, keys, mean_norm, queries
+from headwise.reshape.align import (
+    activations,
+    as_complex,
+    fold,
+    key_maps,
+    key_rule,
+    keys,
+    mapped,
+    mean_norm,
+    orthogonal_maps,
+    queries,
+    write_planes,
+)
 
+Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
 RANK = 1e-12  # a component this much smaller than the first is rounding
 
 
@@ -46,25 +55,6 @@ def _turns(weights: AttentionWeights, root: Tensor, n_groups: int) -> tuple[Tens
 
 def _values(weights: AttentionWeights, root: Tensor) -> Tensor:
     return activations(weights.wv, weights.bv, root)
-
-
-def _first(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    kv_heads = range(0, weights.n_kv_heads, weights.n_kv_heads // n_groups)
-    return weights.selected(range(weights.n_heads), kv_heads)
-
-
-def _medoid(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
-    similarity = _cosines(keys(weights, root)) + _cosines(_values(weights, root))
-    size = weights.n_kv_heads // n_groups
-    starts = range(0, weights.n_kv_heads, size)
-    kv_heads = [n + medoid(similarity[n : n + size, n : n + size]) for n in starts]
-    return weights.selected(range(weights.n_heads), kv_heads)
-
-
-def _cosines(heads: Tensor) -> Tensor:
-    """(n,n): cosines between the activations (n,D,X) of heads."""
-    unit = F.normalize(heads.flatten(1), dim=1)
-    return unit @ unit.T
 
 
 def _mean(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
@@ -170,12 +160,10 @@ def _components(heads: Tensor, readers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 POOLS: dict[str, Pool] = {
-    "first": _first,
     "mean": _mean,
-    "medoid": _medoid,
     "aligned": _aligned_mean,
     "aligned+norm": _aligned_with_norms,
     "principal": _principal,
 }
-BLIND = ("first", "mean")  # methods that need no text
+BLIND = ("mean",)  # methods that need no text
 ALIGNING = ("aligned", "aligned+norm", "principal")  # methods that may change a head's basis

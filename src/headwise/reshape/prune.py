@@ -16,20 +16,19 @@ from typing import Unpack
 
 from torch import nn
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.corpus.documents import text_of
+from headwise.errors import HeadwiseError
 from headwise.heads.effect import ablation, importance
 from headwise.heads.survey import survey
-from headwise.heads.texts import text_of
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import attentions, cannot_carry, head_counts, layers_in_turn, with_layers
-from headwise.records import head_name, parse_head
+from headwise.records import head_name
+from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.job import Change, Changed, Gone, Job, Listener, silenced
-from headwise.reshape.report import Options, OptionsOf, Reshaped
+from headwise.reshape.heal import Gone, silenced
+from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration
-
-SCORES = ("importance", "ablation", "role")
 
 
 def prune(
@@ -40,7 +39,7 @@ def prune(
     by: str | None = None,
     uniform: bool = False,
     listener: Listener | None = None,
-    **options: Unpack[OptionsOf],
+    **options: Unpack[Options],
 ) -> Reshaped:
     """Remove query heads from a model, which is left alone.
 
@@ -56,7 +55,7 @@ def prune(
     Heads leave the weights where the format can carry what remains, and are zeroed otherwise; `notes` says why. The
     other arguments are those of `share`, and so are the errors.
     """
-    return Job(model, Pruning(heads, keep, by, uniform), Options(**options), listener or Listener()).run()
+    return Job(model, Pruning(heads, keep, by, uniform), options, listener or Listener()).run()
 
 
 @dataclass(frozen=True)
@@ -69,27 +68,29 @@ class Pruning(Change):
     uniform: bool = False
 
     def __post_init__(self) -> None:
-        if (self.heads is None) == (self.keep is None):
-            raise HeadwiseError("say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two")
-        if self.heads is not None and self.by is not None:
-            raise HeadwiseError(f"by={self.by!r} chooses heads where --keep says how many stay; --heads names them")
-        if self.by not in (None, *SCORES):
-            raise unknown(f"by={self.by!r} is not known", self.by, SCORES)
+        check_pruning(self.heads, self.keep, self.by)
         if self.keep is not None:
             object.__setattr__(self, "by", self.by or SCORES[0])
 
     def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
         if self.keep is None:
-            return named_heads(model, self.heads or "")
+            return chosen_heads(self.heads or "", len(attentions(model)), head_counts(model)[0])
         return weakest(model, scores, self.keep, self.uniform)
 
     def check(self, model: nn.Module) -> None:
         if self.by not in (None, "role") and predicts(model) != "next":
             raise HeadwiseError(
                 f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass "
-                f"--by role, or --heads"
+                f"by='role', or heads="
             )
         obstacle(model, self._gone(model, defaultdict(float)), self.uniform)  # as if all scores were equal
+
+    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
+        n_heads = head_counts(model)[0] * len(attentions(model))
+        passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}[
+            self.by
+        ]  # a backward pass counts as two
+        return passes * sum(ids.numel() for ids in calibration.statistics)
 
     def apply(self, job: Job) -> Changed:
         model = job.source.model
@@ -98,13 +99,13 @@ class Pruning(Change):
         if all((w.wo[:, list(heads)] == 0).all() for w, heads in zip(layers_in_turn(model), gone, strict=True)):
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
-                f"written; name others with --heads"
+                f"written; name others with heads="
             )
         changed = prune_heads(model, gone, self.uniform)
         if not scores:
             return changed
         read = sum(ids.numel() for ids in job.calibration.statistics)
-        shown = "what the run held out" if job.options.text is None else "the whole text"
+        shown = "what the run held out" if job.options.get("text") is None else "the whole text"
         ranked = (
             f"ranked by {self.by} on {read:,} tokens of the part that is not held out; `headwise heads` measures on "
             f"{shown}, so its order may differ"
@@ -125,31 +126,10 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     if by == "importance":
         return importance(source.model, batches)
     if source.tokens is None:
-        raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass --by importance")
+        raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'")
     documents = [ids.tolist() for batch in batches for ids in batch]
     profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
     return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
-
-
-def named_heads(model: nn.Module, names: str | Sequence[str]) -> Gone:
-    """Names, or `L0.H1,L3.H5`, as numbers. Raises HeadwiseError for what is no head, and for a layer left without."""
-    n_layers, (n_heads, _, _) = len(attentions(model)), head_counts(model)
-    chosen: list[set[int]] = [set() for _ in range(n_layers)]
-    listed = names.split(",") if isinstance(names, str) else names
-    for name in filter(None, map(str.strip, listed)):
-        part, layer, head = parse_head(name)
-        if part or layer >= n_layers or head >= n_heads:
-            raise HeadwiseError(
-                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to "
-                f"L{n_layers - 1}.H{n_heads - 1}"
-            )
-        chosen[layer].add(head)
-    if not any(chosen):
-        raise HeadwiseError("no head is named; pass --heads L0.H1,L3.H5, or --keep with --by")
-    for layer, gone in enumerate(chosen):
-        if len(gone) == n_heads:
-            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
-    return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
@@ -158,12 +138,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
-    if keep == 1:
-        raise HeadwiseError(
-            f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
-        )
-    if not 0 < keep < 1:
-        raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
+    check_pruning(None, keep, None)
     table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
     if uniform:
         shares = uniform_shares(model)
@@ -171,7 +146,7 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         if all(gone):
             return tuple(gone)
         known = f"{', '.join(f'{share:.3g}' for share in shares)} would" if shares else "no share can"
-        raise HeadwiseError(f"keep={keep} with --uniform removes no head of a layer; {known}")
+        raise HeadwiseError(f"keep={keep} with uniform=True removes no head of a layer; {known}")
     ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
     wanted = _n_gone(n_layers * n_heads, keep)
@@ -204,16 +179,16 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
     kept, kv_kept = _remaining(model, heads)
+    n_heads = head_counts(model)[0]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
     else:
         child = with_layers(model, map(silenced, layers, heads))
-        kept = [list(range(head_counts(model)[0])) for _ in heads]
+        kept = [list(range(n_heads)) for _ in heads]
     return Changed(
         child,
-        f"heads {'out of the weights' if reason is None else 'zeroed'}: {len(names)} of "
-        f"{len(heads) * head_counts(model)[0]}",
+        f"heads {'out of the weights' if reason is None else 'zeroed'}: {len(names)} of {len(heads) * n_heads}",
         {"heads": names, "zeroed": reason is not None},
         kept,
         (
@@ -231,12 +206,33 @@ def _names(heads: Gone) -> list[str]:
 
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
+    n_heads, n_kv_heads, _ = head_counts(model)
+    r = n_heads // n_kv_heads
     kept, kv_kept = _remaining(model, heads)
-    reason = _uneven(model, heads) or cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    lost, sizes = {len(gone) for gone in heads}, {len(row) for row in kv_kept}
+    readers = [Counter(h // r for h in row).values() for row in kept]  # for each layer, of each key/value head
+    mixed = [layer for layer, counts in enumerate(readers) if len(set(counts)) > 1]
+    reason: str | None
+    if len(lost) > 1:
+        reason = (
+            f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
+        )
+    elif mixed:
+        counts = readers[mixed[0]]
+        reason = (
+            f"in layer {mixed[0]} some key/value heads would be read by {min(counts)} query heads and some by "
+            f"{max(counts)}; the config has one number, so whole groups of {r} go, or as many from each"
+        )
+    elif len(sizes) > 1:
+        reason = (
+            f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
+        )
+    else:
+        reason = cannot_carry(model, len(kept[0]), len(kv_kept[0]))
     if reason is not None and uniform:
-        raise HeadwiseError(f"{reason}; leave out --uniform to have the heads zeroed instead")
+        raise HeadwiseError(f"{reason}; leave out uniform=True to have the heads zeroed instead")
     shares = [] if reason is None else uniform_shares(model)
-    return f"{reason}; --uniform --keep {shares[0]:.3g} would take as many from each layer" if shares else reason
+    return f"{reason}; as many from each layer could leave, uniform at a keep of {shares[0]:.3g}" if shares else reason
 
 
 def uniform_shares(model: nn.Module) -> list[float]:
@@ -255,35 +251,16 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
     return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
 
 
-def _uneven(model: nn.Module, heads: Gone) -> str | None:
-    lost = {len(gone) for gone in heads}
-    if len(lost) > 1:
-        return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
-    r = head_counts(model)[0] // head_counts(model)[1]
-    kept, kv_kept = _remaining(model, heads)
-    for layer, row in enumerate(kept):
-        readers = Counter(h // r for h in row).values()
-        if len(set(readers)) > 1:
-            return (
-                f"in layer {layer} some key/value heads would be read by {min(readers)} query heads and some by "
-                f"{max(readers)}; the config has one number, so whole groups of {r} go, or as many from each"
-            )
-    sizes = {len(row) for row in kv_kept}
-    if len(sizes) > 1:
-        return f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
-    return None
-
-
 def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
     n_heads, n_kv_heads, _ = head_counts(model)
     now, r = head_counts(child)[1], n_heads // n_kv_heads
     if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if not cache_bytes(model):
-        return "the model keeps no cache"
+        return "the model keeps no cache" + ", and nothing is faster: zeroed heads are computed as before" * zeroed
     shareable = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
     if zeroed:
-        why = "the cache does not shrink: zeroed heads keep their keys and values"
+        why = "nothing is faster and the cache does not shrink: zeroed heads keep their keys and values"
         return f"{why}; `headwise share` lets heads share theirs" if shareable else why
     why = f"the cache does not shrink: each key/value head is read by {r} query heads, and all {r} must go"
-    return f"{why}; prune whole groups, or lower --kv-heads with `headwise share`" if shareable else why
+    return f"{why}; prune whole groups, or let heads share theirs with `headwise share`" if shareable else why

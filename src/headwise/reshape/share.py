@@ -1,29 +1,38 @@
 """Share key/value heads: a model of G key/value heads becomes one of fewer, which the query heads read in groups.
 
-`group` chooses groups; their heads are put side by side with their query heads, which is exact; `pool` makes one head
-of each.
+Heads of a group are put side by side with their query heads, which is exact; `pool` makes one head of each. A group is
+of neighbours, or of heads whose sharing is expected to cost least: the cost is the error that pooling the group is
+expected to make in the layer's output. Scores that err by 1 or more in root mean square are taken to lose what the head
+adds to the residual stream, smaller errors that fraction of it; values add an error of their own. All follows from
+second moments, with the token that asks taken as independent of the one that answers. Grouping by relative similarity
+was worse than chance where it was tried.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError, unknown
+from headwise.errors import HeadwiseError
 from headwise.markup import plural
 from headwise.models.weights import AttentionWeights, cannot_carry, head_counts, layers_in_turn, with_layers
-from headwise.reshape.align import key_rule
-from headwise.reshape.group import GROUPS, Groups, adjacent, best
-from headwise.reshape.job import Change, Changed, Job, Listener
-from headwise.reshape.moments import moments
-from headwise.reshape.pool import ALIGNING, BLIND, POOLS
-from headwise.reshape.report import Options, OptionsOf, Reshaped
+from headwise.reshape.align import activations, as_complex, key_rule, keys, moments, queries
+from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
+from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
+from headwise.reshape.pool import ALIGNING, BLIND, POOLS, Pool
+from headwise.reshape.text import Calibration
+
+Groups = tuple[tuple[int, ...], ...]
+Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
+EXACT = 200  # groups at most that are priced one by one; above, a group costs the sum of its pairs
 
 
 def share(
@@ -33,7 +42,7 @@ def share(
     method: str = "aligned+norm",
     groups: str = "adjacent",
     listener: Listener | None = None,
-    **options: Unpack[OptionsOf],
+    **options: Unpack[Options],
 ) -> Reshaped:
     """Let query heads share key/value heads: a smaller cache.
 
@@ -42,8 +51,8 @@ def share(
 
     model       a GPT, a model of transformers (Llama, Mistral, Qwen2, Qwen3), or the folder of one; it is left alone
     n_kv_heads  of the child, in each layer: a divisor of today's, and smaller
-    method      how one head is made of several: first, mean, medoid, aligned, aligned+norm or principal (`pool`)
-    groups      adjacent: neighbours share; best: heads whose sharing should cost least (`group`)
+    method      how one head is made of several: mean, aligned, aligned+norm or principal (`pool`)
+    groups      adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
 
     options, which are also those of `prune` and `narrow`:
 
@@ -51,8 +60,9 @@ def share(
             default: what a run of headwise was trained on
     out     the folder to write, which a fresh process verifies; without it nothing is written
     tokens  of a document; default: the model's context, at most 1,024
-    heal    steps in which the child learns to answer as its parent; 0 with `refit` fits W_O alone
-    batch, lr, hidden, refit, seed  of the healing, see `HealRecipe`
+    documents  at most so many of them are measured on, and as many calibrate; healing reads all
+    heal    steps in which the child learns to answer as its parent
+    batch, lr, hidden, seed  of the healing, see `HealRecipe`
     force   replace `out`, if share, prune or narrow wrote it
     resume  go on with a healing that was stopped; it needs `out`
     stream  read a folder layer by layer; default: where its weights would not fit into the free memory (`open_model`)
@@ -62,7 +72,7 @@ def share(
     Raises HeadwiseError for what cannot be done, and for a request that would change nothing; Stopped after Ctrl-C in a
     healing whose state waits beside `out`. Architecture: Ainslie et al. 2023, arXiv 2305.13245.
     """
-    return Job(model, Sharing(n_kv_heads, method, groups), Options(**options), listener or Listener()).run()
+    return Job(model, Sharing(n_kv_heads, method, groups), options, listener or Listener()).run()
 
 
 @dataclass(frozen=True)
@@ -73,42 +83,31 @@ class Sharing(Change):
     method: str
     groups: str
 
+    def __post_init__(self) -> None:
+        check_sharing(self.method, self.groups)
+
     def check(self, model: nn.Module) -> None:
         check_share(model, self.n_kv_heads, self.method, self.groups)
 
+    @property
+    def blind(self) -> bool:
+        return self.groups == "adjacent" and self.method in BLIND
+
+    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
+        return 0 if self.blind else sum(ids.numel() for ids in calibration.statistics)
+
     def apply(self, job: Job) -> Changed:
         model = job.source.model
-        blind = self.groups == "adjacent" and self.method in BLIND
-        roots = () if blind else moments(model, job.calibration.statistics)
+        roots = () if self.blind else moments(model, job.calibration.statistics)
         return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
 
 
 def check_share(model: nn.Module, n_kv_heads: int, method: str, groups: str) -> None:
-    for name, value, known in (("method", method, tuple(POOLS)), ("groups", groups, GROUPS)):
-        if value not in known:
-            raise unknown(f"{name}={value!r} is not known", value, known)
+    check_sharing(method, groups)
     n_heads, now, _ = head_counts(model)
-    if n_kv_heads == now:
-        fact = f": the model has {now} key/value heads already, so nothing changes and nothing is written"
-    elif n_kv_heads < 1:
-        fact = " is not positive"
-    elif n_kv_heads > n_heads:
-        fact = f" exceeds the {n_heads} query heads"
-    elif n_kv_heads > now:
-        fact = (
-            f": the model has {now} key/value heads for its {n_heads} query heads already, and sharing only lowers "
-            f"their number"
-        )
-    elif now % n_kv_heads:
-        fact = f" does not divide the model's {now} key/value heads"
-    else:
-        problem = cannot_carry(model, n_heads, n_kv_heads)
-        if problem:
-            raise HeadwiseError(problem)
-        return
-    divisors = [str(n) for n in range(1, now) if now % n == 0]
-    remedy = f"pass one of {', '.join(divisors)}" if divisors else "there is nothing left to share"
-    raise HeadwiseError(f"n_kv_heads={n_kv_heads}{fact}; {remedy}")
+    check_kv_heads(n_kv_heads, n_heads, now)
+    if problem := cannot_carry(model, n_heads, n_kv_heads):
+        raise HeadwiseError(problem)
 
 
 def share_heads(
@@ -148,3 +147,116 @@ def share_heads(
         notes += [f"layer {n}, key/value heads that share: {row}" for n, row in enumerate(rows)]
     what = f"{plural(n_kv_heads, 'key/value head')} for {n_heads} query heads, {before} before"
     return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
+
+
+# Which heads share
+
+
+def adjacent(n_heads: int, n_groups: int) -> Groups:
+    size = n_heads // n_groups
+    return tuple(tuple(range(n * size, (n + 1) * size)) for n in range(n_groups))
+
+
+def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> Groups:
+    """Groups of equal size whose pooling costs least, as far as exchanging heads finds them."""
+    size = weights.n_kv_heads // n_groups
+
+    @cache
+    def exact(group: tuple[int, ...]) -> float:
+        return pooling_error(weights, root, group, pool)
+
+    def by_pairs(group: tuple[int, ...]) -> float:
+        return sum(exact(pair) for pair in itertools.combinations(group, 2))
+
+    small = math.comb(weights.n_kv_heads, size) <= EXACT
+    return cheapest(weights.n_kv_heads, n_groups, exact if small or size == 2 else by_pairs)
+
+
+def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]) -> Groups:
+    """Groups of equal size with a small sum of prices; the smallest is a hard problem (balanced partition).
+
+    Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
+    out like cards; the better end wins.
+    """
+    dealt = tuple(tuple(range(n, n_heads, n_groups)) for n in range(n_groups))
+    ends = [_exchanged(start, price) for start in (adjacent(n_heads, n_groups), dealt)]
+    cheaper = min(ends, key=lambda groups: sum(price(group) for group in groups))
+    return tuple(sorted(cheaper))
+
+
+def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Groups:
+    groups = list(start)
+    improved = True
+    while improved:
+        improved = False
+        for a, b in itertools.combinations(range(len(groups)), 2):
+            for i, j in itertools.product(groups[a], groups[b]):
+                if i not in groups[a] or j not in groups[b]:
+                    continue  # an earlier exchange of this round has moved one of them
+                first = tuple(sorted({*groups[a], j} - {i}))
+                second = tuple(sorted({*groups[b], i} - {j}))
+                before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
+                if after < before * (1 - 1e-9):  # more than rounding
+                    groups[a], groups[b], improved = first, second, True
+    return tuple(groups)
+
+
+def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
+    before = weights.permuted(group)
+    after = pool(before, root, 1)
+    added, error = output_errors(before, after, root)
+    return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
+
+
+def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
+    """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
+    old, new = (
+        (x.wo.permute(1, 0, 2), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
+    )
+    return _output_products(old, old), _squared_difference(_output_products, old, new)
+
+
+def _output_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): E[(W v).(W' v')] of output matrices W (H,C,E) and values v (H,E,X)."""
+    (w, v), (w_other, v_other) = first, second
+    return ((w.mT @ w_other) * (v @ v_other.mT)).sum((1, 2))
+
+
+def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
+    """(H,): E(q.k - q'.k')^2 / D of every query head.
+
+    Over all distances RoPE turns its part of a key through all angles: planes do not mix, and each counts half.
+    """
+    old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
+    head_dim = before.wk.shape[1]
+    error = torch.zeros(before.n_heads, dtype=root.dtype)
+    if before.pairs:
+        planes = [(as_complex(q, before.pairs), as_complex(k, before.pairs)) for q, k in (old, new)]
+        error += _squared_difference(_turned_products, *planes)
+    turned = {feature for pair in before.pairs for feature in pair}
+    rest = [feature for feature in range(head_dim) if feature not in turned]
+    if rest:
+        error += _squared_difference(_score_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
+    return error / head_dim
+
+
+def _score_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): E[(q.k)(q'.k')] of queries and keys (H,D,X), all of whose features meet."""
+    (q, k), (q_other, k_other) = first, second
+    return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
+
+
+def _turned_products(first: Pair, second: Pair) -> Tensor:
+    """(H,): the same, of complex queries and keys (H,P,X), where every plane is turned through all angles."""
+    (q, k), (q_other, k_other) = first, second
+    queries_meet, keys_meet = (q * q_other.conj()).sum(-1), (k * k_other.conj()).sum(-1)
+    return (queries_meet.conj() * keys_meet).real.sum(1) / 2
+
+
+def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair) -> Tensor:
+    """E|x - y|^2 = E x.x - 2 E x.y + E y.y, from such means; what rounding made negative is 0."""
+    return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
+
+
+def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
+    return heads.repeat_interleave(n_heads // len(heads), 0)

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import is_unfinished, read_json, remove_unfinished, sync_folder, take_lock, write_whole
+from headwise.files import is_unfinished, read_json, remove_unfinished, sync_folder, write_whole
+from headwise.kept import LOCK, Kept
 from headwise.models.lineage import RECORD
-from headwise.reshape.report import STATE
 
+STATE = "heal.safetensors"  # of a healing that waits
 SETTINGS = "heal.json"  # of the healing whose state lies beside it
 SPENT = "spent.safetensors"  # that state, while the folder that came of it gets its name
 SCRATCH = "headwise-"  # begins the names of folders with the changed layers of a streamed model
-LOCK, EXPORT, REPLACED, PROBE = "lock", "export", "replaced", "probe.safetensors"
+EXPORT, REPLACED, PROBE = "export", "replaced", "probe.safetensors"
 OURS = (SETTINGS, STATE, SPENT, LOCK, EXPORT, REPLACED, PROBE)
 
 
@@ -39,20 +40,20 @@ def check_place(source: Path, out: Path) -> None:
         (out.exists() and not out.is_dir(), "is a file; pass a folder"),
     ):
         if wrong:
-            raise HeadwiseError(f"--out {out} {fact}")
+            raise HeadwiseError(f"out={str(out)!r} {fact}")
     if not there.parent.is_dir():
-        raise HeadwiseError(f"--out {out}: the folder {out.parent} does not exist")
+        raise HeadwiseError(f"out={str(out)!r}: the folder {out.parent} does not exist")
     if out.exists() and any(out.iterdir()) and not (out / RECORD).exists():
         raise HeadwiseError(
-            f"--out {out} exists already and has no {RECORD}: share, prune or narrow did not write it and will not "
-            f"replace it; pass another folder"
+            f"out={str(out)!r} exists already and has no {RECORD}: share, prune or narrow did not write it and will "
+            f"not replace it; pass another folder"
         )
 
 
 def check_free(out: Path, force: bool) -> None:
     """Raise HeadwiseError where a model of ours lies that must not be replaced."""
     if out.exists() and any(out.iterdir()) and not force:
-        raise HeadwiseError(f"--out {out} exists already; pass --force to replace it, or another folder")
+        raise HeadwiseError(f"out={str(out)!r} exists already; pass force=True to replace it, or another folder")
 
 
 class Workplace:
@@ -70,12 +71,15 @@ class Workplace:
 
     def __enter__(self) -> Workplace:
         check_place(self.source, self.shown)
-        self._check_foreign()
-        self.path.mkdir(exist_ok=True)
-        self.held = take_lock(
-            self.path / LOCK,
-            f"another share, prune or narrow is at work in {self.path}; wait for it, or take another --out",
-        )
+        if self.path.exists() or self.path.is_symlink():
+            is_folder = self.path.is_dir() and not self.path.is_symlink()
+            for name in [entry.name for entry in self.path.iterdir()] if is_folder else [""]:
+                if name not in OURS and not name.startswith(SCRATCH) and not is_unfinished(name, OURS):
+                    raise HeadwiseError(
+                        f"{self.path} is in the way: the work goes on there; move it, or take another out="
+                    )
+        busy = f"another share, prune or narrow is at work in {self.path}; wait for it, or take another out="
+        self.kept = Kept(self.path, busy=busy)
         try:
             self._settle()
             check_free(self.shown, self.force)
@@ -88,17 +92,9 @@ class Workplace:
         self._settle()
         for leftover in (self.fresh, *self.path.glob(f"{SCRATCH}*")):
             shutil.rmtree(leftover, ignore_errors=True)
-        (self.path / LOCK).unlink(missing_ok=True)
         if not self.has_state:
             shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self.held)
-
-    def _check_foreign(self) -> None:
-        if not self.path.exists() and not self.path.is_symlink():
-            return
-        names = [x.name for x in self.path.iterdir()] if self.path.is_dir() and not self.path.is_symlink() else [""]
-        if not all(name in OURS or name.startswith(SCRATCH) or is_unfinished(name, OURS) for name in names):
-            raise HeadwiseError(f"{self.path} is in the way: the work goes on there; move it, or take another --out")
+        self.kept.close()
 
     def claim(self, settings: Mapping[str, Any], resume: bool) -> None:
         """Note what this healing is, again as more is known; HeadwiseError where the state of another lies here."""
@@ -108,11 +104,16 @@ class Workplace:
             return
         if not resume:
             raise HeadwiseError(
-                f"{self.path} holds a healing that was stopped; pass --resume to go on with it, or remove that folder"
+                f"{self.path} holds a healing that was stopped; pass resume=True to go on with it, or remove that "
+                f"folder"
             )
         try:
             before = read_json(self.path / SETTINGS)
-            differing = [_contrast(name, before[name], x) for name, x in self.settings.items() if before[name] != x]
+            differing = []
+            for name, here in self.settings.items():
+                if before[name] != here:
+                    contrast = f"{name}: {before[name]} there, {here} here"
+                    differing.append(contrast if len(contrast) < 60 else name)
         except (OSError, ValueError, TypeError, KeyError):
             raise HeadwiseError(f"{self.path / SETTINGS} is damaged; remove that folder to begin anew") from None
         if differing:
@@ -146,8 +147,3 @@ class Workplace:
             aside.rename(self.out)
         shutil.rmtree(aside, ignore_errors=True)
         remove_unfinished(self.path, OURS)
-
-
-def _contrast(name: str, there: object, here: object) -> str:
-    contrast = f"{name}: {there} there, {here} here"
-    return contrast if len(contrast) < 60 else name

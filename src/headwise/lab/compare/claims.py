@@ -12,15 +12,19 @@ from pathlib import Path
 
 from headwise.intervals import Interval, interval_of
 from headwise.lab.compare.experiment import Report
+from headwise.lab.compare.experiments import ROLES
 from headwise.lab.compare.measured import (
     course_forms,
     decoding,
     flops_with_heads,
+    heads_of_models,
+    machine,
     parameters_with_heads,
     printed_wrapper,
     split_heads,
 )
 from headwise.lab.compare.results import (
+    DEPENDS,
     FAILS,
     HOLDS,
     NOT_RUN,
@@ -29,22 +33,24 @@ from headwise.lab.compare.results import (
     Comparison,
     Ledger,
     Metric,
-    Table,
     effect,
     judged_claim,
     of_all,
 )
-from headwise.lab.compare.roles import ROLES
 from headwise.lab.compare.run import EXPERIMENTS, SEEDS, compare, silent
-from headwise.lab.compare.timing import machine
+from headwise.spec import AttentionSpec
+from headwise.table import Table
 
 CLEAR = 2.0  # times the mass of an even look that a head must give to a role
 
-ELSEWHERE = tuple(judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep"))
+ELSEWHERE = tuple(
+    judged_claim(f"elsewhere-{name}", NOT_RUN) for name in ("shared", "needed", "deep", "semantic", "parallel")
+)
 COUNTED: dict[str, Callable[[], tuple[Claim, Table]]] = {
     "split heads": split_heads,
     "parameters": parameters_with_heads,
     "FLOPs": flops_with_heads,
+    "heads by size": heads_of_models,
     "course forms": course_forms,
     "wrapper as printed": printed_wrapper,
     "decoding": decoding,
@@ -93,8 +99,10 @@ def judged(comparisons: tuple[Comparison, ...]) -> tuple[Claim, ...]:
     return (
         several_heads(named["heads"], named["two-lookups"]),
         ordered_quality(named["sharing"]),
+        advice(named["sharing"]),
         indispensable_output(named["output-projection"]),
         roles_of_heads(named["roles"]),
+        robust(named["roles"]),
     )
 
 
@@ -109,13 +117,27 @@ def several_heads(heads: Comparison, lookups: Comparison) -> Claim:
     return judged_claim("several-heads", of_all(shown), differences=_capital(". ".join(differences)))
 
 
-def ordered_quality(sharing: Comparison) -> Claim:
+def _price_of_sharing(sharing: Comparison) -> tuple[str, str]:
+    """The verdict on "each step costs quality", and the steps with their intervals."""
     metric, (mha, gqa, mqa) = sharing.metrics[0], sharing.arms
     steps = [paired(gqa, mha, metric), paired(mqa, gqa, metric)]
     effects = [0 if step is None else effect(step, metric) for step in steps]
     differences = [f"{name} {_pm(step)}" for name, step in zip(("GQA less MHA", "MQA less GQA"), steps, strict=True)]
-    verdict = FAILS if 1 in effects else of_all([step == -1 for step in effects])
-    return judged_claim("ordered-quality", verdict, differences=", ".join(differences))
+    return FAILS if 1 in effects else of_all([step == -1 for step in effects]), ", ".join(differences)
+
+
+def ordered_quality(sharing: Comparison) -> Claim:
+    verdict, differences = _price_of_sharing(sharing)
+    return judged_claim("ordered-quality", verdict, differences=differences)
+
+
+def advice(sharing: Comparison) -> Claim:
+    verdict, differences = _price_of_sharing(sharing)
+    cached = {
+        name: AttentionSpec(d_model=512, n_heads=8, n_kv_heads=groups).cache_values_per_token
+        for name, groups in (("mha", 8), ("gqa", 2), ("mqa", 1))
+    }
+    return judged_claim("advice", verdict, differences=differences, **cached)
 
 
 def indispensable_output(output: Comparison) -> Claim:
@@ -141,6 +163,13 @@ def roles_of_heads(roles: Comparison) -> Claim:
         )
     words = "; ".join(masses) or "diverged"
     return judged_claim("roles", of_all(shown or [False]), masses=words, bar=CLEAR, count=len(ROLES))
+
+
+def robust(roles: Comparison) -> Claim:
+    trained = roles.arm("trained")
+    costs = {role: trained.scores[f"silenced {role}"].mean for role in ROLES if trained.scores}
+    words = ", ".join(f"{role} {_pm(cost)}" for role, cost in costs.items()) or "diverged"
+    return judged_claim("robust", FAILS if any(cost.low > 0 for cost in costs.values()) else DEPENDS, costs=words)
 
 
 def _effect(arm: ArmResult, metric: Metric) -> int:

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 
 from headwise import __version__
+from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes
-from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.train import DivergedError, evaluate, fit, one_thread
-from headwise.lab.compare.results import Metric, Table
-from headwise.layer.layer import MultiHeadAttention, shapes_alone
+from headwise.lab.compare.results import Metric
+from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.projections import shapes_alone
+from headwise.table import Table
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 
@@ -73,7 +75,7 @@ class Experiment:
     def recipe(self, steps: int | None, text: Path | None) -> Recipe:
         recipe = self.task.recipe if text is None else self.task.text_recipe
         if recipe is None:
-            raise HeadwiseError(f"{self.name} runs on {self.task.data} alone; leave --text out")
+            raise HeadwiseError(f"{self.name} runs on {self.task.data} alone; leave text= out")
         if steps is not None and steps < 1:
             raise HeadwiseError(f"steps={steps} must be at least 1")
         return recipe if steps is None else replace(recipe, steps=steps)

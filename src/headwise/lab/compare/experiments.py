@@ -1,4 +1,4 @@
-"""The model that the experiments vary, and those of them that are a declaration and little more.
+"""The experiments, and the model that most of them vary.
 
 It is the verb preset without qk-norm, whose gains would give arms with heads of another width other parameters, and
 which divides out most of what another scale changes. A scale enters the scores, not the initial W_Q: there it would be
@@ -7,16 +7,31 @@ the same function on the first step only, for optimizers move every weight by ab
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headwise.gpt.data import Corpus, text_corpus, verb_corpus
+import numpy as np
+import torch
+
+from headwise.corpus import verbs
+from headwise.corpus.sources import Sources
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import HELD_OUT_TOKENS, IGNORED, Batch, Corpus, Documents, text_corpus, verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import PRESETS
-from headwise.lab.compare.experiment import Arm, Experiment, Task, with_attention
-from headwise.sources import Sources
+from headwise.gpt.presets import PRESETS, Recipe
+from headwise.gpt.train import evaluate
+from headwise.heads.effect import ablate
+from headwise.heads.watch import head_maps
+from headwise.lab.compare.experiment import LOSS, Arm, Experiment, Report, Task, held_out_loss, with_attention
+from headwise.lab.compare.measured import FASTER, in_turn, median_ratio, milliseconds
+from headwise.lab.compare.results import Metric
+from headwise.rungs.cache import KVCache
+from headwise.table import Table
 
 STEPS = 800  # 12 seconds on one thread
 VERBS = PRESETS["verbs"]
@@ -86,4 +101,275 @@ SCALE = Experiment(
         Arm(name="1/sqrt(d_model)", about="0.125", shape=SHAPE, build=by_model_width),
         Arm(name="none", about="1", shape=SHAPE, build=unscaled),
     ),
+)
+
+
+# Sharing: what key/value heads that several query heads read cost in quality, and what they save when decoding.
+N_HEADS = 8
+SHARED = (
+    Arm(name="MHA", about=f"{N_HEADS} key/value heads", shape={**SHAPE, "n_heads": N_HEADS}),
+    Arm(name="GQA", about="2 key/value heads", shape={**SHAPE, "n_heads": N_HEADS, "n_kv_heads": 2}, widened=True),
+    Arm(name="MQA", about="1 key/value head", shape={**SHAPE, "n_heads": N_HEADS, "n_kv_heads": 1}, widened=True),
+)
+
+# Decoding is timed on models with weights as drawn, wide enough for memory to count: 2 layers, 16 heads of 64.
+DECODED = {"n_layers": 2, "n_heads": 16, "d_model": 1024, "d_ff": 2048}
+KV_HEADS = {"MHA": 16, "GQA": 4, "MQA": 1}
+CONTEXTS, BATCHES, ROUNDS = (256, 1024, 4096, 16384), (1, 4), 9
+
+
+def cost_and_speed(report: Report) -> tuple[Table, ...]:
+    report("sharing: measuring caches", 0, 2)
+    caches = cache_bytes()
+    report("sharing: timing decoding", 1, 2)
+    return caches, decoding_speed()
+
+
+@torch.no_grad()
+def cache_bytes(tokens: int = 17) -> Table:
+    """Bytes that a token takes in the caches of all layers: by the formula, and held by real ones."""
+    rows = []
+    for arm in SHARED:
+        config = GPTConfig(vocab_size=tokens, **arm.shape)
+        formula = config.n_layers * config.attention.cache_values_per_token * torch.float32.itemsize
+        model = GPT(config)
+        caches = model.new_caches()
+        model(torch.arange(tokens)[None], caches)
+        rows.append((arm.name, formula, sum(cache.nbytes for cache in caches) / tokens))
+    return Table(
+        ("arm", "by the formula", "measured"),
+        tuple(rows),
+        "Cache bytes per token, float32",
+        "Formula: layers x key/value heads x (key width + value width) x 4 bytes. "
+        f"Measured: what the caches hold after {tokens} tokens, divided by {tokens}.",
+    )
+
+
+def decoding_speed(contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = BATCHES, rounds: int = ROUNDS) -> Table:
+    """Tokens per second of one decode step after `context` cached tokens, and the ratios to MHA."""
+    models = _decoded_models(max(contexts) + 1)
+    shared = [name for name in models if name != "MHA"]
+    ratios: dict[tuple[int, int], dict[str, float]] = {}
+    rows = []
+    for batch, context in itertools.product(batches, contexts):
+        times = in_turn({name: _Step(model, batch, context) for name, model in models.items()}, rounds)
+        ratios[batch, context] = {name: median_ratio(times, "MHA", name) for name in shared}
+        speeds = (1000 * batch / milliseconds(times, name) for name in models)
+        rows.append((batch, context, *speeds, *ratios[batch, context].values()))
+    sizes = f"{DECODED['n_layers']} layers of width {DECODED['d_model']}, {DECODED['n_heads']} query heads"
+    return Table(
+        ("batch", "context", *models, *(f"{name} / MHA" for name in shared)),
+        tuple(rows),
+        "Decoding: tokens per second",
+        f"{sizes}, key/value heads {', '.join(f'{n} in {name}' for name, n in KV_HEADS.items())}, feed-forwards "
+        f"widened to equal parameters; keys and values are not repeated; float32, one thread, medians of {rounds} "
+        f"rounds. {' '.join(where_it_pays(ratios))}",
+    )
+
+
+def where_it_pays(ratios: Mapping[tuple[int, int], Mapping[str, float]]) -> list[str]:
+    """For each batch and way, from which context on it pays; `ratios` has (batch, context), contexts rising."""
+    sentences = []
+    for batch in dict.fromkeys(batch for batch, _ in ratios):
+        of_batch = {context: ratio for (size, context), ratio in ratios.items() if size == batch}
+        last = max(of_batch)
+        for name in of_batch[last]:
+            slow = [context for context, ratio in of_batch.items() if ratio[name] < FASTER]
+            after = [context for context in of_batch if not slow or context > slow[-1]]
+            where = f"pays from {after[0]:,} cached tokens on" if after else f"does not pay up to {last:,}"
+            sentences.append(f"At batch {batch} {name} {where}.")
+    return sentences
+
+
+def _decoded_models(context: int) -> dict[str, GPT]:
+    base = Experiment(
+        name="decoding",
+        question="",
+        task=VERBS_OR_TEXT,
+        arms=tuple(
+            Arm(name=name, shape={**DECODED, "context": context, "n_kv_heads": kv_heads}, widened=name != "MHA")
+            for name, kv_heads in KV_HEADS.items()
+        ),
+    )
+    with torch.random.fork_rng(devices=[]):
+        return {arm.name: GPT(base.config(arm, vocab_size=64)).eval() for arm in base.arms}
+
+
+class _Step:
+    """One token more for each text of a batch, after `context` tokens in static caches."""
+
+    def __init__(self, model: GPT, batch: int, context: int) -> None:
+        spec = model.config.attention
+        self.model, self.context = model, context
+        self.caches = [KVCache(max_length=context + 1) for _ in range(model.config.n_layers)]
+        self.ids = torch.zeros(batch, 1, dtype=torch.long)
+        with torch.no_grad():
+            for cache in self.caches:
+                # The values do not matter for the time, as long as they are ordinary numbers.
+                k, v = (torch.ones(batch, spec.n_kv_heads, context, w) for w in (spec.head_dim, spec.value_dim))
+                cache.append(k, v)
+
+    def __call__(self) -> None:
+        self.model(self.ids, self.caches, last_only=True)
+        for cache in self.caches:
+            cache.crop(self.context)
+
+
+SHARING = Experiment(
+    name="sharing",
+    question="What do shared key/value heads cost in quality, and what do they save?",
+    task=VERBS_OR_TEXT,
+    arms=SHARED,
+    timed=cost_and_speed,
+)
+
+
+# Two lookups: a task that needs two keys at one place, one number of one fact and another number of another.
+#
+#     b25 d03 a40 c12 f33 e01 ca? 10
+#
+# Each fact is one word: a name and two numbers. The question `ca?` asks for the first number of c and the second of a.
+# One head of any width mixes first and second numbers of both facts; two can fetch one number each. A head's weights
+# may depend on the numbers too, and a wide feed-forward, which knows the question, can sort out the mix: so it has one
+# neuron here, and more in the last arm.
+NAMES = "abcdef"
+NUMBERS = 6
+TRAIN_LINES, HELD_OUT_LINES = 16_000, 1_000
+LOOKUP_CONTEXT = len(NAMES) + 3  # facts, question, answer, and the boundary before them
+
+ACCURACY = Metric("accuracy", "share of exact answers", "")
+LOOKUP_SHAPE = {"context": LOOKUP_CONTEXT, "n_layers": 1, "d_model": 32, "d_ff": 1}
+
+
+def lines(count: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        numbers = {name: (rng.randrange(NUMBERS), rng.randrange(NUMBERS)) for name in NAMES}
+        facts = [f"{name}{numbers[name][0]}{numbers[name][1]}" for name in rng.sample(NAMES, len(NAMES))]
+        first, second = rng.sample(NAMES, 2)
+        yield " ".join([*facts, f"{first}{second}?", f"{numbers[first][0]}{numbers[second][1]}"])
+
+
+class Answers(Documents):
+    """Lines of which the answer alone is learned and scored: the facts and questions are random."""
+
+    def batch(self, generator: torch.Generator, size: int) -> Batch:
+        return _answers_only(super().batch(generator, size))
+
+    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+        yield from map(_answers_only, super().held_out_batches(size, limit))
+
+
+def _answers_only(batch: Batch) -> Batch:
+    inputs, targets = batch
+    answers = torch.full_like(targets, IGNORED)  # all lines have one length; the last target is the boundary
+    answers[:, -2] = targets[:, -2]
+    return inputs, answers
+
+
+def lookups(text: Path | None, seed: int) -> Corpus:
+    drawn = list(lines(TRAIN_LINES + HELD_OUT_LINES, seed))
+    train, held_out = drawn[:TRAIN_LINES], drawn[TRAIN_LINES:]
+    tokens = Tokens.words(drawn)
+    return Corpus("two lookups", tokens, Answers.of_lines(tokens, train, held_out, LOOKUP_CONTEXT), held_out[0])
+
+
+@torch.no_grad()
+def answers_right(model: GPT, corpus: Corpus) -> dict[str, float]:
+    right = count = 0
+    for inputs, targets in corpus.data.held_out_batches(256):
+        scored = targets != IGNORED
+        right += int((model(inputs).argmax(-1)[scored] == targets[scored]).sum())
+        count += int(scored.sum())
+    return {"accuracy": right / count, **held_out_loss(model, corpus)}
+
+
+TWO_LOOKUPS = Experiment(
+    name="two-lookups",
+    question="Can one head find two things at once?",
+    task=Task(
+        data="two lookups",
+        corpus=lookups,
+        recipe=Recipe(steps=500, batch=128, lr=1e-2, muon_lr=0.02, weight_decay=0.0, warmup=50),
+    ),
+    arms=(
+        *(heads_arm(count, LOOKUP_SHAPE) for count in (1, 2, 4)),
+        Arm(
+            name="1 head, more neurons",
+            about="feed-forward of 32, not 1",
+            shape={**LOOKUP_SHAPE, "n_heads": 1, "d_ff": 32},
+        ),
+    ),
+    metrics=(ACCURACY, LOSS),
+    measure=answers_right,
+    notes=(
+        f"Chance: {1 / NUMBERS**2:.3f} for the pair of numbers, {1 / NUMBERS:.3f} where one of the two is known; "
+        f"a model that knows one and guesses the other has a loss of ln {NUMBERS} = {math.log(NUMBERS):.3f} nats.",
+    ),
+)
+
+
+# Roles: known relations of the verb corpus, before and after training. A role is defined from the position that
+# predicts. For each the head that plays it most is taken, among the untrained heads as well. The control "even" is a
+# head that spreads its look evenly over all that it may see.
+LINES = 60  # conjugation lines scored, besides all held-out cells
+ROLES = ("previous token", "same token", "person", "translation")
+
+
+def places(line: str, words: Sequence[str]) -> dict[str, list[tuple[int, list[int]]]]:
+    """For each role the positions that look among the tokens of a line, and those that each would look at.
+
+    The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
+    verb.
+    """
+    start, related = len(words) - len(line.split()), verbs.related(line)
+    same = [(i, [j for j in range(i) if words[j] == words[i]]) for i in range(len(words))]
+    relations = {role: [(start + i, [start + j]) for i, j in related.get(role, ())] for role in ROLES[2:]}
+    previous = [(i, [i - 1]) for i in range(1, len(words))]
+    return {"previous token": previous, "same token": [place for place in same if place[1]], **relations}
+
+
+def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:
+    """For each role its mass in the best head, the mass of an even look, and the loss that this head is worth."""
+    masses, even = _masses(model, corpus)
+    whole = evaluate(model, corpus.data)
+    scores: dict[str, float] = {}
+    for role, mass_of_heads in masses.items():
+        layer, head = divmod(int(mass_of_heads.argmax()), model.config.n_heads)
+        with ablate(model, [f"L{layer}.H{head}"]):
+            cost = evaluate(model, corpus.data) - whole
+        scores |= {role: float(mass_of_heads.max()), f"even {role}": even[role], f"silenced {role}": cost}
+    return scores
+
+
+def _masses(model: GPT, corpus: Corpus) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Mean masses of each role in each head (layers * heads,), and in an even look."""
+    lines = [*verbs.conjugation_lines()[:LINES], *(cell.line for cell in corpus.cells)]
+    masses: dict[str, list[np.ndarray]] = {role: [] for role in ROLES}
+    even: dict[str, list[float]] = {role: [] for role in ROLES}
+    for line in lines:
+        ids = corpus.tokens.prompt(line)
+        words = corpus.tokens.shown(ids)
+        weights = np.stack([head.weights for head in head_maps(model, ids, words, "").maps])
+        for role, pairs in places(line, words).items():
+            for looks, at in pairs:
+                masses[role].append(weights[:, looks, at].sum(-1))
+                even[role].append(len(at) / (looks + 1))
+    return (
+        {role: np.mean(rows, axis=0) for role, rows in masses.items()},
+        {role: float(np.mean(rows)) for role, rows in even.items()},
+    )
+
+
+ROLES_OF_HEADS = Experiment(
+    name="roles",
+    question="Do heads take roles, and does it matter when one falls silent?",
+    task=replace(VERBS_OR_TEXT, text_recipe=None),
+    arms=(Arm(name="untrained", shape=SHAPE, trained=False), Arm(name="trained", shape=SHAPE)),
+    metrics=(
+        *(Metric(role, f"mass of the role {role} in its best head", "") for role in ROLES),
+        *(Metric(f"silenced {role}", f"loss added by silencing the head of {role}", "nats") for role in ROLES),
+    ),
+    measure=role_scores,
+    notes=("The head of a role is the one that gives it most: chosen anew for each seed, untrained or trained.",),
 )

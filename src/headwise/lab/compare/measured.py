@@ -1,29 +1,98 @@
-"""Claims that need no training: what is counted on real layers, and what a clock settles."""
+"""Claims that need no training: what is counted on real layers, and what a clock settles.
+
+Times are taken in turn within each round, so that a slow moment of the machine is shared; on one thread: with two,
+another process that keeps a core busy made a call of 5 ms take 16 or 400 here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import platform
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Cell, Claim, Table, measured_claim, of_all
-from headwise.lab.compare.timing import FASTER, Times, in_turn, median_ratio, milliseconds
-from headwise.lab.courses.stacked import MultiHeadAttentionWrapper, MultiHeadAttn, wrapper_from_class
+from headwise import __version__
+from headwise.cost.choices import TABLE
+from headwise.cost.read import price
+from headwise.gpt.train import one_thread
+from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Claim, measured_claim, of_all
+from headwise.lab.courses.stacked import MultiHeadAttn, MultiHeadedAttentionWrapper, wrapper_from_class
 from headwise.layer.importing.importers import from_course
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
 from headwise.rungs.tensor import attend
 from headwise.spec import Options
+from headwise.table import Cell, Table
+
+FASTER = 1.1  # from this ratio of speeds on: smaller ones are lost among other differences
+Times = dict[str, list[float]]  # seconds of each round
+
+
+@torch.no_grad()
+@one_thread()
+def in_turn(ways: Mapping[str, Callable[[], object]], rounds: int) -> Times:
+    """Seconds of each way in each round, after one that warms up; the order moves on by one each round."""
+    names = deque(ways)
+    times: Times = {name: [] for name in ways}
+    for way in ways.values():
+        way()
+    for _ in range(rounds):
+        for name in names:
+            began = time.perf_counter()
+            ways[name]()
+            times[name].append(time.perf_counter() - began)
+        names.rotate(-1)
+    return times
+
+
+def median_ratio(times: Times, name: str, over: str) -> float:
+    return statistics.median(a / b for a, b in zip(times[name], times[over], strict=True))
+
+
+def milliseconds(times: Times, name: str) -> float:
+    return 1000 * statistics.median(times[name])
+
+
+def machine() -> dict[str, str | int]:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "threads": "1 for each model in training, and in everything timed",
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "headwise": __version__,
+    }
+
 
 WIDTH = 768
 TOKENS = 256
 COUNTS = (1, 2, 4, 8, 16)
+MINILM = {
+    "model_type": "bert",
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 30522,
+}
+RECOMMENDED = {100_000_000: (4, 8), 1_000_000_000: (8, 16), 10**15: (16, 96)}  # parameters below which so many heads
 GROWS = 1.5  # from this ratio of times on, the softmax is said to grow
 
 
@@ -72,6 +141,22 @@ def parameters_with_heads() -> tuple[Claim, Table]:
     verdict = HOLDS if (single, many) == (3, 4) else DEPENDS if (single_without, many) == (3, 4) else FAILS
     rows = ((*count, square) for count, square in zip(counts.items(), squares, strict=True))
     return measured_claim("parameters", verdict, rows, width=WIDTH, **figures)
+
+
+def heads_of_models() -> tuple[Claim, Table]:
+    """The number of heads that a table recommends by size, against what published models have."""
+    prices = {"MiniLM-L6": price(MINILM)} | {name: price(name) for name in TABLE}
+    rows: list[tuple[Cell, ...]] = []
+    outside = []
+    for name, priced in prices.items():
+        total, heads = priced.parameters.total, priced.layers[0].attention.n_heads
+        fewest, most = next(bounds for limit, bounds in RECOMMENDED.items() if total < limit)
+        rows.append((name, total, heads, f"{fewest} to {most}"))
+        if not fewest <= heads <= most:
+            outside.append(f"{name} with {heads}")
+    verdict = of_all([len(outside) < len(rows), not outside])
+    figures = {"count": len(rows), "inside": len(rows) - len(outside), "outside": ", ".join(outside) or "none"}
+    return measured_claim("sizes", verdict, rows, **figures)
 
 
 def flops_with_heads(width: int = WIDTH, tokens: int = TOKENS, rounds: int = 15) -> tuple[Claim, Table]:
@@ -148,7 +233,7 @@ def _course_layers(size: LayerSize) -> dict[str, nn.Module]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         course = MultiHeadAttn(size.width, size.width, size.tokens, 0.0, size.heads).eval()
-        printed = MultiHeadAttentionWrapper(size.width, size.width, size.tokens, 0.0, size.heads).eval()
+        printed = MultiHeadedAttentionWrapper(size.width, size.width, size.tokens, 0.0, size.heads).eval()
         stacked = nn.Sequential(*wrapper_from_class(course))
         return {WRAPPER: stacked, CLASS: course, FUSED: from_course(course).layer, PRINTED: printed}
 

@@ -10,10 +10,9 @@ from importlib import resources
 from typing import Any
 
 from headwise.intervals import Interval
+from headwise.table import Cell, Table
 
 HOLDS, FAILS, DEPENDS, NOT_RUN = "holds", "does not hold", "depends", "not run here"
-
-Cell = str | int | float
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,6 @@ class ArmResult:
     parameters: int
     scores: Mapping[str, Score]  # empty where training diverged
     failure: str | None  # why there are no scores
-
-
-@dataclass(frozen=True)
-class Table:
-    """Figures measured besides, such as speed."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ def measured_claim(name: str, verdict: str, rows: Iterable[tuple[Cell, ...]], **
     """The claim of that name and the table that was measured for it."""
     words = ledger_words()[name]
     title, note = words["title"].format(**figures), words.get("note", "").format(**figures)
-    return judged_claim(name, verdict, **figures), Table(title, tuple(words["columns"]), tuple(rows), note)
+    return judged_claim(name, verdict, **figures), Table(tuple(words["columns"]), tuple(rows), title, note)
 
 
 @dataclass(frozen=True)

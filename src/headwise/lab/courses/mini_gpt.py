@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headwise.gpt import verbs
+from headwise.corpus import verbs
 from headwise.gpt.presets import warm_cosine
 from headwise.lab.microgpt.array import Model
 from headwise.lab.microgpt.draw import CONTEXT, WEIGHT_STD, Matrix, Replay, shapes

@@ -1,9 +1,9 @@
 """From one causal head to many, in torch, with the names of "Build a Large Language Model (From Scratch)", section 3.6.
 
-    CausalAttention             one head, d_in -> d_out
-    MultiHeadAttentionWrapper   h such heads side by side, joined: d_in -> h * d_out
-    MultiHeadAttn               h heads of d_out / h cut out of one projection, and W_O: d_in -> d_out
-    MultiHeadAttention          another name of it, which the book uses
+    CausalAttention                one head, d_in -> d_out
+    MultiHeadedAttentionWrapper    h such heads side by side, joined: d_in -> h * d_out
+    MultiHeadAttn                  h heads of d_out / h cut out of one projection, and W_O: d_in -> d_out
+    MultiHeadAttentionWrapper, MultiHeadAttention    other names of the two, which the book uses
 
 Constructors, attributes, order of the drawn weights and assertions are the course's. The wrapper and the class are not
 the same function: the wrapper is h times as wide and has no W_O. They become the same when its heads have width
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.masks import Causal
-from headwise.models.sites import observe
+from headwise.models.hook import observe
 from headwise.records import Call
 from headwise.spec import Options, check_dropout, require_size
 
@@ -105,7 +105,7 @@ class CausalAttention(_Projections):
         return 1, None, self.W_value.weight
 
 
-class MultiHeadAttentionWrapper(WatchedModule):
+class MultiHeadedAttentionWrapper(WatchedModule):
     """`num_heads` separate heads, their results joined side by side. (B,T,d_in) -> (B,T, num_heads * d_out).
 
     Each head has the whole of d_out, and no projection follows. Arguments as in `CausalAttention`.
@@ -152,6 +152,9 @@ class MultiHeadAttn(_Projections):
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
         self.out_proj = nn.Linear(d_out, d_out)
+        last = self.dropout
+        del self.dropout
+        self.dropout = last  # behind out_proj, so that the module prints as in the course
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_text(x)
@@ -169,10 +172,10 @@ class MultiHeadAttn(_Projections):
         return self.num_heads, self.out_proj.weight, self.W_value.weight
 
 
-MultiHeadAttention = MultiHeadAttn
+MultiHeadAttentionWrapper, MultiHeadAttention = MultiHeadedAttentionWrapper, MultiHeadAttn
 
 
-def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.Linear]:
+def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, nn.Linear]:
     """The heads of a `MultiHeadAttn`, taken apart: `projection(wrapper(x))` equals `layer(x)`.
 
     layer  a `MultiHeadAttn`, or the class as a notebook of the course defines it
@@ -183,7 +186,7 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.
     course: Any = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
     d_out, d_in = course.W_query.weight.shape
     n_heads, bias = course.num_heads, course.W_query.bias is not None
-    wrapper = MultiHeadAttentionWrapper(
+    wrapper = MultiHeadedAttentionWrapper(
         d_in, d_out // n_heads, course.mask.shape[0], course.dropout.p, n_heads, qkv_bias=bias
     )
     projection = nn.Linear(d_out, d_out)
@@ -199,7 +202,7 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadAttentionWrapper, nn.
 def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) -> MultiHeadAttn:
     """The `MultiHeadAttn` that computes `projection(wrapper(x))`; the inverse of `wrapper_from_class`.
 
-    wrapper     a `MultiHeadAttentionWrapper`, or the class as a notebook of the course defines it
+    wrapper     a `MultiHeadedAttentionWrapper`, or the class as a notebook of the course defines it
     projection  square and as wide as the joined heads; without bias it becomes one with a bias of zeros. None, for the
                 wrapper as the course prints it, is one that changes nothing: then the result computes `wrapper(x)`
 

@@ -3,7 +3,7 @@
 The algorithm is that of Karpathy's microgpt (2026). To learn, the numbers are `Value`s, which remember how they were
 made, so that `backward` finds the slope of the loss along every weight; to write, they are floats. For speed a dot
 product is a single node, and so is log(sum(exp)). Attention is causal because nothing here sees more than one token at
-a time: a token can only look at keys and values that have been appended.
+a time: a token can only look at keys and values that have been appended. The names are microgpt's.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Weights = Mapping[str, Sequence[Vector]]
 Cached = list[list[Vector]]  # for each layer, one vector for each token so far
 
 
-def linear(matrix: Sequence[Vector], x: Vector) -> Vector:
-    """y = W x: each row of W asks x one question, and the answer is a dot product. (n,m) and (m,) -> (n,)"""
-    return [dot(row, x) for row in matrix]
+def linear(x: Vector, w: Sequence[Vector]) -> Vector:
+    """y = W x: each row of W asks x one question, and the answer is a dot product. (m,) and (n,m) -> (n,)"""
+    return [dot(row, x) for row in w]
 
 
 def add(x: Vector, y: Vector) -> Vector:
     return [a + b for a, b in zip(x, y, strict=True)]
 
 
-def rms_norm(x: Vector) -> Vector:
+def rmsnorm(x: Vector) -> Vector:
     """x at a root mean square of 1, so that no layer has to guess how loud the one before it speaks."""
     scale = (dot(x, x) / len(x) + NORM_EPS) ** -0.5
     return [a * scale for a in x]
@@ -41,20 +41,22 @@ def softmax(x: Vector) -> Vector:
     return [exp(a - total) for a in x]
 
 
-def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_heads: int) -> Vector:
+def attention(q: Vector, keys: Sequence[Vector], values: Sequence[Vector], n_head: int) -> Vector:
     """Small attentions side by side. Each of four heads owns four places of q, of every key and of every value.
 
-    q (16,), keys and values (tokens so far, 16) -> (16,): the outputs of the heads, one after another.
+    q (n_embd,), keys and values (tokens so far, n_embd) -> (n_embd,): the outputs of the heads, one after another.
     """
-    width = len(q) // n_heads
-    concat = []
-    for head in range(n_heads):
-        places = slice(head * width, (head + 1) * width)
-        scores = [dot(q[places], key[places]) / math.sqrt(width) for key in keys]  # how well each key answers
-        weights = softmax(scores)
-        features = zip(*[value[places] for value in values], strict=True)
-        concat += [dot(weights, feature) for feature in features]  # the values, mixed by weight, place by place
-    return concat
+    n_embd = len(q)
+    head_dim = n_embd // n_head
+    x_attn: list[Scalar] = []
+    for hs in range(0, n_embd, head_dim):  # where the head starts
+        places = slice(hs, hs + head_dim)
+        q_h, k_h, v_h = q[places], [key[places] for key in keys], [value[places] for value in values]
+        attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]  # how well each key answers
+        attn_weights = softmax(attn_logits)
+        head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]  # the values, mixed by weight
+        x_attn += head_out
+    return x_attn
 
 
 class Model:
@@ -69,18 +71,19 @@ class Model:
     def logits(self, token: int, position: int, keys: Cached, values: Cached) -> Vector:
         """One token in, the logits (V,) of the next one out. Its keys and values are appended to those before it."""
         weights = self.weights
-        x = rms_norm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
+        x = rmsnorm(add(weights["wte"][token], weights["wpe"][position]))  # what it is, and where it stands
         for i in range(self.n_layers):
             # Tokens exchange information. What comes out is added to x: a layer corrects, it does not replace.
-            normed = rms_norm(x)
-            keys[i].append(linear(weights[f"layer{i}.attn_wk"], normed))
-            values[i].append(linear(weights[f"layer{i}.attn_wv"], normed))
-            concat = attention(linear(weights[f"layer{i}.attn_wq"], normed), keys[i], values[i], self.n_heads)
-            x = add(x, linear(weights[f"layer{i}.attn_wo"], concat))
+            normed = rmsnorm(x)
+            q, k, v = (linear(normed, weights[f"layer{i}.attn_w{role}"]) for role in "qkv")
+            keys[i].append(k)
+            values[i].append(v)
+            x_attn = attention(q, keys[i], values[i], self.n_heads)
+            x = add(x, linear(x_attn, weights[f"layer{i}.attn_wo"]))
             # Each token is worked on alone.
-            hidden = linear(weights[f"layer{i}.mlp_fc1"], rms_norm(x))
-            x = add(x, linear(weights[f"layer{i}.mlp_fc2"], [relu(a) for a in hidden]))
-        return linear(weights["lm_head"], x)
+            hidden = linear(rmsnorm(x), weights[f"layer{i}.mlp_fc1"])
+            x = add(x, linear([relu(a) for a in hidden], weights[f"layer{i}.mlp_fc2"]))
+        return linear(x, weights["lm_head"])
 
     def loss(self, ids: list[int]) -> Scalar:
         """How surprised the model is by the next token, in nats, as a mean over the predictions of a document."""

@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from headwise.files import write_whole
+from headwise.files import TEXT, whole_folder, write_whole
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
-from headwise.gpt.run import Settings, write_run
+from headwise.gpt.run import Run, Settings, write_run
 from headwise.lab.microgpt import draw as recipe
 from headwise.lab.microgpt.draw import BETA1, BETA2, N_HEADS, Draw, Matrix, Replay, Report, trained
-from headwise.layer.layer import shapes_alone
+from headwise.layer.projections import shapes_alone
 
 EXACT = "microgpt.json"  # losses, samples and weights in double precision; the model's file has single precision
 
@@ -89,12 +89,14 @@ def run(draw: Draw, steps: int, n_samples: int, report: Report | None) -> Replay
 
 
 def write_folder(folder: Path, result: Replay, settings: Settings) -> None:
-    """Write the model in the preset microgpt, its tokenizer, run.json, and all of the replay as JSON.
+    """Write the model in the preset microgpt, its tokenizer, run.json, and all of the replay as JSON; or nothing.
 
     settings  of the replay: its text, rung, seed and steps, and in `shape` its heads and layers
     """
     corpus, config, _ = settings.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / EXACT, json.dumps(asdict(result), ensure_ascii=False))
-    save_model(folder, build(result.parameters, config.n_heads).float(), corpus.tokens)
-    write_run(folder, settings, corpus.data.digest, "finished", None)
+    with whole_folder(folder) as fresh:
+        write_whole(fresh / EXACT, json.dumps(asdict(result), ensure_ascii=False))
+        save_model(fresh, build(result.parameters, config.n_heads).float(), corpus.tokens)
+        write_run(fresh, Run(settings, corpus.data.digest, "finished", None, None, None))
+        if (folder / TEXT).exists():  # that came from standard input
+            (folder / TEXT).rename(fresh / TEXT)

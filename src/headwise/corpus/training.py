@@ -16,19 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.corpus import verbs
+from headwise.corpus.documents import LARGE, Contents, Ints, TokenFile, token_file
+from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
+from headwise.corpus.sources import Sources
+from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
-from headwise.gpt import verbs
-from headwise.gpt.ngram import NGramModel, best_order, ngram_losses
-from headwise.gpt.token_file import Contents, Ints, TokenFile, token_file
-from headwise.gpt.tokens import Tokens
-from headwise.sources import Sources
 
 IGNORED = -100  # a target that does not count
 HELD_OUT_SHARE = 0.1
 EXAMPLE_TOKENS = 48
 HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
 NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19  # that n-grams count and are scored on at most: their tables are large
-LARGE = 2**24  # bytes of a text whose tokens are kept
 MOST_SHUFFLED = 2**20  # lines
 FORMAT = 1  # of what is kept: a change of how a text becomes ids counts on
 
@@ -46,7 +45,7 @@ class Stream:
             if length <= context:
                 raise HeadwiseError(
                     f"the {name} part of the text has {length} tokens, fewer than context {context} + 1; "
-                    f"pass a longer text or a smaller --context"
+                    f"pass a longer text or a smaller context="
                 )
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
@@ -54,7 +53,11 @@ class Stream:
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
         """Pieces side by side, so that each token is scored at most once."""
-        yield from map(self._pieces, torch.split(self._starts(limit), size))
+        starts = torch.arange(self._cut, self._ids.n_ids - self.context, self.context)
+        wanted = max(1, limit // self.context)
+        if len(starts) > wanted:
+            starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
+        yield from map(self._pieces, torch.split(starts[:, None], size))
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out ids in pieces of the context's length, about `limit` tokens of them."""
@@ -65,14 +68,6 @@ class Stream:
         train = self._ids.take(slice(max(0, self._cut - NGRAM_TOKENS), self._cut))
         held_out = self._ids.take(slice(self._cut, self._cut + NGRAM_SCORED))
         return best_order(ngram_losses(train, held_out, vocab_size))
-
-    def _starts(self, limit: int) -> Tensor:
-        """Where held-out pieces of about `limit` tokens begin, (N,1)."""
-        starts = torch.arange(self._cut, self._ids.n_ids - self.context, self.context)
-        wanted = max(1, limit // self.context)
-        if len(starts) > wanted:
-            starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
-        return starts[:, None]
 
     def _pieces(self, starts: Tensor) -> Batch:
         pieces = torch.from_numpy(self._ids.take(starts.numpy() + np.arange(self.context + 1)))
@@ -201,7 +196,7 @@ def verb_corpus(seed: int, context: int, any_order: bool = True) -> Corpus:
     ways = {"ways": verbs.clause_orders} if any_order else {}
     data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
     example = max(corpus.held_out_cells, key=lambda cell: cell.tense == "conditional").line  # `would` decides a tense
-    return Corpus("the verb corpus", tokens, data, example, corpus.held_out_cells)
+    return Corpus(verbs.NAME, tokens, data, example, corpus.held_out_cells)
 
 
 def text_corpus(

@@ -10,7 +10,7 @@ The relations inside a line are known, so the heads that serve them can be looke
 pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
 
-Regular forms are made by rule; the words, and what the rules get wrong, stand in verbs.toml.
+The words, and how each tense is made of them, stand in verbs.toml.
 The past is the Spanish pretérito indefinido.
 """
 
@@ -18,23 +18,27 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.words import Note, key_of
 
 _DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
-WHOLE_LINES, HALF_LINES = str(_DATA["whole_lines"]), str(_DATA["half_lines"])
-RELATIONS: dict[str, str] = _DATA["relations"]
+NAME = Note.of("source.verb_corpus")
+# What a reader must know who sees losses of whole lines, or of their Spanish halves, beside that of a run.
+WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
+# In a causal model the position that predicts does the looking.
+RELATIONS: dict[str, str] = {name: Note.of(key_of("job", name)) for name in _DATA["relations"]}
 
 PERSONS = ("I", "you", "he")
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
-_FORMS: dict[str, list[str]] = {verb: forms.split() for verb, forms in _DATA["verbs"].items()}
-VERBS = tuple(_FORMS)
+VERBS = tuple(_DATA["verbs"])
+_PRONOUNS = {"english": PERSONS, "spanish": ("yo", "tú", "él")}
 
 
 @dataclass(frozen=True)
@@ -52,65 +56,21 @@ class Cell:
 
     @property
     def english(self) -> str:
-        return f"{self.person} {_english_form(self.verb, self.tense, self.person)}"
+        return self._half("english")
 
     @property
     def spanish(self) -> str:
-        form = _spanish_forms(_FORMS[self.verb][0], self.tense)[PERSONS.index(self.person)]
-        return f"{_SPANISH_PRONOUN[self.person]} {form}"
+        return self._half("spanish")
 
     @property
     def line(self) -> str:
         return f"{self.english} = {self.spanish}"
 
-
-# --- English -----------------------------------------------------------------------------------------------------
-
-_TO_BE = {"I": "am", "you": "are", "he": "is"}
-
-
-def _english_form(verb: str, tense: str, person: str) -> str:
-    stem = verb[:-1] + "i" if verb.endswith("y") and verb[-2] not in "aeiou" else verb  # study, but not say
-    third = "has" if verb == "have" else stem + ("es" if stem[-1] in "io" else "s")
-    past, participle = _FORMS[verb][1:] or [stem.removesuffix("e") + "ed"] * 2
-    ing = (verb if verb.endswith("ee") else verb.removesuffix("e")) + "ing"  # seeing, but living
-    return {
-        "present": third if person == "he" else verb,
-        "past": past,
-        "future": f"will {verb}",
-        "conditional": f"would {verb}",
-        "progressive": f"{_TO_BE[person]} {ing}",
-        "perfect": f"{'has' if person == 'he' else 'have'} {participle}",
-    }[tense]
-
-
-# --- Spanish -----------------------------------------------------------------------------------------------------
-
-_SPANISH_PRONOUN = {"I": "yo", "you": "tú", "he": "él"}
-
-# Endings for yo, tú, él: those of the simple present and past depend on the class of the infinitive.
-_PRESENT = {"ar": "o as a", "er": "o es e", "ir": "o es e"}
-_PAST = {"ar": "é aste ó", "er": "í iste ió", "ir": "í iste ió"}
-
-
-def _spanish_forms(infinitive: str, tense: str) -> list[str]:
-    """The forms for yo, tú, él, in this order."""
-    odd = defaultdict(str, _DATA["irregular"].get(infinitive, {}))
-    stem, ending = infinitive[:-2], infinitive[-2:]
-    future_stem = odd["future_stem"] or infinitive
-    gerund = odd["gerund"] or stem + ("ando" if ending == "ar" else "iendo")
-    participle = odd["participle"] or stem + ("ado" if ending == "ar" else "ido")
-    return {
-        "present": odd["present"].split() or [stem + person for person in _PRESENT[ending].split()],
-        "past": odd["past"].split() or [stem + person for person in _PAST[ending].split()],
-        "future": [future_stem + person for person in ("é", "ás", "á")],
-        "conditional": [future_stem + person for person in ("ía", "ías", "ía")],
-        "progressive": [f"{estar} {gerund}" for estar in ("estoy", "estás", "está")],
-        "perfect": [f"{haber} {participle}" for haber in ("he", "has", "ha")],
-    }[tense]
-
-
-# --- The corpus --------------------------------------------------------------------------------------------------
+    def _half(self, language: str) -> str:
+        """Pronoun and form."""
+        number = PERSONS.index(self.person)
+        form: str = _DATA["tenses"][self.tense][language].split(" / ")[number]
+        return f"{_PRONOUNS[language][number]} {form.format(*_DATA['verbs'][self.verb][language].split())}"
 
 
 @dataclass(frozen=True)

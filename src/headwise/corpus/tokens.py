@@ -3,20 +3,99 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_json, read_text
+from headwise.files import MOST_JSON, read_bytes, read_json, read_text
+from headwise.words import Note
 
 MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text
+MOST_GROWN = 1 << 22  # characters that may come of a text where it does; the library takes some 400 bytes for each
 LARGEST_ID = 10**7  # of a token
+LARGE = re.compile(rb":\s*\d{8}")  # how one above it is written
 _ANY = r"[\s\S]"
+_WORDS = {"type": "WhitespaceSplit"}
+_COMMAS = {"type": "Split", "pattern": {"String": ","}, "behavior": "Isolated", "invert": False}
+_WORDS_AND_COMMAS = {"type": "Sequence", "pretokenizers": [_WORDS, _COMMAS]}
 _CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
 BOUNDARY = "<|end|>"  # stands before the first and after the last token of every document
+
+
+class TextTokens(Protocol):
+    """What a text needs to become ids, and ids to be read."""
+
+    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document
+    specials: frozenset[int]  # ids that stand for no text
+    unknown: int | None  # the id that stands for what the vocabulary lacks; None where there is none
+
+    def __len__(self) -> int: ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode` the characters [start, end) of the text that it stands for."""
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids that a model continues: the text after what the model expects before every document."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special tokens leave no trace."""
+
+    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Each id as a reader should see it, one by one."""
+
+    def digest(self) -> str:
+        """What names the ids that it makes of a text; nothing where it cannot be told."""
+
+
+class Reader(Protocol):
+    """What decides how a text becomes documents; an open model folder is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tokens(self) -> TextTokens | None: ...
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a document; None where there is no bound."""
+
+    @property
+    def vocab_size(self) -> int | None: ...
+
+
+def require_tokens(reader: Reader) -> TextTokens:
+    """The tokenizer of a model."""
+    if reader.tokens is None:
+        raise HeadwiseError(f"{reader.name} has no tokenizer; pass token ids, or put tokenizer.json beside the model")
+    return reader.tokens
+
+
+def unknown_characters(tokens: TextTokens, text: str, ids: Sequence[int]) -> int:
+    """How many characters of a text, whose ids these are, the tokenizer has no other token for than the unknown."""
+    if tokens.unknown is None or tokens.unknown not in ids:
+        return 0
+    sign = tokens.shown([tokens.unknown])[0]  # typed, it is known
+    spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
+    return sum(end - start for start, end in spans if text[start:end] != sign)
+
+
+def unknown_note(tokens: TextTokens | None, unknown: int, characters: int) -> tuple[str, ...]:
+    """What a reader of any number must know of a text with unknown characters; nothing where there are none."""
+    if tokens is None or tokens.unknown is None or not unknown:
+        return ()
+    sign = tokens.shown([tokens.unknown])[0]
+    counts = {"unknown": f"{unknown:,}", "characters": f"{characters:,}"}
+    return (Note.of("note.unknown", **counts, sign=repr(sign)),)
 
 
 @contextmanager
@@ -35,8 +114,10 @@ def tokenising() -> Iterator[None]:
 class Tokens:
     """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, growth: int = 1) -> None:
+        self._tokenizer, self._growth = tokenizer, growth
+        tokenizer.no_padding()
+        tokenizer.no_truncation()  # what a file says of batches would cut texts short
         self._tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
@@ -46,7 +127,7 @@ class Tokens:
         _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
         self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
-        self._by_word = (layout["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
+        self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         unknown = self.vocabulary.get(layout["model"].get("unk_token"))
         self.unknown = None if unknown == self.boundary else unknown  # which refuses what the vocabulary lacks
 
@@ -60,25 +141,32 @@ class Tokens:
 
     @classmethod
     def words(cls, lines: Iterable[str]) -> Tokens:
-        """Every distinct word between spaces, sorted, and the boundary."""
+        """Every distinct word between spaces, sorted, and the boundary.
+
+        Where a comma is a word and part of no other, it needs no space before it: `I work, you work` is five words.
+        """
         distinct = sorted({word for line in lines for word in line.split()})
         if BOUNDARY in distinct:
             raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        if [word for word in distinct if "," in word] == [","]:
+            commas = pre_tokenizers.Split(",", "isolated")
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), commas])
         return cls(tokenizer)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Tokens:
         """A `tokenizer.json`."""
         try:
-            check_tokenizer(path)
+            check_ids(path)
             tokenizer = Tokenizer.from_str(read_text(path))
+            growth = growth_of(tokenizer, path)
         except Exception as error:  # the library raises bare Exceptions
             raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
         if not tokenizer.get_vocab_size():
             raise HeadwiseError(f"{path} is a tokenizer without a token")
-        return cls(tokenizer)
+        return cls(tokenizer, growth)
 
     def __len__(self) -> int:
         return max(self.vocabulary.values()) + 1
@@ -87,6 +175,9 @@ class Tokens:
         """The content of `tokenizer.json`."""
         return str(self._tokenizer.to_str(pretty=True))
 
+    def digest(self) -> str:
+        return sha256(self.to_json().encode()).hexdigest()
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without boundaries. Raises HeadwiseError naming what is not in the vocabulary."""
         if self._by_character:
@@ -94,6 +185,7 @@ class Tokens:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
                 raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
+        check_growth(text, self._growth)
         with tokenising():
             try:
                 ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -114,7 +206,7 @@ class Tokens:
         if self._by_character:
             return "".join(c for c in text if c in self.vocabulary)
         if self._by_word:
-            return " ".join(w for w in text.split() if w in self.vocabulary and w != BOUNDARY)
+            return " ".join(word for word in self._words(text) if word in self.vocabulary and word != BOUNDARY)
         return text
 
     def document(self, text: str) -> list[int]:
@@ -139,8 +231,11 @@ class Tokens:
         """Each id as a reader should see it, one by one."""
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 
+    def _words(self, text: str) -> list[str]:
+        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+
     def _unknown_words(self, text: str) -> HeadwiseError | None:
-        missing = sorted(word for word in set(text.split()) if word == BOUNDARY or word not in self.vocabulary)
+        missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
         return self._unknown(missing, "words") if missing else None
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
@@ -151,18 +246,33 @@ class Tokens:
         return HeadwiseError(f"the model has not seen the {kind} {some}{more}; it knows {len(known)}: {listed}{rest}")
 
 
-def check_tokenizer(path: str | Path) -> None:
-    """Refuse a `tokenizer.json` whose ids, or whose replacements in a text, would make the library take all memory."""
+def check_growth(text: str, growth: int) -> None:
+    """Refuse a text that a tokenizer which lengthens texts up to so many times would make too long for memory."""
+    if growth > 1 and len(text) * growth > MOST_GROWN:
+        raise HeadwiseError(
+            f"the tokenizer may make {len(text) * growth:,} characters of {len(text):,}, and {MOST_GROWN:,} are "
+            f"allowed; pass a shorter text, or another tokenizer"
+        )
+
+
+def check_ids(path: str | Path) -> None:
+    """Refuse a `tokenizer.json` with ids for which the library would take all memory, before it reads the file."""
+    if not LARGE.search(read_bytes(path, MOST_JSON)):  # a file of many megabytes is parsed by the library alone
+        return
     layout = read_json(path)
-    if not isinstance(layout, dict):
-        raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: it holds no fields")
-    model = layout.get("model")
+    model = layout.get("model") if isinstance(layout, dict) else None
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     numbers = vocabulary.values() if isinstance(vocabulary, dict) else ()
     if large := [i for i in numbers if isinstance(i, int) and i > LARGEST_ID]:
         raise HeadwiseError(f"{path} gives a token the id {max(large):,}, and {LARGEST_ID:,} is the largest read")
+
+
+def growth_of(tokenizer: Tokenizer, path: str | Path) -> int:
+    """How many times longer a tokenizer may make a text before it is cut; HeadwiseError where that takes all memory."""
+    growths = {}
     for part in ("normalizer", "decoder"):
-        growth, steps = 1, [layout.get(part)]
+        module = getattr(tokenizer, part)
+        growth, steps = 1, [] if module is None else [json.loads(module.__getstate__())]
         while steps:
             step = steps.pop()
             if isinstance(step, dict):
@@ -172,6 +282,8 @@ def check_tokenizer(path: str | Path) -> None:
             raise HeadwiseError(
                 f"{path}: its {part} may make a text {growth:,} times longer, and at most {MOST_GROWTH:,} are allowed"
             )
+        growths[part] = growth
+    return growths["normalizer"]
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:

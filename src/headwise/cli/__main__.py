@@ -1,3 +1,0 @@
-from headwise.cli import main
-
-main()

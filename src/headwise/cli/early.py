@@ -1,0 +1,139 @@
+"""What a command refuses at once: by the names of files and what config.json says, before torch is imported.
+
+What it writes takes the place of nothing that it reads, of no file of a model, and of no other output. Files are
+compared by what the system says of them, so that a link, a hard link or another spelling is no way around.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from headwise.corpus.sources import Sources, contents, exists, files_of
+from headwise.cost import read_shape
+from headwise.cost.shape import ModelShape
+from headwise.errors import HeadwiseError
+from headwise.families import families
+from headwise.files import STDIN, is_stream, read_json
+from headwise.folders import check_folder, is_own, read_config
+from headwise.models.lineage import require_run
+
+
+def check_model(folder: Path) -> None:
+    """Refuse what is no model folder. What of a run is not in order its reader says, which takes no time either."""
+    if not is_own(folder):
+        check_folder(folder)
+
+
+def check_texts(folder: Path, texts: Sequence[str | Path] | None, field: str | None = None) -> None:
+    """Refuse texts that are not there; and no text at all, where no run says what the model was trained on."""
+    if not texts:
+        require_run(folder)
+        return
+    paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
+    Sources(paths, field)
+
+
+def check_one_count(folder: Path) -> None:
+    """Refuse a family whose config has one number for query heads and key/value heads."""
+    if is_own(folder):
+        return
+    family = families("reshape").get(str(read_config(folder).get("model_type")))
+    if family is not None and family.n_kv_heads is None:
+        raise HeadwiseError(
+            f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values cannot be "
+            f"written; share a Llama-type model, or remove heads with `headwise prune`"
+        )
+
+
+def shape_of(folder: Path) -> ModelShape | None:
+    """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
+    try:
+        return read_shape(folder)[1]
+    except HeadwiseError:
+        return None
+
+
+def context_in(shape: ModelShape | None) -> int | None:
+    """The longest text of a decoder. What others read at a time their modules say, not their config alone."""
+    return shape.positions if shape is not None and shape.generates and not shape.two_sided else None
+
+
+RUN, RECORD = "run.json", "headwise.json"  # which say what a model was made of
+MODEL = "config.json", RUN  # one of them lies in every folder of a model
+WRITTEN = ".html", ".png", ".csv", ".parquet"  # by options of these names; no model has such files
+
+
+def check_apart(files: Mapping[str, Path], folders: Mapping[str, tuple[Path, str]], inputs: Iterable[Path]) -> None:
+    """Raise HeadwiseError, before any work, for an output that would take the place of something else.
+
+    files    what is written, under the names of the options
+    folders  what is filled, and a pattern of all names that may lie there
+    """
+    for option, (folder, pattern) in folders.items():
+        _check_folder(option, folder, pattern)
+    taken = {_identity(file): f"is {file}, which is read" for path in inputs for file in _read(path)}
+    places = [_identity(folder) for folder, _ in folders.values()]
+    for option, path in {**files, **{option: folder for option, (folder, _) in folders.items()}}.items():
+        if is_stream(path):
+            continue
+        file, parent = _identity(path), Path(os.path.realpath(path)).parent
+        if file in taken:
+            raise HeadwiseError(f"{option} {path} {taken[file]}; pass another name")
+        taken[file] = f"is {option}, too"
+        harmless = path.suffix in WRITTEN and path.suffix == f".{option.removeprefix('--')}"
+        if option in files and not harmless and (_identity(parent) in places or _holds_model(parent)):
+            raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
+
+
+def _check_folder(option: str, folder: Path, pattern: str) -> None:
+    if not folder.is_dir():
+        return
+    for name in sorted(path.name for path in folder.iterdir()):
+        if not (name.startswith(".") or Path(name).suffix in WRITTEN or re.fullmatch(pattern, name)):
+            raise HeadwiseError(f"{option} {folder} holds {name}, which is no part of such work; pass a new folder")
+
+
+def _identity(path: Path) -> tuple[int, int, str]:
+    """The same for all names of a file. Of one that is not there yet: its place, and its name in whatever case."""
+    path = Path(os.path.realpath(path))
+    there = next(each for each in (path, *path.parents) if exists(each))
+    status = there.stat()
+    return status.st_dev, status.st_ino, str(path.relative_to(there)).casefold()
+
+
+def _holds_model(folder: Path) -> bool:
+    return any(exists(folder / name) for name in MODEL)
+
+
+def _read(path: Path) -> Iterator[Path]:
+    """The files that an input stands for, and the texts on which a model of it was trained."""
+    yield from _files(path)
+    if _holds_model(path):
+        for text in _texts(path):
+            yield from _files(text)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    if _holds_model(path):
+        return [file for file in path.iterdir() if file.suffix not in WRITTEN]
+    with suppress(HeadwiseError):  # said when it is read
+        return files_of(path)
+    return []
+
+
+def _texts(model: Path) -> list[Path]:
+    """Those that the run of a model names, or the runs that it comes from. What is damaged is said when it is read."""
+    runs, texts = [model], list[Path]()
+    with suppress(HeadwiseError, KeyError, TypeError):
+        runs += [model / each["folder"] for each in read_json(model / RECORD)["ancestors"]]
+    for run in runs:
+        with suppress(HeadwiseError, KeyError, TypeError):
+            names = read_json(run / RUN)["settings"]["text"]
+            texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
+    return [text for text in texts if exists(text)]

@@ -1,0 +1,306 @@
+"""Texts as documents of ids that fit a model: files and folders of text, a text given in full, or ids.
+
+Everything that reads a text for a model that is there goes through `read_documents` or `encoded`; what a model is
+trained on is read in `training`. Documents of ids may lie in a file that is mapped into memory (`TokenFile`): a corpus
+takes no more of it than what is read just now.
+
+    ids      2 bytes each for a vocabulary of up to 65,536 tokens, else 4; then zeros up to a multiple of 8
+    ends     8 bytes each: 0, and of every document the number of ids up to its end
+    facts    JSON: the numbers of ids, of documents and of bytes an id, and what the maker adds
+    8 bytes  the length of the facts
+    digest   32 bytes, the SHA-256 of all before
+
+That of a large text is made once, and kept in the folder that HEADWISE_CACHE names, ~/.cache/headwise by default.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headwise.corpus.labels import Relations
+from headwise.corpus.sources import Progress, Sources, contents
+from headwise.corpus.tokens import LARGEST_ID, Reader, Tokens, require_tokens, unknown_characters, unknown_note
+from headwise.errors import HeadwiseError
+from headwise.files import check_file, read_text, write_whole
+from headwise.kept import Kept
+from headwise.words import Note
+
+READ = 2**20  # bytes at a time
+DIGEST = 32  # bytes
+LARGE = 2**24  # bytes of a text whose tokens are kept
+
+Ints = npt.NDArray[np.int64]
+Contents = tuple[
+    Iterable[Iterable[Sequence[int] | Ints]], int, dict[str, Any]
+]  # documents in pieces, vocabulary, facts
+
+
+class TokenFile(Sequence[list[int]]):
+    """The documents of such a file, which may be closed meanwhile. Raises HeadwiseError for one that is damaged."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        size, digest = file.seek(0, os.SEEK_END), sha256()
+        file.seek(0)
+        for start in range(0, size - DIGEST, READ):
+            digest.update(file.read(min(READ, size - DIGEST - start)))
+        if file.read() != digest.digest():
+            raise HeadwiseError("a file of tokens is damaged: its contents are not those that were written to it")
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        end = size - DIGEST - 8
+        self.facts = json.loads(self._map[end - int.from_bytes(self._map[end : end + 8], "little") : end])
+        self.n_ids, n_documents, width = (self.facts[name] for name in ("ids", "documents", "width"))
+        self._ids = np.frombuffer(self._map, f"u{width}", self.n_ids)
+        self._ends = np.frombuffer(self._map, "i8", n_documents + 1, self.n_ids * width + -self.n_ids * width % 8)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, number: int | slice) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        (start,), (length,) = self.spans([range(len(self))[number]])
+        return self.take(slice(start, start + length)).tolist()
+
+    def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
+        """Of documents the places of their first ids in the whole file, and their lengths."""
+        places = np.asarray(numbers, np.int64)
+        return self._ends[places], self._ends[places + 1] - self._ends[places]
+
+    def take(self, places: Ints | slice) -> Ints:
+        """The ids at these places of the whole file, in the shape of the places."""
+        ids = self._ids[places].astype(np.int64)
+        if hasattr(mmap, "MADV_DONTNEED"):  # else pages that were read count as ours for ever
+            self._map.madvise(mmap.MADV_DONTNEED)
+        return ids
+
+
+def token_file(make: Callable[[], Contents], key: str = "", size: int = 0) -> TokenFile:
+    """What `make` gives, in a file without a name; with a key that determines it, in one that is kept and found again.
+
+    size  bytes, about: where the disk has no room for them, that is said before the work
+    """
+    if not key:
+        with tempfile.TemporaryFile() as new:
+            new.writelines(_bytes(make()))
+            return TokenFile(new)
+    folder = Path(os.environ.get("HEADWISE_CACHE", "~/.cache/headwise")).expanduser()
+    path, lock = folder / f"{key}.tokens", folder / f"{key}.lock"
+    for file in filter(Path.exists, (path, lock)):
+        check_file(file)
+    with Kept(folder, [path.name], wait=True, lock=lock.name):  # of several processes one makes it
+        with suppress(FileNotFoundError, HeadwiseError), path.open("rb") as there:
+            return TokenFile(there)
+        if size > (free := shutil.disk_usage(folder).free):
+            raise HeadwiseError(
+                f"the tokens of this text take about {size:,} bytes, and {folder} has {free:,} free; make room, or "
+                f"name another folder with HEADWISE_CACHE"
+            )
+        write_whole(path, _bytes(make()))
+        with path.open("rb") as made:
+            return TokenFile(made)
+
+
+def _bytes(contents: Contents) -> Iterator[bytes]:
+    """Those of a file. What gives the documents may add to the facts on the way."""
+    documents, vocab_size, facts = contents
+    width, count, n_documents, digest = 2 if vocab_size <= 2**16 else 4, 0, 0, sha256()
+    with tempfile.TemporaryFile() as ends:  # they may be many, too
+        ends.write(bytes(8))
+        for pieces in documents:
+            for ids in pieces:
+                yield (data := np.array(ids, f"u{width}").tobytes())
+                digest.update(data)
+                count += len(ids)
+            ends.write(count.to_bytes(8, sys.byteorder))
+            n_documents += 1
+        ends.seek(0)
+        for data in itertools.chain([bytes(-count * width % 8)], iter(lambda: ends.read(READ), b"")):
+            yield data
+            digest.update(data)
+    text = json.dumps({**facts, "ids": count, "documents": n_documents, "width": width}).encode()
+    text += len(text).to_bytes(8, "little")
+    digest.update(text)
+    yield text + digest.digest()
+
+
+FORMAT = 3  # of what is kept: a change of how a text becomes documents counts on
+BATCH = 4096  # tokens that run together at most
+
+
+@dataclass
+class Text:
+    """Documents as ids, and what is known about their tokens."""
+
+    documents: Sequence[Sequence[int]]  # at first any iterable; then they lie on the disk
+    shown: Callable[[Sequence[int]], tuple[str, ...]]  # ids as a reader should see them
+    specials: frozenset[int] = frozenset()  # ids that stand for no text
+    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    sources: tuple[str, ...] = ()
+    note: str = ""  # what a reader of the loss on this text must know
+    scored_after: int | None = None  # losses count what comes behind the first token of this id; None: everything
+    end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
+    relations: Relations | None = None  # what is known to belong together, in documents of their own
+    about: tuple[str, ...] = ()  # what a reader of any number on it must know
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.documents, TokenFile):
+            documents = ([ids] for ids in self.documents if len(ids) > 1)
+            self.documents = token_file(lambda: (documents, LARGEST_ID, {}))
+        if not len(self.documents):
+            raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
+        self.counts = Counter(itertools.chain.from_iterable(self.documents))
+        ids = list(self.counts)
+        marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
+        self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
+        self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
+        self._often = torch.zeros(max(self.counts) + 1, dtype=torch.long)
+        self._often[ids] = torch.tensor([self.counts[i] for i in ids])
+
+    def marks(self, ids: Tensor) -> dict[str, Tensor]:
+        """The delimiters and the rare tokens among the keys (S,) of a document."""
+        ids = ids.cpu()
+        delimiter = torch.isin(ids, self.delimiters)
+        delimiter[:1] = False  # it is the resting place of heads that look at nothing; "first" counts it
+        often = self._often[ids]
+        plain = ~torch.isin(ids, self._specials)
+        limit = often[plain].float().quantile(0.1) if plain.any() else torch.tensor(0.0)
+        return {"delimiter": delimiter, "rare": plain & (often <= limit)}
+
+
+def text_of(reader: Reader, documents: Sequence[Sequence[int]], sources: Sequence[str] = ()) -> Text:
+    """Documents of ids, with what a tokenizer knows of them."""
+    if (tokens := reader.tokens) is None:
+        return Text(documents, lambda ids: tuple(map(str, ids)), sources=tuple(sources))
+    return Text(documents, tokens.shown, tokens.specials, tokens.frame, tuple(sources))
+
+
+def read_documents(
+    reader: Reader,
+    sources: Sequence[str],
+    tokens: int | None = None,
+    most: int | None = None,
+    unknown: str = "refuse",
+    field: str | None = None,
+    progress: Progress | None = None,
+) -> Text:
+    """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
+
+    tokens   cut every text into documents of this many tokens; None cuts those that are longer than the model takes
+    most     stop after this many documents; None takes all
+    unknown  what becomes of characters or words that a vocabulary of those lacks: "refuse" them by name, or "skip"
+    field    of the records of .jsonl and .parquet the one that holds the text
+
+    The documents of large files are kept and found again; `about` says what was cut, and what is unknown. Raises
+    HeadwiseError when a text has no tokens, or holds what the vocabulary lacks and has no token for.
+    """
+    before, after = require_tokens(reader).frame
+    around, context = len(before) + len(after), reader.context
+    if tokens is not None and context is not None and tokens > context:
+        raise HeadwiseError(f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}")
+    room = tokens or context or sys.maxsize
+    if room < around + 2:
+        raise HeadwiseError(f"tokens {room} leaves no room for text; pass {around + 2} or more")
+    paths, typed = contents(sources)
+    files = Sources(paths, field, progress)
+    facts = {"cut": 0, "unknown": 0, "characters": 0}
+
+    def documents() -> Iterator[list[int]]:
+        for _, pieces in itertools.groupby(itertools.chain(files, typed), itemgetter(0)):
+            parts = cut((encoded(reader, piece, facts, unknown) for _, piece in pieces), room - around)
+            # The second is drawn with the first: a text is cut, too, where no more than its first document is read.
+            first = list(itertools.islice(parts, 2))
+            facts["cut"] += tokens is None and len(first) == 2
+            yield from ([*before, *ids, *after] for ids in itertools.chain(first, parts))
+
+    stored = ([ids] for ids in itertools.islice(documents(), most) if len(ids) > 1)
+    key = ""
+    if most is None and not typed and files.size >= LARGE and (digest := require_tokens(reader).digest()):
+        key = files.key(FORMAT, digest, before, after, tokens, context, unknown)
+    text = text_of(reader, read := token_file(lambda: (stored, LARGEST_ID, facts), key, files.size), sources)
+    if read.facts["cut"]:
+        text.about = (Note.of("note.cut", count=read.facts["cut"], context=f"{context:,}", model=reader.name),)
+    text.about += unknown_note(reader.tokens, read.facts["unknown"], read.facts["characters"])
+    return text
+
+
+def encoded(reader: Reader, text: str, facts: dict[str, int], unknown: str = "refuse") -> list[int]:
+    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`."""
+    tokens = require_tokens(reader)
+    known = tokens.known(text) if unknown == "skip" and isinstance(tokens, Tokens) else text
+    ids = tokens.encode(known)
+    if reader.vocab_size is not None and max(ids, default=0) >= reader.vocab_size:
+        raise HeadwiseError(
+            f"the tokenizer of {reader.name} has the token id {max(ids)} and the model knows {reader.vocab_size} "
+            f"tokens: they do not belong together"
+        )
+    facts["unknown"] += unknown_characters(tokens, known, ids)
+    facts["characters"] += len(known)
+    return ids
+
+
+def cut(pieces: Iterable[Sequence[int]], size: int) -> Iterator[list[int]]:
+    """Ids that come in pieces of any length, in pieces of one size; the last may be shorter."""
+    rest: list[int] = []
+    for piece in pieces:
+        rest += piece
+        whole = len(rest) // size * size
+        yield from (rest[start : start + size] for start in range(0, whole, size))
+        del rest[:whole]
+    if rest:
+        yield rest
+
+
+def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
+    """Documents given as ids: whole numbers separated by spaces or commas, a document a line."""
+    documents: dict[str, list[int]] = {}
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        name = f"{path}, line {number}"
+        try:
+            ids = [int(word) for word in line.replace(",", " ").split()]
+        except ValueError:
+            raise HeadwiseError(f"{name}: token ids are whole numbers separated by spaces, a document a line") from None
+        if ids:
+            documents[name] = ids
+    return check_ids(reader, dict(itertools.islice(documents.items(), most)), [str(path)])
+
+
+def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence[str] = ()) -> Text:
+    """Documents of ids, by their names in errors, that the model takes."""
+    for name, ids in documents.items():
+        for i in ids:
+            if i < 0 or (reader.vocab_size is not None and i >= reader.vocab_size):
+                raise HeadwiseError(f"{name}: {i} is no token of a vocabulary of {reader.vocab_size}")
+        if reader.context is not None and len(ids) > reader.context:
+            raise HeadwiseError(
+                f"{name} has {len(ids):,} tokens and {reader.name} takes {reader.context:,} at a time; "
+                f"cut it into several documents"
+            )
+    return text_of(reader, list(documents.values()), sources)
+
+
+def batches(
+    documents: Iterable[Sequence[int] | Tensor], most: int | None = None, size: int | None = None
+) -> Iterator[Tensor]:
+    """Neighbours of equal length as (B,T) ids, `size` of them or up to `most` tokens, default BATCH: no padding."""
+    for length, group in itertools.groupby(documents, key=len):
+        while chunk := list(itertools.islice(group, size or max(1, (most or BATCH) // length))):
+            yield torch.stack([torch.as_tensor(document) for document in chunk])

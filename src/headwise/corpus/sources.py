@@ -1,0 +1,188 @@
+"""Texts of any size, read in pieces: files and folders, packed or not, and records that have the text in a field."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headwise.errors import HeadwiseError
+from headwise.files import MOST_TEXT, STDIN, check_file, read_text, text_path
+
+PIECE = 2**20  # characters
+MOST_PACKING = 100  # times that a large column of a Parquet file may grow; text packs 3 to 10 times
+PLAIN, RECORDS, PACKED = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson", ".parquet"), (".gz", ".zst")
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+class Sources:
+    """The documents of files and folders, in pieces.
+
+    A plain file is one document. In `.jsonl` and `.parquet` each record is one, whose text is in `field`. All may be
+    packed (`.gz`, `.zst`) but `.parquet`, which packs itself. Of a folder the files of these kinds are taken, in the
+    order of their names. Raises HeadwiseError for what is not there, damaged, no UTF-8, blank or without the field.
+    """
+
+    def __init__(self, paths: Sequence[Path], field: str | None = None, progress: Progress | None = None) -> None:
+        self.files = [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
+        self.size = sum(map(check_file, self.files))  # bytes
+        if field is not None and not any(_kind(file) in RECORDS for file in self.files):
+            raise HeadwiseError(f"field={field} is a field of .jsonl and .parquet files, and there is none of them")
+        self.field, self._progress = field or "text", progress
+        self.name = " and ".join([path.name for path in paths[:1]] + [f"{len(paths) - 1} more"] * (len(paths) > 1))
+
+    def key(self, *options: Any) -> str:
+        """What names the tokens that come of these files with these options: a SHA-256 of all of it."""
+        whole = sha256(json.dumps([self.field, *options]).encode())
+        for file in self.files:
+            with file.open("rb") as opened:
+                whole.update(file_digest(opened, "sha256").digest())
+        return whole.hexdigest()
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Name and piece; pieces that follow one another under one name are a document."""
+        blank, before, megabytes = bool(self.files), 0, 0
+        for file in self.files:
+            with file.open("rb", buffering=0) as raw:
+                try:
+                    for name, piece in _documents(file, raw, self.field):
+                        blank = blank and not piece.strip()
+                        if self._progress and (before + raw.tell()) >> 20 > megabytes:
+                            megabytes = (before + raw.tell()) >> 20
+                            self._progress("MB of text read", megabytes, self.size >> 20)
+                        yield name, piece
+                except HeadwiseError:
+                    raise
+                except ModuleNotFoundError as error:
+                    raise HeadwiseError(f"{file} needs {error.name}: pip install 'headwise[tables]'") from None
+                except UnicodeDecodeError as error:
+                    place = (
+                        "a byte" if file.suffix in PACKED else f"byte {raw.tell() - len(error.object) + error.start}"
+                    )
+                    raise HeadwiseError(f"{file} is not UTF-8: {place} is 0x{error.object[error.start]:02x}") from None
+                except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: of pyarrow
+                    raise HeadwiseError(f"{file} is damaged or cut short: {error}") from None
+            before += file.stat().st_size
+        if blank:
+            raise HeadwiseError(f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space")
+
+    def stream(self) -> Iterator[str]:
+        """One text of all documents, in pieces, with a line end between them."""
+        before, last = "", "\n"
+        for name, piece in self:
+            if name != before and not last.endswith("\n"):
+                yield "\n"
+            before, last = name, piece or last
+            yield piece
+
+    def lines(self) -> Iterator[str]:
+        """Each record, and each line of a plain file, without white space around it; blank ones are left out."""
+        plain = {str(file) for file in self.files if _kind(file) not in RECORDS}
+        for name, piece in self:
+            yield from filter(None, map(str.strip, piece.splitlines() if name in plain else [piece]))
+
+
+def contents(sources: Sequence[str]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """The files and folders among the sources; and the texts that are given in full, with a name for each."""
+    paths: list[Path] = []
+    typed: list[tuple[str, str]] = []
+    for source in sources:
+        if not source.strip():
+            raise HeadwiseError("the text is empty; pass a file, a folder or some words")
+        path = text_path(source)
+        if source == STDIN:
+            typed.append(("standard input", read_text(source)))
+        elif exists(path):
+            paths.append(path)
+        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in PLAIN or "/" in source):
+            raise HeadwiseError(f"there is no file {source}")
+        else:
+            typed.append((f"text {len(typed) + 1}" if typed else "the text", source))
+    return paths, typed
+
+
+def exists(path: Path) -> bool:
+    """Is there such a file or folder? Whole texts, which are no names, are none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a text that is too long, or too strange, to be a name
+        return False
+
+
+def _kind(path: Path) -> str:
+    return Path(path.stem if path.suffix in PACKED else path.name).suffix
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The texts in a folder."""
+    kinds = (*PLAIN, *RECORDS)
+    files = sorted(file for file in folder.rglob("*") if _kind(file) in kinds and file.is_file())
+    if not files:
+        raise HeadwiseError(f"{folder} holds no text files ({', '.join((*kinds, *PACKED))})")
+    return files
+
+
+def _documents(path: Path, raw: BinaryIO, field: str) -> Iterator[tuple[str, str]]:
+    if _kind(path) == ".parquet":
+        from pyarrow import PythonFile, parquet
+
+        # As a dictionary, a text that stands in many rows is unpacked once.
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": PIECE, "read_dictionary": [field]}
+        table = parquet.ParquetFile(PythonFile(raw), **options)
+        if field not in table.schema_arrow.names:
+            _record(dict.fromkeys(table.schema_arrow.names), field, f"{path}, row 1")
+        _check_unpacked(path, table.metadata)
+        batches = table.iter_batches(64, columns=[field])
+        texts = (value.as_py() for batch in batches for value in batch.column(0))  # one by one: a record may be large
+        yield from (_record({field: text}, field, f"{path}, row {number}") for number, text in enumerate(texts, 1))
+        return
+    if path.suffix == ".gz":
+        raw = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
+    elif path.suffix == ".zst":
+        from pyarrow import CompressedInputStream, PythonFile
+
+        raw = CompressedInputStream(PythonFile(raw), "zstd")
+    text = io.TextIOWrapper(raw, "utf-8-sig")
+    try:
+        if _kind(path) in RECORDS:
+            lines = enumerate(iter(partial(text.readline, MOST_TEXT), ""), 1)
+            yield from (_record(line, field, f"{path}, line {number}") for number, line in lines if line.strip())
+        else:
+            while piece := text.read(PIECE) + text.readline(PIECE):
+                yield str(path), piece
+    finally:
+        text.detach()  # the file is its opener's to close
+
+
+def _check_unpacked(path: Path, metadata: Any) -> None:
+    """Refuse a column that a few bytes unpack to more than memory: what one page holds is unpacked at once."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            packed, size = column.total_compressed_size, column.total_uncompressed_size
+            if size > max(MOST_TEXT, MOST_PACKING * packed):
+                raise HeadwiseError(
+                    f"{path}: {packed:,} bytes of its column {column.path_in_schema} unpack to {size:,}; at most "
+                    f"{MOST_TEXT:,}, or {MOST_PACKING} times as many, are read: write it anew in smaller row groups"
+                )
+
+
+def _record(record: Any, field: str, name: str) -> tuple[str, str]:
+    """Name and text of a record: a line of JSON, or a row as a dict."""
+    try:
+        fields = json.loads(record) if isinstance(record, str) else record
+        fields[field].encode()  # raises also for half of a surrogate pair
+        return name, fields[field]
+    except KeyError:
+        raise HeadwiseError(f"{name} has no field {field!r}; it has {', '.join(fields) or 'none'} (field=)") from None
+    except (TypeError, AttributeError, UnicodeEncodeError):
+        raise HeadwiseError(f"{name} has no text in its field {field!r}: {fields!r:.60}") from None
+    except (ValueError, RecursionError) as error:
+        raise HeadwiseError(f"{name} is no JSON: {error}") from None

@@ -1,0 +1,175 @@
+"""What is known of the families of transformers: a record each, from families.toml, and what verbs may do with them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from headwise.errors import unknown
+
+OURS = "headwise"  # the model_type of our own GPT
+REFUSALS = {
+    "price": "model_type={!r} is not one that can be priced exactly",
+    "reshape": "{} is a family whose heads cannot be reshaped yet",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One record. What its price and its form say is read in `cost` and `gpt`; the rest is where its attention lies.
+
+    The attention module is the one that has W_O: class `<prefix>Attention`. Paths of submodules and of attributes are
+    seen from it, with dots; None is what the family does not have.
+    """
+
+    name: str  # the config's `model_type`: "llama"
+    price: Mapping[str, Any] | None = None  # how its config sizes a model
+    form: Mapping[str, Any] | None = None  # how a model of ours is written as one
+    decodes: bool = False  # have its models a form in which they decode as ours do?
+    prefix: str = ""  # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
+    # Path of the part that has W_Q, W_K and W_V and computes the heads, classes `<prefix>SelfAttention` and
+    # `<prefix>CrossAttention`, where W_O stands beside it (BERT: "self"); "" where it is the module itself.
+    core: str = ""
+    # Paths of the projections, each a Linear, or GPT-2's Conv1D, with or without bias. Where q, k and v name one
+    # module, its outputs are all queries, then all keys, then all values.
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    o: str = "o_proj"
+    cross_q: str | None = None  # of the queries in modules for cross attention, whose `k` has keys, then values
+    # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused. With
+    # `kv_down` they are those of the latents.
+    q_norm: str | None = None
+    k_norm: str | None = None
+    norm_offset: float = 0.0  # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
+    # Multi-head latent attention: the Linear to the latent and the rotary key, of which `k` and `v`, one module, make
+    # the keys and values of each head in turn. Where there is a `q_down`, `q_up` makes the queries of its latent.
+    kv_down: str | None = None
+    q_down: str | None = None
+    q_up: str | None = None
+    # Are queries and keys rotated? Pairs are features m and m + d/2, the angles those of `config.rope_parameters` and
+    # of class `<prefix>RotaryEmbedding` in the same file.
+    rope: bool = True
+    rope_width: str = "head_dim"  # attribute with the number of features that may be rotated
+    interleaved: str | bool = False  # are pairs features 2m and 2m + 1 instead? An attribute, or the answer
+    n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
+    n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
+    scale: str = "scaling"  # attribute with the factor of q.k
+    softcap: str | None = None  # attribute with the softcap, which may be None
+    dropout: str = "attention_dropout"  # attribute with the probability of dropping a weight
+    causal: tuple[str, ...] = ("is_causal",)  # attributes of which one that is True makes self attention causal
+    window: str | None = None  # attribute with the length of a sliding window, the query included, which may be None
+    cross_mask: str = "attention_mask"  # keyword of the mask in a call of cross attention
+    layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
+    attention: str = "self_attn"  # the attention module, seen from a layer
+    width: str = "hidden_size"  # the config's field for the width of the model
+    even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
+
+    @property
+    def verbs(self) -> set[str]:
+        """What may be done with its models; to watch them no record is needed.
+
+        price    count it from its config
+        import   make a layer of its attention
+        reshape  share, prune and narrow; heads that are made of one latent cannot be
+        decode   as ours do, which takes a plan, too
+        """
+        answers = {
+            "price": self.price is not None,
+            "import": self.prefix != "" and self.name != OURS,
+            "reshape": self.prefix != "" and self.kv_down is None,
+            "decode": self.decodes,
+        }
+        return {verb for verb, answer in answers.items() if answer}
+
+    @property
+    def packed(self) -> bool:
+        """Are queries, keys and values one matrix?"""
+        return self.q == self.k == self.v
+
+    @property
+    def whole(self) -> str:
+        """Class of the attention with W_O."""
+        return f"{self.prefix}Attention"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Those of the attention with W_O, and of the part that computes the heads."""
+        return (self.whole, *(f"{self.prefix}{kind}Attention" for kind in ("Self", "Cross") if self.core))
+
+    def is_cross(self, core: object) -> bool:
+        """Is the module for cross attention alone?"""
+        return f"{self.prefix}CrossAttention" in class_names(core) or getattr(core, "is_cross_attention", False)
+
+    def within_core(self, path: str) -> str:
+        """A path seen from the core: "self.query" becomes "query"."""
+        return path.removeprefix(f"{self.core}.")
+
+    def read(self, core: object, name: str | None) -> Any:
+        """The attribute at a path seen from the core; None where the family or the module has none."""
+        value: Any = core
+        for step in self.within_core(name).split(".") if name else ():
+            value = getattr(value, step, None)
+        return value if name else None
+
+
+_TABLE = tomllib.loads(resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8"))
+HARMLESS = frozenset(_TABLE.pop("harmless"))
+SIZE_WORDS = frozenset(_TABLE.pop("size_words"))
+USUAL: dict[str, Any] = _TABLE.pop("usual")  # names of modules and fields, for families without a record
+
+
+def _part(name: str, part: str) -> dict[str, Any] | None:
+    """A part of a record, joined with what it shares with another family's."""
+    fields: dict[str, Any] | None = _TABLE[name].get(part)
+    if fields is None or "like" not in fields:
+        return fields
+    shared = _part(fields["like"], part) or {}
+    return {**shared, **{field: value for field, value in fields.items() if field != "like"}}
+
+
+def _family(name: str) -> Family:
+    places: dict[str, Any] = {}
+    for field, value in (_part(name, "attention") or {}).items():
+        places[field] = tuple(value) if isinstance(value, list) else None if value == "" else value
+    decodes = _TABLE[name].get("decodes", False)
+    return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), decodes=decodes, **places)
+
+
+_families = {name: _family(name) for name in _TABLE}
+
+
+def register(family: Family) -> Family:
+    """Make a family known, in the place of one of the same name; returns it."""
+    _families[family.name] = family
+    return family
+
+
+def families(verb: str | None = None) -> dict[str, Family]:
+    """All that are known, by name; with a verb those that it serves."""
+    return {name: family for name, family in _families.items() if verb is None or verb in family.verbs}
+
+
+def family_for(verb: str, name: object) -> Family:
+    """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
+    served = families(verb)
+    if not isinstance(name, str) or name not in served:
+        raise unknown(REFUSALS[verb].format(name), name, served)
+    return served[name]
+
+
+def family_of_attention(module: object) -> Family | None:
+    """The family whose class a module's class is, or comes from; None where none is known."""
+    for name in class_names(module):
+        for family in families("import").values():
+            if name in family.classes:
+                return family
+    return None
+
+
+def class_names(module: object) -> list[str]:
+    """Of a module's class and of those that it comes from, the nearest first."""
+    return [base.__name__ for base in type(module).__mro__]

@@ -1,0 +1,169 @@
+"""A table of words and numbers, and its ways out: the terminal, a notebook, Markdown, comma-separated values.
+
+On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from headwise.markup import Markup, escaped
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Cell = str | int | float | None
+FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # begin a cell that a spreadsheet runs
+WORDS = 10  # columns of the console that a column of words keeps, however narrow the console is
+
+
+def say(console: Console, line: str) -> None:
+    """A paragraph as it is: brackets are no markup, numbers get no colour. A terminal wraps it between words."""
+    from rich.text import Text
+
+    console.print(Text(line), highlight=False, markup=False, soft_wrap=console.soft_wrap and not console.is_terminal)
+
+
+def shown(cell: Cell) -> str:
+    """A cell as text: whole numbers in full, others to three digits, nothing for None."""
+    if cell is None or isinstance(cell, str):
+        return cell or ""
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under their headings; the first column names the rows. Cells that are `Markup` go out as they are.
+
+    `left` lists the columns of words, which stand at the left and may wrap; numbers stand at the right.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    note: str = ""  # said below the table
+
+    @staticmethod
+    def of(rows: Sequence[Mapping[str, Any]]) -> Table:
+        """Of rows with the same keys, which are the columns."""
+        return Table(list(rows[0]), [list(row.values()) for row in rows])
+
+    def csv(self) -> str:
+        """Comma-separated values; floats have seven digits, and None is empty.
+
+        A text that a spreadsheet would run begins with `'`: names of relations, models and heads come from others.
+        """
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        for row in (self.columns, *self.rows):
+            writer.writerow(map(_value, row))
+        return file.getvalue()
+
+    def html(self) -> str:
+        """An HTML table, without title and note."""
+        columns = "".join(f'<th scope="col">{_html(cell)}</th>' for cell in self.columns)
+        lines = [f"<table><thead><tr>{columns}</tr></thead><tbody>"]
+        for first, *cells in self.rows:
+            values = "".join(f"<td>{_html(cell)}</td>" for cell in cells)
+            lines.append(f'<tr><th scope="row">{_html(first)}</th>{values}</tr>')
+        return f"{''.join(lines)}</tbody></table>"
+
+    def markdown(self, left: Iterable[int] = (0,)) -> str:
+        """A Markdown table, without title and note."""
+        lefts = set(left)
+        rules = ["---" if place in lefts else "---:" for place in range(len(self.columns))]
+        lines = [list(map(_markdown, self.columns)), rules, *(map(_markdown, row) for row in self.rows)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def text(self, width: int = 100, left: Iterable[int] = (0,), last: int = 0) -> str:
+        """What `print` prints on a console of that width."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        self.print(Console(file=file, width=width), left, last)
+        return file.getvalue()
+
+    def print(self, console: Console, left: Iterable[int] = (0,), last: int = 0) -> None:
+        """Columns that do not fit go on in a further table below, behind the first column again.
+
+        Numbers are never broken. The `last` rows stand below a line.
+        """
+        from rich import box
+        from rich.cells import cell_len
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        cells = [list(map(shown, row)) for row in self.rows]
+        lefts = set(left)
+        columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
+        wide = [max(map(cell_len, column)) for column in columns]
+        least = []  # that a column may have: its longest number, or the longest word of its heading
+        for place, (heading, *column) in enumerate(columns):
+            longest = max(map(cell_len, column), default=0)
+            word = max(map(cell_len, heading.split()), default=0)
+            least.append(max(word, min(longest, WORDS) if place in lefts else longest))
+        fits = sum(wide) + 2 * len(wide) <= console.width
+        gap = 2 if fits else 1  # between two columns
+        beside = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)  # where all columns stand in one table
+        first = wide[0] if fits else min(wide[0], max(least[0], console.width // 3, beside))
+        start = 1
+        while start < len(columns) or start == 1:
+            end, room = start, console.width - first - 2
+            while end < len(columns) and (
+                end == start or sum(least[start : end + 1]) + gap * (end + 1 - start) <= room
+            ):
+                end += 1
+            widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
+            grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
+            if self.title:
+                grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
+                grid.title_justify = "left"
+            for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
+                side: Literal["left", "right"] = "left" if place in lefts else "right"
+                grid.add_column(Text(columns[place][0]), justify=side, width=max(1, width), overflow="fold")
+            for number, row in enumerate(cells):
+                if last and number == len(cells) - last:
+                    grid.add_section()
+                grid.add_row(*(Text(row[place]) for place in (0, *range(start, end))))
+            console.print(grid)
+            start = max(end, 2)
+        if self.note:
+            say(console, self.note)
+
+
+def markdown_text(text: str) -> str:
+    """What Markdown would take for markup, escaped."""
+    for sign in ("\\", "|", "*", "<", "_"):
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def _value(cell: Cell) -> Cell:
+    if isinstance(cell, str) and cell.startswith(FORMULAS):
+        return f"'{cell}"
+    return f"{cell:.7g}" if isinstance(cell, float) else cell
+
+
+def _html(cell: Cell) -> str:
+    return cell if isinstance(cell, Markup) else escaped(shown(cell))
+
+
+def _markdown(cell: Cell) -> str:
+    return cell if isinstance(cell, Markup) else markdown_text(shown(cell))
+
+
+def _spread(wide: list[int], least: list[int], room: int) -> list[int]:
+    """What each column gets: its least, and from the left what is still free up to all that it can use."""
+    free = room - sum(least)
+    widths = []
+    for full, small in zip(wide, least, strict=True):
+        more = max(0, min(full - small, free))
+        widths.append(small + more)
+        free -= more
+    return widths

@@ -1,0 +1,95 @@
+"""What the library says, by key, in every language: the phrases of `words.toml`.
+
+Python sends keys and facts; pages and the terminal put them into words. A phrase may hold values, `{count}`, and words
+that go by a number, `{count} {count:head|heads}`: the first where it is 1. On a page `*word*` stands out, `` `key` ``
+is a key of the keyboard and `k_j` has an index. Values are never read so.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.markup import escaped
+
+LANGUAGES = ("en", "es")
+_PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
+_MARKUP = re.compile(rf"{_PLACE}|\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)")
+
+
+@functools.cache
+def table() -> dict[str, dict[str, str]]:
+    """Key to language to phrase; the key of `[report] lede` is `report.lede`."""
+    text = resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
+    sections = tomllib.loads(text)
+    return {f"{name}.{key}": phrase for name, section in sections.items() for key, phrase in section.items()}
+
+
+def check_lang(lang: str) -> None:
+    """Raise HeadwiseError for a language that the table does not have."""
+    if lang not in LANGUAGES:
+        raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}")
+
+
+def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Language to key to phrase, of some sections: what a page carries."""
+    keys = [key for key in table() if key.split(".")[0] in sections]
+    return {lang: {key: table()[key][lang] for key in keys} for lang in LANGUAGES}
+
+
+def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
+    """A phrase with its facts, as plain text with its marks of emphasis."""
+    return marked(key, lang, facts, ("*", "*"))
+
+
+def marked(key: str, lang: str, facts: Mapping[str, Any], marks: tuple[str, str]) -> str:
+    """A phrase with its facts; what it emphasises stands between the marks."""
+    text = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
+    return re.sub(_PLACE, lambda place: _value(place, facts), text)
+
+
+def key_of(section: str, name: str) -> str:
+    """The key of something by its name: `role.previous_token`."""
+    return f"{section}.{name.replace(' ', '_')}"
+
+
+class Note(str):
+    """A phrase in English that remembers its key and its facts: `Note.of("note.silent", heads="L0.H1")`."""
+
+    key: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, key: str, **facts: Any) -> Note:
+        note = cls(phrase(key, **facts))
+        note.key, note.facts = key, facts
+        return note
+
+
+def sent(text: str) -> str | tuple[str, dict[str, Any]]:
+    """What a page gets of a text: a note as key and facts, which it says in its language; any other as it is."""
+    return (text.key, text.facts) if isinstance(text, Note) else text
+
+
+def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:
+    """A phrase with its values as HTML, its own marks as elements and the values as text."""
+    text, html, done = table()[key][lang], "", 0
+    for mark in _MARKUP.finditer(text):
+        html += escaped(text[done : mark.start()])
+        done = mark.end()
+        if mark[4] or mark[5]:
+            tag, inner = ("b", mark[4]) if mark[4] else ("kbd", mark[5])
+            html += f"<{tag}>{escaped(re.sub(_PLACE, lambda place: _value(place, values), inner))}</{tag}>"
+        else:
+            html += f"{mark[6]}<sub>{mark[7]}</sub>" if mark[6] else escaped(_value(mark, values))
+    return html + escaped(text[done:])
+
+
+def _value(place: re.Match[str], values: Mapping[str, Any]) -> str:
+    value = values[place[1]]
+    return str(value) if place[2] is None else place[2] if value == 1 else place[3]
