@@ -8,7 +8,9 @@ appendix on direct effects). What a head writes is in turn a sum over the tokens
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,17 +23,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.blocks import row_weights
 from headwise.layer.importing.parts import as_rows
-from headwise.models.ask import evaluating, hooked, logits, output_matrix, require_next
-from headwise.models.sites import Site, attach
-from headwise.models.stacks import Layer, layers_of
+from headwise.models.ask import evaluating, logits, output_matrix, require_next
+from headwise.models.hook import attach, hooked
+from headwise.models.open import ids_of, token_of
+from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
-from headwise.rungs.tensor import trace
 
 Numbers = NDArray[np.float64]
 
-CLOSE = 1e-4  # relative: what is read must agree with what the model computes
+CLOSE = 1e-4  # relative: what is read must agree with what the model computes, in float32 and wider
 
 
 @dataclass(frozen=True)
@@ -64,24 +67,29 @@ class Attribution:
 
 @torch.no_grad()
 def attribute(
-    model: nn.Module, ids: Tensor | Sequence[int], target: int | Sequence[int], position: int = -1
+    model: nn.Module,
+    ids: Tensor | Sequence[int] | str,
+    target: int | str | Sequence[int | str],
+    position: int = -1,
 ) -> Attribution:
     """What each head, feed-forward, the embedding and the biases add to a logit; the parts sum to it.
 
-    ids       (T,) or (1,T)
-    target    a token id, or two: the logit of the first minus that of the second
+    ids       (T,) or (1,T); or a text, of a model that `open` opened
+    target    a token, or two: the logit of the first minus that of the second. A token is its id, or, as it stands in a
+              text, its word: " Mary"
     position  whose next token is predicted; -1 is the last
 
     The last norm, and norms between W_O and the residual stream, are held at what they divided by in this run. Raises
     HeadwiseError where the parts do not sum to the logit: a model whose way of adding them up is not known is refused.
     """
     require_next(model)
-    row = torch.as_tensor(ids).reshape(1, -1)
+    row = torch.as_tensor(ids_of(model, ids)).reshape(1, -1)
     T = row.shape[1]
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")
     position %= T
-    answer = (target,) if isinstance(target, int) else tuple(int(token) for token in target)
+    words = (target,) if isinstance(target, int | str) else tuple(target)
+    answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):
         raise HeadwiseError(f"target has {len(answer)} tokens; pass one, or two whose logits are compared")
     with evaluating(model):
@@ -104,10 +112,10 @@ def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Ru
     product = (matrix.to(wide) @ run.normed.to(matrix.device, wide)).cpu().double()
     raw = product + (0 if bias is None else bias.cpu().double())
     scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
-    if _same(scale * raw, run.logits):
-        return scale if abs(scale - 1) > CLOSE else 1.0
+    if _apart(scale * raw, run.logits) <= run.close:
+        return scale if abs(scale - 1) > run.close else 1.0
     cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
-    if cap and _same(cap * torch.tanh(raw / cap), run.logits):
+    if cap and _apart(cap * torch.tanh(raw / cap), run.logits) <= run.close:
         return 1.0
     raise HeadwiseError(
         f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
@@ -124,7 +132,7 @@ def _parts(
     answer: tuple[int, ...],
     position: int,
 ) -> Attribution:
-    rows = run.rows
+    rows, rounded = run.rows, [direction * run.normed]  # numbers that the model rounded, as parts of the logit
     if run.norm is not None:
         frozen = _Frozen.of(run.norm, rows[run.norm])
         constant += float(direction @ frozen.bias)
@@ -135,13 +143,15 @@ def _parts(
     weights: dict[str, Numbers] = {}
     for number, layer in enumerate(run.layers):
         with loaded(model, number):
-            writer = _writer_of(model, layer, rows)
+            writer = _writer_of(model, layer, run)
             bias = getattr(layer.projection, "bias", None)
             through = writer.factor * direction
+            rounded.append(through * rows[writer.module].gave)
             if writer.module is not layer.projection:  # a norm after W_O
                 norm = _Frozen.of(writer.module, rows[writer.module])
                 constant += float(through @ norm.bias)
                 through = norm.back(through)
+                rounded.append(through * rows[layer.projection].gave)
             if bias is not None:
                 constant += float(through @ bias.cpu().double())
             shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
@@ -152,8 +162,9 @@ def _parts(
             feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
     embedding = float(direction @ rows[run.layers[0].block].read)
     parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens, weights)
-    size = max(abs(logit), 1.0)
-    if abs(parts.total - logit) > CLOSE * size:
+    # Roundings fall to either side: what is left of those of many numbers grows as a norm does, not as a sum.
+    rounding = 2 * run.close * float(torch.cat(rounded).norm())
+    if abs(parts.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
         raise HeadwiseError(
             f"{type(model).__name__}: the parts sum to {parts.total:.6g}, the logit is {logit:.6g}: what its "
             f"layers add up is not known well enough"
@@ -168,10 +179,7 @@ def _heads_of(
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
     back = (as_rows(projection).cpu().double().T @ through).reshape(H, -1)
-    mask = call.options.mask
-    options = call.options._replace(mask=None if mask is None else mask.for_queries(slice(T - 1, T), T), gate=None)
-    steps = trace(call.q[:, :, -1:].float(), call.k.float(), call.v.float(), options)
-    weights = steps.weights[0, :, 0].cpu().double()  # (H,S)
+    weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
     index = call.options.kv_index or [h // (H // call.k.shape[1]) for h in range(H)]
     values = call.v[0, list(index)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
@@ -195,12 +203,14 @@ class _Run:
     norm: nn.Module | None  # the last one
     normed: Tensor  # (C,) what the output matrix reads
     logits: Tensor  # (V,)
+    close: float  # relative: how far what is read may lie from what the model computed in its number format
 
 
 def _read_run(model: nn.Module, ids: Tensor) -> _Run:
     """One forward pass; of each module that takes part, what it read and gave at the last position."""
     rows: dict[nn.Module, _Row] = {}
     calls: dict[str, Call] = {}
+    digits: list[float] = []  # of the number formats in which the model computes
     layers = layers_of(model)
     wanted = {module for layer in layers for module in (layer.block, layer.projection, *layer.block.children())}
     wanted.update(layers[-1].around)
@@ -210,6 +220,7 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
         result = gave[0] if isinstance(gave, tuple) else gave
         if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in (first, result)):
             tensors: Any = first, result
+            digits.extend(torch.finfo(x.dtype).eps for x in tensors)
             rows[module] = _Row(*(x.flatten(0, -2)[-1].cpu().double() for x in tensors))
 
     def remember(site: Site, call: Call) -> None:
@@ -217,17 +228,28 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
 
     handlers = {layer.site: partial(remember, layer.site) for layer in layers}
     with ExitStack() as stack:
-        stack.enter_context(attach(handlers, model))
-        handles = (module.register_forward_hook(keep, with_kwargs=True) for module in wanted)
-        stack.enter_context(hooked(handles))
-        answer = logits(model, ids, last=True)[0, -1].cpu().double()
+        stack.enter_context(attach(handlers))
+        hooks = ((module.register_forward_hook, keep) for module in wanted)
+        stack.enter_context(hooked(hooks, with_kwargs=True))
+        answer = logits(model, ids, last=True)[0, -1]
     last = rows[layers[-1].block].gave
-    norm = next((module for module in layers[-1].around if module in rows and _same(rows[module].read, last)), None)
-    return _Run(layers, rows, calls, norm, last if norm is None else rows[norm].gave, answer)
+    norm = next((module for module in layers[-1].around if module in rows and rows[module].read.equal(last)), None)
+    normed, close = last if norm is None else rows[norm].gave, max(CLOSE, *digits)
+    return _Run(layers, rows, calls, norm, normed, answer.cpu().double(), close)
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and float((x - y).norm()) <= CLOSE * float(x.norm() + y.norm() + 1e-30)
+def _apart(x: Tensor, y: Tensor) -> float:
+    """How far two tensors are from each other, relative to their size; inf where their shapes differ."""
+    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30)) if x.shape == y.shape else math.inf
+
+
+def _wide_twin(norm: nn.Module) -> nn.Module:
+    """A copy in float64 on the processor, without hooks: other weights lent to the module would reach every thread."""
+    copies: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu().double()) for p in norm.parameters()}
+    for module in norm.modules():
+        copies[id(module._forward_hooks)] = OrderedDict()
+        copies[id(module._forward_pre_hooks)] = OrderedDict()
+    return copy.deepcopy(norm, copies)
 
 
 @dataclass(frozen=True)
@@ -240,13 +262,17 @@ class _Frozen:
 
     @classmethod
     def of(cls, norm: nn.Module, row: _Row) -> _Frozen:
-        x, like = row.read, next(norm.parameters(), None)
-        probe = x.to(torch.float32 if like is None else like.dtype)
-        probe = probe.to("cpu" if like is None else like.device)
-        centres = _same(norm(probe + probe.abs().mean()).cpu().double(), row.gave)  # adding a constant changes nothing
-        bias = norm(torch.zeros_like(probe)).cpu().double()
+        """The norm is asked anew, in float64: its answer in half precision is too coarse to be divided by."""
+        twin = _wide_twin(norm)
+
+        def normed(x: Tensor) -> Tensor:
+            answer: Tensor = twin(x)
+            return answer.double()
+
+        x, y, bias = row.read, normed(row.read), normed(torch.zeros_like(row.read))
+        centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE  # adding a constant changes nothing
         x = x - x.mean() if centres else x
-        return cls(torch.where(x == 0, 0, (row.gave - bias) / torch.where(x == 0, 1, x)), bias, centres)
+        return cls(torch.where(x == 0, 0, (y - bias) / torch.where(x == 0, 1, x)), bias, centres)
 
     def back(self, direction: Tensor) -> Tensor:
         """u with u.x = direction.(y - bias)"""
@@ -262,25 +288,30 @@ class _Writer:
     factor: float
 
 
-def _writer_of(model: nn.Module, layer: Layer, rows: dict[nn.Module, _Row]) -> _Writer:
+def _writer_of(model: nn.Module, layer: Layer, run: _Run) -> _Writer:
     """The writer of a layer, found by what it must explain: what the next module reads, or the layer's output.
 
-    Raises HeadwiseError where nothing explains them.
+    The one that explains it best, each number beside its own size: next to a large residual stream, or to a few large
+    numbers in it, all are close. Raises HeadwiseError where none is.
     """
-    gave = rows[layer.projection].gave
+    rows, gave = run.rows, run.rows[layer.projection].gave
     children = [child for child in layer.block.children() if child in rows]
-    norms = (child for child in children if _same(rows[child].read, gave) and not _same(rows[child].gave, gave))
+    norms = (child for child in children if rows[child].read.equal(gave) and not rows[child].gave.equal(gave))
     factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
     before, after = rows[layer.block]
-    for writer in (
-        _Writer(layer.projection, 1.0),
-        *(_Writer(norm, 1.0) for norm in norms),
-        _Writer(layer.projection, factor),
-    ):
+
+    def unexplained(writer: _Writer) -> tuple[float, float]:
         sums = before + writer.factor * rows[writer.module].gave
-        others = [child for child in children if rows[child].gave.shape == sums.shape]
-        if any(_same(rows[child].read, sums) or _same(sums + rows[child].gave, after) for child in others):
-            return writer
+        others = [rows[child] for child in children if rows[child].gave.shape == sums.shape]
+        pairs = [pair for row in others for pair in ((row.read, sums), (sums + row.gave, after))]
+        pairs = [(x, y) for x, y in pairs if x.shape == y.shape]
+        beside = [float(((x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)).mean()) for x, y in pairs]
+        return min(beside, default=1), min((_apart(x, y) for x, y in pairs), default=1)
+
+    writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
+    writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
+    if unexplained(writer)[1] <= run.close:
+        return writer
     raise HeadwiseError(
         f"{type(model).__name__}: it is not known how the attention of {layer.site.name} enters the residual stream"
     )

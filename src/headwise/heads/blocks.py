@@ -1,13 +1,37 @@
-"""The weights of a call, a block of queries at a time, and what `heads.statistics` reads of their sums.
+"""All statistics of one call on one document, exactly, in memory that does not grow with T x S.
 
-A block is small enough to stay near the processor, and every number is taken from it before the next one is made:
-there the passes over a block cost little beside the dot products.
+The weights are made a block of queries at a time. A block is small enough to stay near the processor, and every number
+is taken from it before the next one is made: there the passes over a block cost little beside the dot products.
+
+         keys 0 to S-1                   a strip: up to ROWS queries, and the keys that one of them may see;
+        +-------------------------+      a causal bound or a window cuts off the rest
+        |                         |      width: its keys in whole runs of RUN, FORBIDDEN where there is no key
+      t |  strip.keys  |          |      a block: as many heads of it as fit into BLOCK weights
+        |              |          |
+        +-------------------------+      rooms[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
+        queries                          rooms[1]  (h,t,width)  e = 2^(score - the largest of the row)
+
+    e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); j, squares, "on" a marked set;
+                                 share = 1 / (total and the sink's): the weight is p = e share
+       ->  near    (H,n,1+k)     e of the first key, and of the keys that stand at chosen distances
+       ->  copies  (2,H,n)       sum e over earlier copies of the query's token, and over the keys right after those
+       ->  argmax  (H,n)         the key with the largest weight
+       ->  totals  (H,b,S)       sum p over each of the b blocks of queries of a thumbnail
+
+When all blocks are done, `Sums` reads them for the formulas of `headwise.heads.statistics`. `Dense` reads the same off
+whole maps of weights: that is the definition, and serves films of short texts. Where a model makes
+its weights itself a call has them, and a block begins with e. Beside the formulas each head has
+
+    received    sum of p over the queries, for each key
+    thumbnail   mean of p over blocks of queries x keys
+    mean_out    mean of the head's output
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -17,20 +41,22 @@ from torch.nn import functional as F
 
 from headwise.heads.documents import Document
 from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
-from headwise.masks import BroadcastGrid, resolve
+from headwise.masks import Allowed, BroadcastGrid, resolve
+from headwise.models.sites import Site
 from headwise.records import Call
-from headwise.rungs.tensor import as_tensor
+from headwise.rungs.tensor import as_tensor, widest
 from headwise.spec import Options, resolve_kv_index
 
 BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
-THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `headwise.heads.measure.run`
+THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
 ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
 RUN = 64  # neighbouring keys, which are summed up together
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail
 FEW = 32  # times as many weights as pairs: then picking the pairs takes less time than a pass over the weights
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
 LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
-FORBIDDEN = -1e30  # the score of a key that may not be attended; finite, so that 0 * score is 0
+FORBIDDEN = -(2.0**127)  # the score of a key that may not be attended; finite, so that 0 * score is 0
+LOWEST = -(2.0**126)  # the bias of one that may be, even if it is the most negative number of all: alone it counts
 
 
 class Layout(NamedTuple):
@@ -124,9 +150,9 @@ class Pass:
         self.H, self.T = call.q.shape[1:3]
         self.G, self.S = call.k.shape[1:3]
         self.device = call.q.device
-        self.dtype = torch.promote_types(call.q.dtype, torch.float32)
+        self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
         options: Options = call.options
-        self.scale = 1 / math.sqrt(call.q.shape[3]) if options.scale is None else float(options.scale)
+        self.scale = 1 / math.sqrt(max(1, call.q.shape[3])) if options.scale is None else float(options.scale)
         self.sink = None
         if options.sink is not None:  # one of +inf counts as a very large number
             most = torch.finfo(self.dtype).max / 2
@@ -197,14 +223,14 @@ class Pass:
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s)."""
+        if self.call.weights is not None:
+            return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num_(0)
         strip = self._strip(rows)
         n_keys, shape = strip.keys.stop - strip.keys.start, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
         sink = None if self.sink is None else self.sink[:, None, None].expand(*scores.shape[:2], 1)
         logits = scores if sink is None else torch.cat([scores, sink], -1)
-        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(
-            scores[..., :n_keys] <= FORBIDDEN / 2, 0
-        )
+        return strip.keys, (logits / LOG2E).softmax(-1)[..., :n_keys].masked_fill(scores[..., :n_keys] <= FORBIDDEN, 0)
 
     def _queries(self, rows: slice) -> slice | Tensor:
         """The numbers of some measured rows among the T queries."""
@@ -258,11 +284,18 @@ class Pass:
         """
         runs = room.view(len(room), -1, RUN)
         top, run = runs.amax(-1).max(-1)  # the largest of all and its place at once would take as long as two products
-        torch.exp2(room.sub_(top[:, None]), out=e)
+        if self.call.weights is None:
+            torch.exp2(room.sub_(top[:, None]), out=e)
+        else:  # they are known, and their scores wanted
+            torch.div(room, top[:, None].clamp(min=torch.finfo(room.dtype).tiny), out=e)
+            least = torch.finfo(room.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * score is 0 here, too
+            torch.log2(torch.clamp(e, min=least, out=room), out=room)
         peak = e.view(-1, RUN).index_select(0, torch.arange(len(run), device=self.device) * runs.shape[1] + run)
         powers = torch.mm(e.view(-1, RUN), self.powers).view(*runs.shape[:2], -1)
         total = torch.sum(powers[..., 0], -1, out=into["total"])
-        if self.sink is None:
+        if self.call.weights is not None:
+            into["share"].copy_(top)
+        elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
         else:  # one more term of the denominator, which may tower over all keys
             sink = self.sink[heads].repeat_interleave(len(strip.at))
@@ -270,7 +303,7 @@ class Pass:
             lowered = (top - highest).exp2()
             torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
         if strip.forbidden is not None and not strip.open:
-            nothing = ~(top > FORBIDDEN / 2)
+            nothing = ~(top > FORBIDDEN)
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
         torch.sum(room.mul_(e), -1, out=into["shifted"])
@@ -319,7 +352,7 @@ class Pass:
             width,
             sure - keys.start,
             None if allowed is None else ~allowed,
-            None if bias is None else bias.to(self.dtype) * LOG2E,
+            None if bias is None else (bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST),
             at.to(self.dtype),
             near.clamp(0, n_keys - 1),
             ((near >= 0) & (near < n_keys)).to(self.dtype),
@@ -340,11 +373,20 @@ class Pass:
             high = high if right is None else min(high, last + 1 + right)
             only_right = band is not None and left is None and right is not None
             sure = min(sure, first + 1 + right) if only_right and right is not None else 0
+        weights = self.call.weights
+        if weights is not None and last + 1 < self.S:  # a causal mask, or a window, shows in the weights
+            ahead = weights[self.b, :, first : last + 1, last + 1 :]
+            high = last + 1 if float(ahead.amax()) == 0 else high
         keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, sure), keys.stop)
 
     def _scores(self, heads: slice, strip: Strip, room: Tensor) -> Tensor:
         """What the softmax reads, in bits, (h,t,width) for a block; FORBIDDEN where a query may not look."""
+        if self.call.weights is not None:
+            n_keys = strip.keys.stop - strip.keys.start
+            room[..., :n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
+            room[..., n_keys:] = 0
+            return room.nan_to_num_(0)
         q = strip.q[heads]
         h, _, D = q.shape
         read = self.index[heads]
@@ -391,8 +433,25 @@ class Pass:
         return nothing, nothing, tuple(dense)
 
 
+def run(work: Pass) -> Tensor:
+    """All blocks. Of a long document each thread of Python has some, which runs on one core.
+
+    They meet once at the end: where another program takes a core, torch's own threads wait for it in every small
+    operation, and 4,096 tokens take five times as long. Short documents have too few blocks, and are torch's own.
+    """
+    inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= THREADED
+    threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
+    if threads == 1:
+        return work.run(0, 1, inference)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.stack(list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))).sum(0)
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Sums:
-    """What the blocks have summed up, for all rows at once; a formula of `heads.statistics` reads it. All are (H,n)."""
+    """The `Weights` of a pass, for all rows at once, (H,n) each."""
 
     def __init__(self, work: Pass) -> None:
         self._work = work
@@ -402,41 +461,230 @@ class Sums:
         self.mass: Tensor = self._sums["total"] * self.share  # of all keys together
         self.seen: Tensor = self._sums["total"] > 0  # may the query attend anything?
         self.largest: Tensor = self.share  # the largest weight of each row: there e is 1
-        # log p = shifted - log_sum, in bits
-        self.log_sum: Tensor = torch.where(self.share > 0, -self.share.log2(), 0)
+        # log p = shifted - log_sum, in bits; 0 - 0 is 0, and an entropy of -0.0 would be one that nobody expects
+        self.log_sum: Tensor = torch.where(self.share > 0, 0 - self.share.log2(), 0)
 
     def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys; x is "shifted", "same", "after" or "first"."""
         return self._sums[name] * self.share
 
     def on(self, name: str) -> Tensor:
-        """The weight of a marked set."""
         return self.total(f"on {name}")
 
     @property
     def distance(self) -> Tensor:
-        """How far back the mean key lies."""
         centre = self._sums["j"] / self._sums["total"]
         return torch.where(self.mass > 0, self._work.at - centre, 0)
 
     @property
     def spread(self) -> Tensor:
-        """The standard deviation around the mean key."""
         return torch.where(self.mass > 0, self._sums["squares"].clamp(min=0) / self._sums["total"], 0).sqrt()
 
     def back(self, k: int) -> Tensor:
-        """The weight of the key k before the query."""
         near: Tensor = self._work.near[..., 1 + self._work.offsets.index(k)]
         return near * self.share
 
     def top_in(self, name: str) -> Tensor:
-        """1 where the key with the largest weight is in a marked set."""
         return torch.where(self.mass > 0, self._work.marks[name][self._work.argmax], 0)
 
     @property
     def added(self) -> Tensor:
-        """Length of what the head adds to the residual stream."""
         return self._work.added
+
+
+class Dense:
+    """The `Weights` of whole maps p (...,T,S): every number by its definition.
+
+    start  the key at which query 0 stands
+    first  the key of the first token
+    ids    (...,S) the tokens of the keys, those of the queries among them
+    marks  named sets of keys, (...,S) each, 1 for a key that is in it
+    """
+
+    added: Tensor  # is no number of a map: who knows it sets it
+
+    def __init__(
+        self, p: Tensor, start: int = 0, first: int = 0, ids: Tensor | None = None, marks: Mapping[str, Tensor] = {}
+    ) -> None:
+        self.p, self.first, self.ids, self.marks = p, first, ids, marks
+        self.at = start + torch.arange(p.shape[-2], device=p.device)
+        self.behind = self.at[:, None] - torch.arange(p.shape[-1], device=p.device)  # (T,S)
+
+    @cached_property
+    def mass(self) -> Tensor:
+        return self.p.sum(-1)
+
+    @cached_property
+    def largest(self) -> Tensor:
+        return self.p.amax(-1)
+
+    @cached_property
+    def log_sum(self) -> Tensor:
+        return torch.where(self.largest > 0, 0 - self.largest.log2(), 0)
+
+    def total(self, name: str) -> Tensor:
+        if name == "first":
+            return self.p[..., self.first]
+        if name == "shifted":  # 0 log 0 is 0
+            return torch.where(self.p > 0, self.p * (self.p.log2() + self.log_sum[..., None]), 0).sum(-1)
+        assert self.ids is not None
+        same = ((self.ids[..., self.at, None] == self.ids[..., None, :]) & (self.behind > 0)).to(self.p.dtype)
+        if name == "after":
+            same = F.pad(same[..., :-1], (1, 0))
+        return (self.p * same).sum(-1)
+
+    def on(self, name: str) -> Tensor:
+        return (self.p @ self.marks[name].to(self.p.dtype)[..., None])[..., 0]
+
+    @property
+    def distance(self) -> Tensor:
+        return self._mean(self.behind.to(self.p.dtype))
+
+    @property
+    def spread(self) -> Tensor:
+        return self._mean((self.behind - self.distance[..., None]) ** 2).sqrt()
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """The mean of x (...,T,S) over the attention."""
+        return torch.where(self.mass > 0, (self.p * x).sum(-1) / self.mass, 0)
+
+    def back(self, k: int) -> Tensor:
+        return (self.p * (self.behind == k)).sum(-1)
+
+    def top_in(self, name: str) -> Tensor:
+        marks = self.marks[name].to(self.p.dtype)[..., None, :].expand(self.p.shape)
+        return marks.gather(-1, self.p.argmax(-1, keepdim=True))[..., 0] * (self.mass > 0)
+
+
+class Measured(NamedTuple):
+    """The statistics of one call on one document; n rows that are real and in which some head may attend something.
+
+    A head that may attend nothing in such a row has zeros there, as its weights are.
+    """
+
+    rows: dict[str, Tensor]  # name -> (H,n) float32
+    places: Tensor  # (n,) the numbers of those rows among the T queries
+    argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
+    received: Tensor  # (H,S)
+    thumbnail: Tensor  # (H,b,b), b = THUMBNAIL, or fewer where there are fewer rows or keys
+    first_key: Tensor  # (H,b) the part of the thumbnail's first column that the first key alone accounts for
+    mean_out: Tensor  # (H,E) mean of the head's output over those rows
+
+
+def measure(
+    call: Call, b: int, document: Document, offsets: Sequence[int] = (), w_o: Tensor | None = None, top: bool = True
+) -> Measured:
+    """All statistics of document `b` of a call.
+
+    offsets  distances k whose mass is wanted as `offset_k`; that of 1 is `previous`, which is always there
+    top      also look for the key with the largest weight, which takes time: `argmax`
+    w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
+    """
+    H, T = call.q.shape[1:3]
+    S = call.k.shape[2]
+    device = call.q.device
+    work = Pass(call, b, document, Layout.of(document, T, S, device), offsets, w_o, top)
+    by_block = run(work)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        sums = Sums(work)
+        seen = sums.seen.any(0)
+        places = torch.nonzero(seen)[:, 0] if work.picked is None else work.picked[seen]
+        out_hte = call.out[b, :, slice(None) if len(places) == T else places].to(work.dtype)
+        thumbnail, first_key = work.layout.thumbnail(by_block)
+        return Measured(
+            rows={name: formula(sums)[:, seen] for name, formula in work.formulas.items()},
+            places=places,
+            argmax=work.argmax[:, seen],
+            received=by_block.sum(1),
+            thumbnail=thumbnail,
+            first_key=first_key,
+            mean_out=out_hte.mean(1) if len(places) else out_hte.new_zeros(H, out_hte.shape[2]),
+        )
+
+
+@torch.no_grad()
+def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
+    """The k keys with the largest weights of chosen queries, largest first: keys and weights, (H,n,k) each.
+
+    Where a query may attend fewer than k keys, the rest have weight 0.
+    """
+    top, top_weights = [], []
+    for keys, weights in _weights_of(call, b, rows):
+        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
+        gap = min(k, call.k.shape[2]) - places.shape[2]
+        top.append(F.pad(places + keys.start, (0, gap)))
+        top_weights.append(F.pad(values, (0, gap)))
+    return torch.cat(top, 1), torch.cat(top_weights, 1)
+
+
+@torch.no_grad()
+def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
+    """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
+    S = call.k.shape[2]
+    return torch.cat([F.pad(w, (keys.start, S - keys.start - w.shape[2])) for keys, w in _weights_of(call, b, rows)], 1)
+
+
+def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+    """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
+    nothing = Document()
+    whole = Pass(call, b, nothing, Layout.of(nothing, call.q.shape[2], call.k.shape[2], call.q.device))
+    with torch.autocast(call.q.device.type, enabled=False):
+        yield from map(whole.weights, _runs(rows))
+
+
+def _runs(rows: Sequence[int]) -> list[slice]:
+    """Rows as slices, neighbours together."""
+    runs: list[slice] = []
+    for row in rows:
+        if runs and row == runs[-1].stop and row - runs[-1].start < ROWS:
+            runs[-1] = slice(runs[-1].start, row + 1)
+        else:
+            runs.append(slice(row, row + 1))
+    return runs
+
+
+def uniform(call: Call) -> Call:
+    """The call of one head that spreads its attention evenly over what the mask allows: the control of every number.
+
+    Where the model made the weights itself, that is what some head of the document looks at.
+    """
+    B, _, T, _ = call.q.shape
+    S = call.k.shape[2]
+    mask = call.options.mask if call.weights is None else Allowed((call.weights > 0).any(1, keepdim=True))
+    if mask is not None:
+        mask = mask.for_heads([0], call.q.shape[1]).without_bias()
+    queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
+    return call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries, weights=None)
+
+
+def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
+    """For each head the R (E,E) of a QR factorisation of its block of W_O: |R out| is |W_O,h out|. w_o is (C, H*E)."""
+    C, width = w_o.shape
+    parts_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
+    parts_hce = parts_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
+    factors: Tensor
+    if widest(parts_hce.device) == torch.float64:
+        wide = parts_hce.double()
+        factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
+        if not failed.any():  # as for a silent head; else it is such an R, too, in less than half the time
+            return factors.to(parts_hce)
+    factors = torch.linalg.qr(parts_hce, mode="r").R
+    return factors
+
+
+class Factors:
+    """`output_factors` of each site, computed anew only when its W_O has changed."""
+
+    def __init__(self) -> None:
+        self._factors: dict[Site, tuple[tuple[int, int], Tensor]] = {}
+
+    def of(self, site: Site, call: Call) -> Tensor | None:
+        w_o = site.w_o
+        if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
+            return None
+        state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
+        if site not in self._factors or self._factors[site][0] != state:
+            self._factors[site] = state, output_factors(w_o, site.n_heads)
+        return self._factors[site][1]
 
 
 def _blocks(real: Tensor | None, length: int, device: torch.device) -> tuple[Tensor, int]:

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.markup import plural
-from headwise.models.ask import embeddings, evaluating, hooked, run_body
-from headwise.models.sites import Site, sites_of
-from headwise.models.stacks import layers_of
+from headwise.models.ask import embeddings, evaluating, run_body
+from headwise.models.hook import hooked
+from headwise.models.sites import Site, layers_of, sites_of
 from headwise.models.stream import stream_of
 
 Numbers = NDArray[np.float64]
@@ -201,7 +201,11 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 sizes = (spectrum.norm(dim=-1)[:, None] * earlier.ov.norm(dim=-1)).clamp(min=1e-300)
                 square = (torch.linalg.vector_norm(passed, dim=(1, 3)) / sizes).square()
                 scores[at][place] = square.sqrt().cpu()
-                chances[at][place] = _tail(square, spectrum, earlier.ov, C).cpu()
+                # How likely random directions reach such a square: the tail of a gamma distribution.
+                mean, variance = random_moments(spectrum, earlier.ov, C)
+                variance = variance.clamp(min=1e-12 * mean**2)
+                tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
+                chances[at][place] = tail.cpu()
     tried = 3 * int((~scores["q"].isnan()).sum())
     return {at: x.numpy() for at, x in scores.items()}, {at: tried * x.numpy() for at, x in chances.items()}
 
@@ -215,14 +219,6 @@ def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor
     elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
     second = (3 * p * q + p * (1 - q) + (1 - p) * q + elsewhere) / (C * (C + 2))
     return 1 / C, second - 1 / C**2
-
-
-def _tail(square: Tensor, reads: Tensor, writes: Tensor, C: int) -> Tensor:
-    """How likely random directions reach such a square."""
-    mean, variance = random_moments(reads, writes, C)
-    variance = variance.clamp(min=1e-12 * mean**2)
-    tail: Tensor = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
-    return tail
 
 
 @dataclass(frozen=True)
@@ -279,6 +275,6 @@ def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
         kept.extend(x[:, 0].double() for x in (read, gave[0] if isinstance(gave, tuple) else gave))
 
     block = layers_of(model)[0].block
-    with evaluating(model), hooked([block.register_forward_hook(keep, with_kwargs=True)]):
+    with evaluating(model), hooked([(block.register_forward_hook, keep)], with_kwargs=True):
         run_body(model, tokens[:, None])
     return kept[0], kept[1]

@@ -6,7 +6,6 @@ That is their tokens, their padding, and what a cache held before.
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils._pytree import tree_leaves
 
+from headwise.corpus.documents import batches
 from headwise.errors import HeadwiseError
 from headwise.masks import BroadcastGrid, resolve
-from headwise.models.ask import evaluating, hooked, run_body
-from headwise.models.sites import Site, attach, inside, sites_of
-from headwise.models.stream import BATCH, portions, stream_of, sweep, turns
+from headwise.models.ask import evaluating, run_body
+from headwise.models.hook import Hook, attach, hooked
+from headwise.models.sites import Site, sites_of
+from headwise.models.stream import portions, stream_of, sweep, turns
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import as_tensor
+from headwise.words import Note
 
 # What models are given that is no text.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
@@ -35,6 +37,10 @@ SPANS = {
     "image": ("image_token_id", "image_token_index", "video_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
 }  # and the fields of a config with the number that stands where they are put in
+
+LAYER_INPUTS = {"hidden_states", "x"}  # what a layer is given first; ids beside it are those of the model around it
+PIECES = "it attends within windows or chunks: their keys are not the whole text, and there are no distances"
+UNPLACED = "its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
 
 Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each
 Listener = Callable[[Site, Call, Sequence["Document"]], Tensor | None]
@@ -63,7 +69,7 @@ def share_note(rows: float | None, seed: int) -> str:
         return ""
     if not 0 < rows <= 1:
         raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
-    return f"Statistics are of {rows:g} of the rows, one drawn from each {1 / rows:.3g} by seed {seed}; each is exact."
+    return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
 
 
 def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
@@ -83,19 +89,32 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
 
 
 @contextmanager
-def listening(model: nn.Module, listener: Listener, marker: Marker | None = None) -> Iterator[None]:
-    """Hand every call of every attention to `listener`; what it returns replaces the heads' output (B,H,T,E)."""
-    sites, readers = sites_of(model), _readers(model)
+def listening(
+    model: nn.Module, listener: Listener, marker: Marker | None = None, sites: Sequence[Site] | None = None
+) -> Iterator[None]:
+    """Hand every call of these attentions, default all, to `listener`; what it returns replaces their `out`."""
+    sites, readers = sites_of(model) if sites is None else sites, _readers(model)
+    batch, counted = _Batch(), dict[Site, Site]()
 
     def watcher(site: Site, call: Call) -> Tensor | None:
         reader = readers.get(site.module) or _Reader(None, ())
-        documents = [_document(call, b, call.cross or site.cross, reader, marker) for b in range(call.q.shape[0])]
+        if not site.n_heads:
+            site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
+        if site.free and len(call.out) and len(call.out) not in batch.sizes:
+            told = f"{call.note}; " if call.note else f"{site.name}: "
+            call, reader = call._replace(cross=True, note=f"{told}{PIECES}"), _Reader(None, ())
+        cross = call.cross or site.cross
+        documents = [_document(call, b, cross, reader, marker) for b in range(call.q.shape[0])]
+        if not cross and len(call.out) and not reader.places(call):
+            told = f"{call.note}; " if call.note else f"{site.name}: "
+            call = call._replace(note=f"{told}{UNPLACED}")
         return listener(site, call, documents)
 
-    with inside() as here:
-        handles = [handle for reader in set(readers.values()) for handle in reader.hooks(here)]
-        with hooked(handles), attach({site: partial(watcher, site) for site in sites}, model):
-            yield
+    hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
+    free = {site.module for site in sites if site.free}
+    hooks += [hook for module in model.modules() if free & {*module.modules()} for hook in batch.hooks(module)]
+    with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
+        yield
 
 
 def run_documents(
@@ -109,6 +128,8 @@ def run_documents(
 
     Neighbours of equal length run together. `progress` counts tokens, of a streamed model those of each layer.
     """
+    if not documents:
+        return  # no head would be reached, and a block says so
     total, done, number = sum(map(len, documents)) * turns(model), 0, 0
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
@@ -117,6 +138,7 @@ def run_documents(
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
         stream = stream_of(model)
+        progress(0, total)  # what runs from here on is the model
         for start, part in portions(model, documents):
             for turn in sweep(model, list(batches(part, None if stream is None else stream.at_once))):
                 for first, ids in turn:
@@ -126,11 +148,28 @@ def run_documents(
                     progress(done, total)
 
 
-def batches(documents: Sequence[Sequence[int]], most: int | None = None) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, up to `most` tokens together, default BATCH."""
-    for length, group in itertools.groupby(documents, key=len):
-        while chunk := list(itertools.islice(group, max(1, (most or BATCH) // length))):
-            yield torch.tensor([list(document) for document in chunk])
+class _Batch:
+    """How many documents the model is given, as far as that can be told: the first two axes of its inputs."""
+
+    def __init__(self) -> None:
+        self.sizes: set[int] = set()
+        self.running = 0  # of the modules around an attention, those that run
+
+    def hooks(self, module: nn.Module) -> list[Hook]:
+        return [
+            (module.register_forward_pre_hook, self.enter),
+            (partial(module.register_forward_hook, always_call=True), self.leave),
+        ]
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running += 1
+        if self.running == 1:  # the outermost one
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.ndim]
+            self.sizes = {size for x in tensors for size in x.shape[: 1 if x.ndim > 3 else 2]}
+            self.sizes |= {1} if any(x.ndim < 3 for x in tensors) else set()
+
+    def leave(self, *more: Any) -> None:
+        self.running -= 1
 
 
 @dataclass(eq=False)
@@ -143,27 +182,27 @@ class _Reader:
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
+    held: Sequence[tuple[int, int] | None] = ()  # of each layer of the cache: its keys, and those it has let go
     cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
     spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
     around: _Reader | None = None  # of the model around, which may have read the ids and made embeddings of them
 
-    def hooks(self, here: Callable[[], bool]) -> list[RemovableHandle]:
-        """Read what the model is given, where `here` says so."""
+    def hooks(self) -> list[Hook]:
+        """Read what the model is batch."""
         if self.model is None:
             return []
 
-        # To another thread, which is not inside, torch may call a hook that is just being removed without its keywords.
         def hook(act: Callable[..., None], module: nn.Module, *more: Any) -> None:
-            if here() and module is self.model:
+            if module is self.model:
                 act(*more)
 
         return [
-            self.model.register_forward_pre_hook(partial(hook, self.read), with_kwargs=True),
-            self.model.register_forward_hook(partial(hook, self.remember), with_kwargs=True),
+            (self.model.register_forward_pre_hook, partial(hook, self.read)),
+            (self.model.register_forward_hook, partial(hook, self.remember)),
         ]
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call: what the model is given."""
+        """Before a call: what the model is batch."""
         arguments = self._arguments(args, kwargs)
         self.past, cache = _past(arguments)
         ids = arguments.get("input_ids", arguments.get("ids"))
@@ -183,6 +222,8 @@ class _Reader:
                 self.ids, self.spans = outer, self.around.spans
         else:
             self._set_spans()
+        tokens = next((x for x in (ids, embedded) if isinstance(x, Tensor)), None)
+        self.held = () if tokens is None else _held(arguments, tokens.shape[1])
         self.padding = self._real(arguments.get("attention_mask"))
         context = arguments.get("encoder_attention_mask")
         self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
@@ -191,6 +232,20 @@ class _Reader:
         """After a call: the state of its cache."""
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
+
+    def held_by(self, layer: Any) -> tuple[int, int] | None:
+        """What the cache says of the layer of an attention; None where there is no cache, or it does not say."""
+        number = getattr(layer, "layer_idx", None)
+        return self.held[number] if isinstance(number, int) and number < len(self.held) else None
+
+    def places(self, call: Call) -> bool:
+        """Is it known where the keys of a call of self attention stand in the text of its queries?"""
+        T, S = call.q.shape[2], call.k.shape[2]
+        if call.past is not None:  # a layer of ours, which says so
+            return True
+        if (held := self.held_by(call.layer)) is not None:
+            return held[0] == S
+        return T <= S <= self.past + T or any(held and held[0] == S for held in self.held)
 
     def _set_spans(self) -> None:
         """Places that an image or a sound fills: no two of them hold the same token, whatever number stands there."""
@@ -218,8 +273,11 @@ class _Reader:
             return mask.detach().bool()
         if mask.ndim != 4:
             return None
-        if self.past:  # a window may hide the early tokens from these queries: what was known holds on
-            return self.padding
+        if self.past:  # a window may hide the early tokens from these queries
+            outer = self.around
+            if outer is not None and outer.padding is not None and outer.past == self.past:
+                return outer.padding  # the model around was given the padding itself
+            return self.padding  # what was known holds on
         may = mask.detach() if mask.dtype == torch.bool else mask.detach() > torch.finfo(mask.dtype).min / 2
         return may.any(1).any(1)[:, : mask.shape[2]]  # without a cache every real token is seen, by itself at least
 
@@ -236,16 +294,26 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
 
 
+def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
+    """What each layer of a cache of transformers says of T new tokens: its keys with them, and those it has let go."""
+    cache = arguments.get("past_key_values")
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
+    return [layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers]
+
+
 def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     """For each module the reader of the innermost model around it that is given a sequence.
 
     A tower that reads pixels or sound has a sequence of its own: neither the ids nor the padding of a text are its.
+    A layer that is handed the ids beside its hidden states (DeepSeek-V4) reads nothing: when it runs, the layers before
+    it have filled the cache.
     """
     readers: dict[nn.Module, _Reader] = {}
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
         names = list(inspect.signature(module.forward).parameters)
-        if {"ids", "input_ids", "inputs_embeds"} & set(names):
+        inner = reader is not None and reader.model is not None and names[:1] and names[0] in LAYER_INPUTS
+        if {"ids", "input_ids", "inputs_embeds"} & set(names) and not inner:
             reader = _Reader(module, names, around=reader)
         elif OTHERS & set(names):
             reader = _Reader(None, ())
@@ -263,20 +331,21 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     T, S = call.q.shape[2], call.k.shape[2]
     padding, ids = _row(reader.padding, b), _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another: there are no distances
-        context = _row(reader.context_padding, b)
+        context, looked_at = _row(reader.context_padding, b), None if call.weights is None else _attended(call, b)
         return Document(
             real_rows=None if padding is None else _longer(padding, reader.past + T)[-T:],
-            real_keys=None if context is None or len(context) != S else context,
+            real_keys=context if context is not None and len(context) == S else looked_at,
             start=None,
         )
     past = reader.past if call.past is None else call.past
-    if padding is not None and not past and len(padding) < T:
-        padding = None  # of another sequence
+    other = padding is not None and (len(padding) < T or (call.weights is not None and T == S != len(padding)))
+    if other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
+        padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None
     first, before = 0, -1
-    if reader.model is None and T == S and call.options.mask is not None:
+    if reader.model is None and T == S:
         padding = _attended(call, b)
     if padding is not None:
         real = _longer(padding, length)
@@ -285,6 +354,9 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     elif T == S and call.options.mask is not None:  # in self attention a mask of lengths tells of queries, too
         n_real = call.options.mask.real_length(b)
         rows = keys = None if n_real is None else torch.arange(T) < n_real
+    if not reader.places(call):
+        gone = (reader.held_by(call.layer) or (0, 0))[1]
+        return Document(rows, _attended(call, b), start=None, first=first - gone if first >= gone else None)
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
@@ -305,7 +377,11 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
 
 def _attended(call: Call, b: int) -> Tensor | None:
     """Keys (S,) of document b that some query may attend: the others are padding. None where all are real."""
-    assert call.options.mask is not None
+    if call.weights is not None:
+        seen = call.weights[b].amax((0, 1)) > 0
+        return None if seen.all() else seen
+    if call.options.mask is None:
+        return None
     B, H, T, _ = call.q.shape
     grid = BroadcastGrid(
         (B, H, T, call.k.shape[2]),

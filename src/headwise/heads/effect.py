@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, listening
-from headwise.heads.seen import Seen
 from headwise.heads.statistics import unknown_head
+from headwise.heads.watch import Seen
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import evaluating, next_token_losses, require_next, vocabulary_of
-from headwise.models.sites import Site, attach, sites_of
+from headwise.models.ask import evaluating, next_token_losses, require_next, require_slopes, vocabulary_of
+from headwise.models.hook import attach
+from headwise.models.sites import Site, sites_of
 from headwise.records import Call, head_name
 
 HOWS = ("zero", "mean")
@@ -35,18 +36,18 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
     how="mean"   it becomes its mean over the real rows of the call; or, with `means`, what a `watch` saw, its mean over
                  all that was watched. A step with a cache sees too little for a mean of its own and needs `means`
 
-    Raises HeadwiseError for a head that the model does not have.
+    Raises HeadwiseError for a head that the model does not have, and at the end of a block in which none of the heads
+    was reached. Inside the block a compiled model of transformers runs without its compiler.
     """
     _check_how(how)
     if means is not None and how != "mean":
         raise HeadwiseError(f"how={how!r} with means=: they take the place of a head's output in how='mean' alone")
-    chosen = _by_site(sites_of(model), heads)
+    sites = sites_of(model)
+    chosen = by_site(sites, heads)
     names = [head_name(site, h) for site, numbers in chosen.items() for h in numbers]
     fixed = {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
 
     def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor | None:
-        if site.name not in chosen:
-            return None
         silent = chosen[site.name]
         out = call.out.clone()
         if how == "zero":
@@ -58,7 +59,7 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
             out[:, silent] = _row_mean(call, documents)[silent][None, :, None].to(out.dtype)
         return out
 
-    with listening(model, change):
+    with listening(model, change, sites=[site for site in sites if site.name in chosen]):
         yield
 
 
@@ -67,11 +68,17 @@ def _check_how(how: str) -> None:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
 
 
-def _by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
+def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
     """Site name -> numbers of the named heads."""
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
+    unknown = next((site for site in sites if not site.n_heads), None)
+    if unknown is not None and not set(heads) <= places.keys():
+        raise HeadwiseError(
+            f"how many heads {unknown.name} has, a {type(unknown.module).__name__}, is known after it has run: run the "
+            f"model once inside hw.watch(model), or give the module an attribute n_heads"
+        )
     chosen: dict[str, list[int]] = defaultdict(list)
     for name in dict.fromkeys(heads):
         if name not in places:
@@ -95,6 +102,7 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
 
+@torch.inference_mode(False)
 def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = None) -> dict[str, float]:
     """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
 
@@ -103,8 +111,32 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     `next_token_losses`.
     """
     require_next(model)
+    require_slopes(model)
     totals: dict[Site, Any] = defaultdict(float)
     rows = 0
+    sites = sites_of(model)
+
+    def loss_on(ids: Tensor) -> Tensor:
+        each = next_token_losses(model, ids.clone(), after)  # ids of inference_mode could not be looked up
+        return each.sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
+
+    with evaluating(model):
+        for ids in batches:
+            for site, out, slope in slopes_of(sites, partial(loss_on, ids)):
+                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).cpu().double()
+            rows += ids.numel()
+        if not rows:
+            raise HeadwiseError("importance needs at least one batch of ids")
+    result: dict[str, float] = {}
+    for site, total in totals.items():
+        mean = total / rows
+        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
+        result |= zip(site.heads, scaled.tolist(), strict=True)
+    return result
+
+
+def slopes_of(sites: Sequence[Site], answer: Callable[[], Tensor]) -> list[tuple[Site, Tensor, Tensor]]:
+    """Of each call of these sites the heads' output and the slope there of an answer (), from one backward pass."""
     outs: list[tuple[Site, Tensor]] = []
 
     def keep(site: Site, call: Call) -> Tensor:
@@ -112,22 +144,9 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
         outs.append((site, out))
         return out
 
-    with attach({site: partial(keep, site) for site in sites_of(model)}, model), evaluating(model), torch.enable_grad():
-        for ids in batches:
-            outs.clear()
-            loss = next_token_losses(model, ids, after).sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
-            slopes = torch.autograd.grad(loss, [out for _, out in outs])
-            for (site, out), slope in zip(outs, slopes, strict=True):
-                totals[site] += (out.detach() * slope).sum(-1).abs().sum((0, 2)).cpu().double()
-            rows += ids.numel()
-    if not rows:
-        raise HeadwiseError("importance needs at least one batch of ids")
-    result: dict[str, float] = {}
-    for site, total in totals.items():
-        mean = total / rows
-        scaled = mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
-        result |= zip(site.heads, scaled.tolist(), strict=True)
-    return result
+    with attach({site: partial(keep, site) for site in sites}), torch.enable_grad():
+        slopes = torch.autograd.grad(answer(), [out for _, out in outs])
+    return [(site, out, slope) for (site, out), slope in zip(outs, slopes, strict=True)]
 
 
 @torch.no_grad()
@@ -138,11 +157,13 @@ def ablation(
     heads: Sequence[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     after: int | None = None,
+    whole: Sequence[Tensor] | None = None,
 ) -> dict[str, Interval]:
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
     Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
-    to try, default all; `progress(done, total)` counts heads; `after` is that of `next_token_losses`.
+    to try, default all; `progress(done, total)` counts heads; `after` is that of `next_token_losses`,
+    and `whole` are those of the whole model on each batch where they are known.
     """
     require_next(model)
     _check_how(how)
@@ -150,12 +171,12 @@ def ablation(
         raise HeadwiseError("ablation needs at least one batch of ids")
     sites = {site.name: site for site in sites_of(model)}
     every = [head for site in sites.values() for head in site.heads]
-    chosen = _by_site(list(sites.values()), every if heads is None else heads)
+    chosen = by_site(list(sites.values()), every if heads is None else heads)
     changes: dict[str, list[float]] = defaultdict(list)
     done, total = 0, sum(map(len, chosen.values())) * len(batches)
     with evaluating(model):
-        for ids in batches:
-            base = next_token_losses(model, ids, after)
+        for n, ids in enumerate(batches):
+            base = next_token_losses(model, ids, after) if whole is None else whole[n]
             size = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # variants that run at once
             for name, numbers in chosen.items():
                 for chunk in (numbers[start : start + size] for start in range(0, len(numbers), size)):
@@ -181,5 +202,5 @@ def _without_each(
             variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))
         return out
 
-    with attach({site: silence}, model):
+    with attach({site: silence}):
         return next_token_losses(model, ids.repeat(n, 1), after).view(n, B)

@@ -19,30 +19,41 @@ from __future__ import annotations
 
 import base64
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from math import inf, isqrt
+from math import inf, isqrt, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from headwise.corpus.documents import Text
+from headwise.corpus.labels import Relations, verb_relations
+from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
-from headwise.files import StepLog, read_bytes
-from headwise.gpt.data import Corpus
+from headwise.files import read_bytes
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM
 from headwise.gpt.train import METRICS, require_finite
-from headwise.heads.glance import Glance
-from headwise.heads.labels import Relations, verb_relations
-from headwise.heads.profiles import ROLES, relation_role
-from headwise.heads.relation import described
-from headwise.heads.texts import Text
-from headwise.models.sites import sites_of
-from headwise.records import from_json, head_name
+from headwise.heads.blocks import Dense
+from headwise.heads.relation import Cells, CellSum, Plan, described
+from headwise.heads.statistics import all_statistics, formula_of
+from headwise.heads.survey import repeated_tokens
+from headwise.heads.table import ROLES, relation_role
+from headwise.heads.tally import REACH, copying, vocabulary_product
+from headwise.kept import StepLog
+from headwise.models.ask import evaluating, run_body
+from headwise.models.hook import attach
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call, from_json, head_name
+from headwise.rungs.tensor import trace
 
 FRAMES = 60  # at most
 GAPS = 32, 100  # steps between two frames at least once the first ones are over; and that of tiny models
@@ -54,6 +65,7 @@ CONJUGATIONS = 15  # one in so many of those in which relations are known
 DIGITS = 4  # of a number
 
 
+Scores = dict[str, Tensor]  # name -> (N,), one for each head
 Row = dict[str, Any]
 Words = tuple[str, ...]
 HEADER: Row = {"heads": Words, "lines": tuple[Words, ...], "roles": tuple[tuple[str, str, float], ...]}
@@ -61,6 +73,106 @@ HEADER |= {"even": dict[str, float], "steps": int, "documents": int}
 FRAME: Row = {"step": int, "alike": tuple[float | None, ...], "roles": tuple[Words, ...], "maps": str}
 FRAME |= {"scores": dict[str, tuple[float, ...]]}
 LOSS: Row = {"step": int, "loss": float}
+
+
+READ = ("previous", "self", "first", "delimiter")  # statistics that a survey takes of the documents, too
+
+
+class Glance:
+    """Lines to look at, and documents to score, beside `probes` texts of random tokens that are repeated.
+
+    All go through the model at once, padded at their ends, which a causal model does not see, and are read off whole
+    maps. On the same texts the scores are those of a survey.
+    """
+
+    def __init__(self, lines: Sequence[Sequence[int]], text: Text, context: int, probes: int) -> None:
+        labelled = [] if text.relations is None else text.relations.documents
+        more = [document.ids for document in labelled if document.ids not in text.documents]
+        documents = [*text.documents, *more]
+        self.n_lines, self.longest = len(lines), max(map(len, lines))
+        self.ids = _padded([*lines, *documents])
+        T = self.ids.shape[1]
+        self.line_rows = _rows(lines, self.longest, 1)
+        self.rows = F.pad(_rows(text.documents, T), (0, 0, 0, len(more)))
+        marks = [text.marks(torch.tensor(ids)) for ids in documents]
+        self.marks = {name: _padded([mark[name].tolist() for mark in marks], T).float() for name in marks[0]}
+        able = (self.rows > 0).sum(1, keepdim=True) - torch.arange(REACH + 2)  # rows that have a key at each offset
+        share = (1 / able.clamp(min=1) / len(text.documents)).where(2 * able >= (self.rows > 0).sum(1, keepdim=True), 0)
+        share[:, [0, 1, -1]] = 0  # the token itself and its neighbour have roles of their own; what is beyond reach
+        self.offsets = share.where(able > 0, 0)
+        self.pairs: dict[str, list[list[int]]] = defaultdict(list)  # relation -> for each document its pairs
+        cells: tuple[list[Cells], list[Cells]] = ([], [])  # of each pair, where rows are counted over all documents
+        for plan in map(Plan, labelled):
+            start = documents.index(plan.ids) * T
+            for name, pairs in plan.of.items():
+                self.pairs[name].append([len(cells[0]) + pair for pair in pairs])
+            for of_pairs, sums in zip(cells, (plan.right, plan.elsewhere), strict=True):
+                of_pairs += [[(start + row, key, share) for row, key, share in pair] for pair in sums.cells]
+        self.right, self.elsewhere = map(CellSum, cells)
+        repeated, known = repeated_tokens(text, context, seed=0)
+        self.probes = _padded(repeated[:probes])
+        self.probe_rows = _rows(repeated[:probes], self.probes.shape[1], known)
+
+    @torch.no_grad()
+    def look(self, model: nn.Module, sites: Sequence[Site]) -> tuple[Tensor, Scores, Scores]:
+        """The maps of the lines, (N,lines,T,T) for N heads in the order of the sites, and each score of each head.
+
+        Third, of each relation the weight of each head at the same distances from other tokens, as `follow` has it.
+        """
+        with evaluating(model):
+            maps, probes = (_maps(model, sites, ids) for ids in (self.ids, self.probes))
+        scores, elsewhere = self._scores(maps[:, self.n_lines :], probes)
+        vocabulary = vocabulary_product(model)
+        copied = [copying(site, vocabulary) for site in sites]
+        if None not in copied:
+            scores["copying"] = torch.tensor(copied).flatten()
+        return maps[:, : self.n_lines, : self.longest, : self.longest], scores, elsewhere
+
+    def even(self) -> dict[str, float]:
+        """The control: the scores of attention that is spread evenly."""
+        shapes = ((1, *ids.shape, ids.shape[1]) for ids in (self.ids[self.n_lines :], self.probes))
+        maps, probes = (F.normalize(torch.ones(shape).tril(), p=1, dim=-1) for shape in shapes)
+        scores, _ = self._scores(maps, probes)
+        dense = Dense(maps, marks=self.marks)
+        for name in ("rare_top", "positional"):
+            scores[name] = self._mean(all_statistics()[name].even, dense)
+        return {name: float(score) for name, score in scores.items()}
+
+    def _scores(self, maps: Tensor, probes: Tensor) -> tuple[Scores, Scores]:
+        """What maps (N,B,T,T) of the documents and of the repeated tokens decide; and of each relation elsewhere."""
+        dense = Dense(maps, marks=self.marks)
+        scores = {name: self._mean(name, dense) for name in READ}
+        scores |= self._related(self.right, maps)
+        if len(self.probes):
+            again = Dense(probes, ids=self.probes)
+            for name in ("duplicate", "prefix"):
+                scores[name] = (formula_of(all_statistics()[name].repeated)(again) * self.probe_rows).sum((1, 2))
+        N, B, T, _ = maps.shape
+        behind = (torch.arange(T) - maps.argmax(-1)).clamp(max=REACH + 1)
+        counts = torch.zeros(N, B, REACH + 2).scatter_add_(2, behind, (self.rows > 0).float().expand(N, B, T))
+        scores["positional"] = (counts * self.offsets).sum(1).amax(1)
+        scores["rare_top"] = self._mean("rare_top", dense)
+        return scores, self._related(self.elsewhere, maps)
+
+    def _related(self, cells: CellSum, maps: Tensor) -> Scores:
+        """Of each relation the mean over pairs, then over documents, of what some cells of the maps add up to."""
+        rows = maps.flatten(1, 2).double()
+        sums = cells.of(rows, range(rows.shape[1])).masked_fill(cells.empty, nan)
+        means = {name: [sums[:, some].nanmean(-1) for some in documents] for name, documents in self.pairs.items()}
+        return {name: torch.stack(documents).nanmean(0) for name, documents in means.items()}
+
+    def _mean(self, name: str, dense: Dense) -> Tensor:
+        """The mean of a statistic over the rows of the documents, (N,)."""
+        return (formula_of(name)(dense) * self.rows).sum((1, 2))
+
+    def alike(self, maps: Tensor) -> float | None:
+        """The share of their attention that two heads give to the same keys: the mean over pairs of maps (H,lines,T,T).
+
+        None for a single head. The first row, where every head looks at the only token there is, does not count.
+        """
+        first, second = torch.triu_indices(len(maps), len(maps), 1)
+        shared = torch.minimum(maps[first], maps[second]).sum(-1)
+        return float((shared * self.line_rows).sum() / len(first)) if len(first) else None
 
 
 class Film:
@@ -124,11 +236,38 @@ class Film:
             limit = max(self.header["even"].get(role.score, -inf), *untrained.get(role.score, [inf, inf]))
             at_distance = elsewhere[role.score].tolist() if role.score in elsewhere else [limit] * len(maps)
             for n, score in enumerate(scores.get(role.score, ())):
-                if role.threshold <= score > max(limit, at_distance[n]):
+                if role.threshold <= score > max(limit, at_distance[n]):  # nan, of no distance, is no limit
                     earned[n].append(role.name)
         lengths = list(map(len, self.lines))
         cut = [weights[:n, :n] for of_head in maps.numpy() for weights, n in zip(of_head, lengths, strict=True)]
         return {"step": step, "alike": layers, "scores": scores, "roles": earned, "maps": packed(cut)}
+
+
+def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
+    """The weights (N,B,T,T) of all heads on ids (B,T)."""
+
+    def keep(call: Call) -> None:
+        kept.append(trace(call.q, call.k, call.v, call.options).weights)
+
+    kept: list[Tensor] = []
+    if not len(ids):
+        return torch.zeros(sum(site.n_heads for site in sites), 0, 0, 0)
+    with attach(dict.fromkeys(sites, keep)):
+        run_body(model, ids)
+    return torch.cat(kept, 1).transpose(0, 1).contiguous()
+
+
+def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:
+    """Rows of numbers as one tensor, zeros behind."""
+    length = max(map(len, rows), default=0) if length is None else length
+    padded = [[*row, *[0] * (length - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), length)
+
+
+def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:
+    """What each row counts for, (B,T): each text alike, and in it alike each row from `first` on."""
+    counts = _padded([[0] * first + [1] * (len(text) - first) for text in texts], T).float()
+    return counts / counts.sum(1, keepdim=True) / max(1, len(texts))
 
 
 def _relations(corpus: Corpus, n_cells: int) -> Relations | None:
@@ -181,21 +320,21 @@ def read_film(run: str | Path) -> tuple[Row, list[Row], list[Row]] | None:
     if not path.exists():
         return None
     try:
-        header, *frames = _rows(path)
+        header, *frames = _lines_of(path)
         _check([header], HEADER)
         _check(frames, FRAME)
         cells = len(header["heads"]) * sum(len(line) * (len(line) + 1) // 2 for line in header["lines"])
         if any(len(base64.b64decode(frame["maps"], validate=True)) != cells for frame in frames):
             raise HeadwiseError(f"maps are not those of {cells} weights")
         place = path.with_name(METRICS)
-        losses = _rows(place)
+        losses = _lines_of(place)
         _check(losses, LOSS)
         return header, frames, losses
     except (KeyError, ValueError, RecursionError) as error:
         raise HeadwiseError(f"{place} cannot be read ({error}); remove {FILM}: the run is whole without it") from None
 
 
-def _rows(path: Path) -> list[Row]:
+def _lines_of(path: Path) -> list[Row]:
     return [json.loads(line) for line in read_bytes(path).decode().splitlines()]
 
 

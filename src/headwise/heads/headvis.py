@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.documents import Text
 from headwise.errors import HeadwiseError
-from headwise.files import packaged, read_text
+from headwise.files import packaged, read_text, whole_folder
+from headwise.heads.blocks import top_keys
 from headwise.heads.documents import Document, run_documents
-from headwise.heads.measure import top_keys
-from headwise.heads.profiles import DISTANCES, HeadProfile, Survey
-from headwise.heads.texts import Text
+from headwise.heads.table import DISTANCES, HeadProfile, Survey
 from headwise.models.sites import Site
 from headwise.records import Call
 
@@ -42,9 +40,9 @@ Sparse = dict[tuple[str, int], tuple[list[int], list[float]]]  # head and docume
 def check_headvis(folder: Path) -> None:
     """Raise HeadwiseError unless the tree can be written there: a new folder, or an empty one."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise HeadwiseError(f"--headvis {folder} is there already and not empty; pass a new folder")
+        raise HeadwiseError(f"headvis={str(folder)!r} is there already and not empty; pass a new folder")
     if not folder.absolute().parent.is_dir():
-        raise HeadwiseError(f"--headvis {folder}: the folder {folder.parent} does not exist; make it first")
+        raise HeadwiseError(f"headvis={str(folder)!r}: the folder {folder.parent} does not exist; make it first")
 
 
 @torch.no_grad()
@@ -60,8 +58,7 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
     strongest = _strongest(model, text)
     chosen = {name: _choose(values, random.Random(f"{seed} {name}")) for name, values in strongest.items()}
     rows = _sparse(model, text, chosen)
-    with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=f".{folder.name}.") as temporary:
-        tree = Path(temporary) / "tree"
+    with whole_folder(folder) as tree:
         _write(tree / "server_config.json", {})
         _write(tree / "attributions" / "manifest.json", {})
         _write(tree / "scatter_data.json", [_metrics(survey, profile) for profile in survey.profiles])
@@ -69,9 +66,6 @@ def write_headvis(folder: Path, model: nn.Module, text: Text, survey: Survey, se
             content = _head(profile, strongest[profile.name], chosen[profile.name], rows, text)
             _write(tree / "heads" / f"L{profile.layer}H{profile.head}.json", content)
         _write(tree / "config.json", _config(survey, seed))
-        if folder.exists():
-            folder.rmdir()
-        shutil.move(tree, folder)
 
 
 def _rows(call: Call, b: int) -> tuple[Tensor, Tensor]:

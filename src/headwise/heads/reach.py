@@ -28,7 +28,7 @@ def check_plan(tolerance: float | None, cache: float | None, sinks: int) -> None
     if sinks not in SINKS:
         raise HeadwiseError(f"sinks={sinks} is not measured; one of {', '.join(map(str, SINKS))}")
     if tolerance is not None and cache is not None:
-        raise HeadwiseError("--tolerance says which mass a head may lose, and --cache what stays; pass one of them")
+        raise HeadwiseError("tolerance= says which mass a head may lose, and cache= what stays; pass one of them")
     if tolerance is not None and not tolerance >= 0:
         raise HeadwiseError(f"tolerance={tolerance} must be 0 or more; 0.01 is a hundredth of the mass")
     if cache is not None and not 0 < cache <= 1:

@@ -1,4 +1,4 @@
-"""Heads that follow a given relation, and heads that fetch: scores that need more than a text.
+"""Heads that follow a given relation: scores that need more than a text.
 
 A relation is a set of pairs: tokens that look, and those that they should look at. In a causal model those that look
 stand at the position that predicts.
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.labels import Labelled, Relations
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, listening, run_documents
-from headwise.heads.labels import Labelled, Relations
-from headwise.heads.measure import row_weights, uniform
-from headwise.heads.profiles import Followed, Relation
+from headwise.heads.blocks import row_weights, uniform
+from headwise.heads.documents import Document, run_documents
+from headwise.heads.statistics import all_statistics
+from headwise.heads.table import ROLES, Followed, Relation
 from headwise.intervals import interval_of
-from headwise.models.ask import evaluating, logits
 from headwise.models.sites import Site
 from headwise.records import Call
 
-RETRIEVAL = 0.1  # of the copied tokens, Wu et al. 2024 (arXiv 2404.15574), section 2
 OTHERS = 64  # tokens of a document at most that tell what a head does at the same distances elsewhere
 ROWS = 256  # of which the weights are held at once
 
+Cells = Sequence[tuple[int, int, float]]  # of a map: row, key, and what the weight there counts for
 Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
 
 
@@ -65,7 +65,10 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset.
     """
     result = []
+    taken = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
     for name, meaning in relations.meanings.items():
+        if name in taken:
+            raise HeadwiseError(f"the relation {name!r} has the name of a statistic or a role; choose another")
         having = [document.pairs[name] for document in relations.documents if name in document.pairs]
         pairs = [pair for some in having for pair in some]
         looking = [(query, keys) for queries, keys in pairs for query in queries]
@@ -85,21 +88,25 @@ class Plan:
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
         pairs = self.pairs
-        self.right = _Sum([[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in pairs])
-        self.elsewhere = _Sum([_same_distances(q, k, others - looking[name], T) for name, q, k in pairs])
+        self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its pairs
+        for n, (name, _, _) in enumerate(pairs):
+            self.of[name].append(n)
+        self.right = CellSum([[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in pairs])
+        self.elsewhere = CellSum([_same_distances(q, k, others - looking[name], T) for name, q, k in pairs])
 
     def measure(self, call: Call, b: int) -> Tensor:
-        """For each head and for even attention: mass, accuracy and mass elsewhere of each pair, (H+1, 3, pairs)."""
-        return torch.cat([self._numbers(each, b) for each in (call, uniform(call))])
+        """The numbers of each head and of even attention, (H+1, 3, pairs)."""
+        parts = [self.rows[start : start + ROWS] for start in range(0, len(self.rows), ROWS)]
+        both = (call, uniform(call))
+        return torch.cat([self.numbers((rows, row_weights(each, b, rows).cpu()) for rows in parts) for each in both])
 
-    def _numbers(self, call: Call, b: int) -> Tensor:
-        numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
-        for start in range(0, len(self.rows), ROWS):
-            rows = self.rows[start : start + ROWS]
-            weights = row_weights(call, b, rows).cpu().double()
+    def numbers(self, parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
+        """Mass, accuracy and mass elsewhere of each pair, (H,3,pairs), of some rows and their weights (H,rows,S)."""
+        numbers = torch.zeros(())
+        for rows, weights in parts:
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
             sums = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
-            numbers += torch.stack([cells.of(values, rows) for cells, values in sums], 1)
+            numbers = numbers + torch.stack([cells.of(values.double(), rows) for cells, values in sums], 1)
         numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)
         return numbers
 
@@ -117,10 +124,11 @@ def _same_distances(
     return [(row, key, 1 / len(moved)) for places in moved for row, key in places]
 
 
-class _Sum:
+class CellSum:
     """Weighted sums of some cells (row, key) of a map, several of them."""
 
-    def __init__(self, sums: Sequence[Sequence[tuple[int, int, float]]]) -> None:
+    def __init__(self, sums: Sequence[Cells]) -> None:
+        self.cells = sums
         cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
         table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
         self.number, self.row, self.key = table[:3].long()
@@ -147,7 +155,7 @@ def _followed(
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    chosen = [[i for i, (relation, _, _) in enumerate(plan.pairs) if relation == name] for plan in plans]
+    chosen = [plan.of.get(name, []) for plan in plans]
     cells = [(n, i) for n, some in enumerate(chosen) for i in some]
     masses = torch.stack([numbers[n][:, 0, i] for n, i in cells], -1)
     means = torch.stack([numbers[n][..., some].nanmean(-1) for n, some in enumerate(chosen) if some], -1)
@@ -163,33 +171,3 @@ def _followed(
         example = looks, at, float(of_pairs[best])
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result
-
-
-@torch.no_grad()
-def retrieval(model: nn.Module, ids: Sequence[int], needle: tuple[int, int], steps: int) -> dict[str, float]:
-    """Share of the needle's tokens that each head fetches while the model writes `steps` tokens greedily after `ids`.
-
-    Wu et al. 2024 (arXiv 2404.15574), section 2: a step counts when the head's largest weight lies inside the needle,
-    at a token equal to the one being written. A retrieval head scores 0.1 or more. `needle` is (first, last + 1).
-    """
-    first, last = needle
-    if not 0 <= first < last <= len(ids):
-        raise HeadwiseError(f"needle={needle} does not lie in a text of {len(ids)} tokens; pass (first, last + 1)")
-    if steps < 1:
-        raise HeadwiseError(f"steps={steps} must be at least 1")
-    fetched: dict[str, set[int]] = defaultdict(set)
-    tops: dict[str, int] = {}
-
-    def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
-        if not (site.cross or call.cross):
-            best = row_weights(call, 0, [call.q.shape[2] - 1])[:, 0].argmax(-1).tolist()
-            tops.update({site.head(h): key for h, key in enumerate(best)})
-
-    text = list(ids)
-    with listening(model, listener), evaluating(model):
-        for _ in range(steps):
-            written = int(logits(model, torch.tensor([text]), last=True)[0, -1].argmax())
-            for name, key in tops.items():
-                fetched[name] |= {key} if first <= key < last and text[key] == written else set()
-            text.append(written)
-    return {name: len(places) / (last - first) for name, places in fetched.items()}

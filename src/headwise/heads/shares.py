@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,17 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.corpus.documents import batches
 from headwise.errors import HeadwiseError
-from headwise.files import take_lock
 from headwise.gpt.checkpoint import read_metadata, read_tensors, write_tensors
 from headwise.gpt.ranks import Ranks
-from headwise.heads.documents import batches
+from headwise.heads.documents import Marker, run_documents
 from headwise.heads.tally import Tally
+from headwise.kept import Kept
 from headwise.models.stream import turns
 
 SAVE_SECONDS = 10.0
 Documents = Sequence[Sequence[int]]
-Run = Callable[[Documents, Callable[..., None], Callable[[int, int], None]], None]  # documents, who takes, progress
 
 
 class Part(Sequence[Sequence[int]]):
@@ -66,19 +65,18 @@ def shares(documents: Documents, done: Sequence[range], world: int) -> list[list
     return parts
 
 
-class Kept:
-    """The folder of a survey that can be killed; None keeps nothing."""
+class Tallies:
+    """What each process has tallied, in the folder of a survey that can be killed; None keeps nothing."""
 
     def __init__(self, folder: Path | None, tally: Tally, documents: Documents, ranks: Ranks) -> None:
-        self.folder, self.ranks, self.due = folder, ranks, time.monotonic() + SAVE_SECONDS
-        self.key, self.path, self.earlier, self.lock = "", None, list[Path](), -1
+        self.ranks, self.due, self.key = ranks, time.monotonic() + SAVE_SECONDS, ""
+        self.path, self.earlier = None, list[Path]()
+        self.kept: AbstractContextManager[object] = nullcontext()
         if folder is None:
             return
         if ranks.rank == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(folder / "lock", f"another survey is at work in {folder}; pass another --keep")
-            for path in folder.glob(".tally-*.safetensors.*.tmp"):  # what a kill left half-written
-                path.unlink()
+            busy = f"another survey is at work in {folder}; pass another keep="
+            self.kept = Kept(folder, ["tally-*.safetensors"], busy=busy)
         weights = [(name, each.shape, each.flatten()[:9].tolist()) for name, each in tally.model.named_parameters()]
         digest = hashlib.sha256(str((weights, tally.rows and (tally.rows, tally.seed))).encode())
         for document in documents:
@@ -88,10 +86,6 @@ class Kept:
         attempt = max((int(path.stem.split("-")[1]) for path in self.earlier), default=0) + 1
         self.path = folder / f"tally-{attempt}-{ranks.rank}.safetensors"
 
-    def close(self) -> None:
-        if self.lock >= 0:
-            os.close(self.lock)
-
     def read(self, tally: Tally) -> list[range]:
         """Add to a tally this rank's part of what is kept; returns the documents of all that is."""
         numbers: list[range] = []
@@ -100,7 +94,7 @@ class Kept:
             if known.keys() != {"key", "documents", "notes"}:
                 raise HeadwiseError(f"{path} is damaged: it is no tally of headwise; remove it, and it is read again")
             if known["key"] != self.key:
-                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another --keep")
+                raise HeadwiseError(f"{path} is of another model or text; go on with those, or pass another keep=")
             tally.join(state)
             tally.notes |= json.loads(known["notes"])
             numbers += [range(*ends) for ends in json.loads(known["documents"])]
@@ -118,17 +112,15 @@ class Kept:
 def read_corpus(
     blank: Callable[[], Tally],
     documents: Documents,
-    run: Run,
+    marker: Marker,
     progress: Callable[[int, int], None],
     ranks: Ranks,
     folder: Path | None,
 ) -> Tally:
     """Tally documents, each in one of the processes, and hand the tally of all of them to all."""
     tally, before = blank(), blank()
-    if ranks.world == 1 and folder is None:
-        run(documents, tally.take, progress)
-        return tally
-    with closing(Kept(folder, tally, documents, ranks)) as kept:
+    kept = Tallies(folder, tally, documents, ranks)
+    with kept.kept:
         done, tallied = kept.read(before), list[range]()
         times = turns(tally.model)  # that a token passes: once, and of a streamed model through each layer
         count, total = ranks.counter(), sum(map(len, documents)) * times
@@ -144,7 +136,10 @@ def read_corpus(
                 if in_all == ends[-1]:  # a streamed model counts its tokens once a layer: nothing of it is kept
                     kept.write(tally, [*tallied, numbers[: bisect_right(ends, n_tokens)]])
 
-            run(part, lambda n, *seen, first=numbers.start: tally.take(first + n, *seen), passed)
+            def take(n: int, *seen: Any, first: int = numbers.start) -> None:
+                tally.take(first + n, *seen)
+
+            run_documents(tally.model, part, take, marker, passed)
             tallied.append(numbers)
         kept.write(tally, tallied, now=True)
     tally.join(before.state())

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Documents
 from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
-from headwise.gpt.data import Documents
 from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import find_preset
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import fit, one_thread
-from headwise.heads.maps import require_text
+from headwise.heads.watch import require_text
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.sites import attention_layers, observe
+from headwise.models.hook import observe
 from headwise.positions import RoPE
 from headwise.records import Call, HeadSteps, KeySteps, VectorStage
 from headwise.rungs.tensor import trace
@@ -115,8 +115,6 @@ def _check_place(what: str, number: int, count: int, owner: str, option: str | N
 def _run(model: GPT, ids: Sequence[int], number: int) -> _Seen:
     """One run of a copy of the model in float64 on the CPU, noting what happens around one layer."""
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    for layer in attention_layers(twin):
-        layer.watchers.clear()  # those of the model, copied along: they must not see this run
     block = twin.blocks[number]
     assert isinstance(block, Block)
     noted: dict[str, Tensor] = {}

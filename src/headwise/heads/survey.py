@@ -9,46 +9,52 @@ model with untrained weights. Duplicate-token and induction heads are looked for
 from __future__ import annotations
 
 import math
-import tomllib
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.documents import Text, batches
+from headwise.corpus.labels import Relations
+from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
-from headwise.files import packaged, read_text
+from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.heads.documents import batches, run_documents, share_note
+from headwise.heads.documents import run_documents, share_note
 from headwise.heads.effect import ablation, importance
-from headwise.heads.labels import Relations, bench, read_relations
-from headwise.heads.profiles import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.shares import gather_heads, read_corpus
 from headwise.heads.statistics import all_statistics
+from headwise.heads.table import ROLES, HeadProfile, Survey, relation_role
 from headwise.heads.tally import CONTROLS, FREQUENT, PASSAGE, Tally, vocabulary_product
-from headwise.heads.texts import Text, Texts, read_texts
+from headwise.heads.texts import Texts, read_texts
+from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask
-from headwise.models.open import Folder, TextTokens, described, open_model
-from headwise.models.sites import Site, missing, sites_of
+from headwise.models.lineage import WEIGHTS, digest, digest_of
+from headwise.models.open import Folder, described, folder_of, open_model
+from headwise.models.sites import Site, missing, sites_of, w_o_places
 from headwise.models.stream import stream_of
+from headwise.models.weights import has_record
 from headwise.records import parse_head
+from headwise.words import Note
 
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents, two at least
 TOKENS = 1024  # of the first document that are kept as text
 PROBES, PROBE = 4, 64  # random sequences, and the most tokens of one before it is repeated
 WHOLE, SAMPLE = 200_000_000, 2  # parameters of the largest untrained control; layers of the control of a larger model
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+PATIENCE = 20  # seconds that need no forecast
 GUESS = 0.98  # of the loss of an even guess over the vocabulary: a model above it has learned next to nothing
-NOTES: dict[str, str] = tomllib.loads(read_text(packaged("survey_notes", "toml")))
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Progress = Callable[[str, int, int], None]  # what is being done, done so far, in all
@@ -84,8 +90,8 @@ def survey(
                that are longer than the model takes are cut into documents of so many, and a note says so
     seed       of the untrained control, the repeated tokens and the rows that are drawn
     progress   is called with what is being done, how much of it is done, and how much there is
-    relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" for sentences
-               that come with headwise, or `Relations`, which also are a text; default: those of the verb corpus
+    relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or "meaning"
+               for sentences that come with headwise, or `Relations`, which also are a text; default: of the verb corpus
     rows       a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says so
     by_document  keep the mean of each document as well, for `to_frame(by="document")`
     ranks      processes that read a part of the documents each; all must call, and all get the same survey
@@ -93,12 +99,13 @@ def survey(
 
     Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
+    check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)
     _check_ways(folder.model, ablate, keep)
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
-    text = text_of(folder, texts, tokens, documents, relations)
+    text = read_texts(folder, texts, tokens, documents, relations=relations)
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
@@ -106,36 +113,28 @@ def survey(
     return study.survey(controls, ablate, ranks, keep, by_document=by_document, rows=rows)
 
 
-def folder_of(model: nn.Module, tokenizer: Any) -> Folder:
-    """What is known of a model; one that was made in memory has the name of its class."""
-    family = getattr(getattr(model, "config", None), "model_type", "headwise")
-    made = Folder(Path(type(model).__name__), model, None, ask.context_of(model), family, ask.vocabulary_of(model))
-    folder = described(model) or made
-    if tokenizer is None:
-        return folder
-    if not hasattr(tokenizer, "shown"):
-        from headwise.models.hf import FolderTokens
-
-        tokenizer = FolderTokens(tokenizer)
-    return replace(folder, tokens=tokenizer)
+def _digest(folder: Folder) -> str:
+    """What names the weights: a digest of their files, or of the tensors of a model that was made in memory."""
+    if described(folder.model) is not None and any(folder.path.glob(WEIGHTS)):
+        return digest(folder.path)
+    spread = any(site.parts > 1 for site in sites_of(folder.model))
+    return "" if spread or stream_of(folder.model) is not None else digest_of(folder.model)
 
 
-def text_of(
-    folder: Folder,
-    texts: Texts | Text | None,
-    tokens: int | None,
-    documents: int | None,
-    relations: Relations | str | Path | None,
-) -> Text:
-    """The text of a survey, with its relations."""
-    labelled = relations
-    if isinstance(labelled, str | Path):
-        labelled = read_relations(folder, labelled) if isinstance(labelled, Path) else bench(folder, labelled)
-    if labelled is not None and texts is None:
-        texts = [document.ids for document in labelled.documents][:documents]
-    text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
-    text.relations = labelled or text.relations
-    return text
+@torch.no_grad()
+def forecast(model: nn.Module, documents: Sequence[Sequence[int]], controls: bool) -> str:
+    """How long the documents take at the speed of the first tokens, in a line; nothing where that is seconds."""
+    ids = torch.tensor([documents[0][:PROBE]])
+    for _ in range(2):  # the first run of all is slower
+        began = time.perf_counter()
+        with ask.evaluating(model), watch(model):
+            ask.run_body(model, ids)
+    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
+    to_read = sum(map(len, documents)) + controls * sum(map(len, documents[:CONTROLS]))
+    if to_read / speed < PATIENCE:
+        return ""
+    about = f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second, control and all"
+    return f"{about}; tokens= and documents= bound them"
 
 
 def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:
@@ -150,7 +149,15 @@ def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:
             f" pass ablate='none'"
         )
     if keep is not None:
-        raise HeadwiseError("--keep needs the whole model in memory, and this one is read layer by layer; leave it out")
+        raise HeadwiseError("keep= needs the whole model in memory, and this one is read layer by layer; leave it out")
+
+
+class _Effects(NamedTuple):
+    """What the loss says of the heads, by name; empty where there is none."""
+
+    importance: Mapping[str, float] = {}
+    ablation: Mapping[str, Interval] = {}
+    loss: float | None = None
 
 
 class _Study:
@@ -163,10 +170,6 @@ class _Study:
         if self.parts > 1:
             text.relations = None
         self.notes: list[str] = []
-        self.importance: Mapping[str, float] = {}
-        self.ablation: Mapping[str, Interval] = {}
-        self.loss: float | None = None
-        self.followed: Scores = {}
         self.relations = () if text.relations is None else described_relations(text.relations)
         self.roles = (*map(relation_role, self.relations), *ROLES)
 
@@ -179,23 +182,25 @@ class _Study:
         frequent = [token for token, _ in self.text.counts.most_common(FREQUENT)]
         more |= {"tokens": frequent, "seed": self.seed}
         more["vocabulary"] = None if self.parts > 1 else vocabulary_product(self.model)
-        tally = self._tally(self.model, documents, ("reading", "repeated tokens"), CONTROLS, ranks, keep, **more)
+        tally = self._tally(
+            self.model, documents, ("running the model", "repeated tokens"), CONTROLS, ranks, keep, **more
+        )
         self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
         compressed = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
         if compressed and ask.embeddings(self.model) is not None:
-            self._note("compressed", sites=", ".join(compressed))
+            self._note("note.compressed", sites=", ".join(compressed))
         if not self.probes:
-            self._note("few tokens")
+            self._note("note.few_tokens")
         if len(documents) == 1:
-            self._note("one document")
-        self.followed = self._follow(self.model, "relations")
+            self._note("note.one_document")
+        followed = self._follow(self.model, "relations")
         untrained = self._untrained(more["vocabulary"]) if controls and self.parts == 1 else None
-        self._effects(how)
-        profiles = tuple(self._profile(site, h, tally, untrained or {}) for site, h in tally.heads())
+        effects = self._effects(how)
+        profiles = tuple(self._profile(site, h, tally, followed, untrained or {}, effects) for site, h in tally.heads())
         silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]  # as `headwise prune` leaves
         if silent:
-            self._note("silent", heads=", ".join(silent))
-        if self.text.note and self.loss is not None:
+            self._note("note.silent", heads=", ".join(silent))
+        if self.text.note and effects.loss is not None:
             self.notes.append(self.text.note)
         present = {key for profile in profiles for key in profile.scores}
         # A mask may hide all keys of a role from all heads; nor is such a role looked for.
@@ -211,17 +216,19 @@ class _Study:
             | {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in self.relations},
             roles=tuple(role for role in self.roles if role.score in possible),
             untrained=untrained,
-            loss=self.loss,
-            ablated=None if self.loss is None else how,
+            loss=effects.loss,
+            ablated=None if effects.loss is None else how,
             tokens=self.text.shown(first[:TOKENS]),
             passage=min(PASSAGE, len(first)),
             profiles=profiles,
             notes=tuple(self.notes),
             relations=self.relations,
+            digest=_digest(self.folder),
+            places=w_o_places(self.model),
         )
 
-    def _note(self, name: str, **facts: Any) -> None:
-        self.notes.append(NOTES[name].format(**facts))
+    def _note(self, key: str, **facts: Any) -> None:
+        self.notes.append(Note.of(key, **facts))
 
     def _tally(
         self,
@@ -238,29 +245,34 @@ class _Study:
         blank = partial(Tally, model, uniform_on, probe=probe, **more)
 
         alone = ALONE if self.parts > 1 else ranks
-        at_once = self.probes if stream_of(model) is not None and alone.world == 1 else []  # the weights are read once
+        progress, marks, in_one_go = partial(self.progress, stages[0]), self.text.marks, False
+        if alone.world > 1 or keep is not None:
+            tally = read_corpus(blank, documents, marks, progress, alone, keep)
+        else:
+            tally = blank()
+            in_one_go = stream_of(model) is not None  # the weights are read once
 
-        def run(part: Sequence[Sequence[int]], take: Any, progress: Callable[[int, int], None]) -> None:
-            def either(number: int, *seen: Any) -> None:
-                if number < len(part):
-                    take(number, *seen)
+            def take(number: int, *seen: Any) -> None:
+                if number < len(documents):
+                    tally.take(number, *seen)
                 else:
-                    probe.take(number - len(part), *seen)
+                    probe.take(number - len(documents), *seen)
 
-            run_documents(model, [*part, *at_once] if at_once else part, either, self.text.marks, progress)
-
-        tally = read_corpus(blank, documents, run, partial(self.progress, stages[0]), alone, keep)
-        if not at_once:
+            run_documents(model, [*documents, *self.probes] if in_one_go else documents, take, marks, progress)
+        if not in_one_go:
             run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
-    def _untrained(self, vocabulary: Tensor | None) -> dict[str, float]:
-        """The largest score that any head reaches in the same model with fresh weights."""
+    def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
+        """The largest score that any head reaches in the same model with fresh weights; None where none can be made."""
+        if is_sampled(self.model) and not has_record(self.model):
+            self._note("note.no_record", most=f"{WHOLE:,}", family=self.folder.family)
+            return None
         fresh, stage = fresh_model(self.model, self.seed), "untrained control"
         if not is_sampled(self.model):
             vocabulary = vocabulary_product(fresh)
         else:
-            self._note("sampled", layers=SAMPLE, most=WHOLE)
+            self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
         tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
         heads = [tally.of_head(site, h) for site, h in tally.heads()]
         means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
@@ -273,47 +285,48 @@ class _Study:
             return {}
         return follow(model, self.text.relations, self.text.shown, partial(self.progress, stage))
 
-    def _effects(self, how: str) -> None:
-        """Importance and the change in loss, on the first documents."""
+    def _effects(self, how: str) -> _Effects:
+        """Importance and the change in loss, on the first documents; nothing where there is no loss."""
         if self.parts > 1:
-            self._note("parallel", parts=self.parts)
-        elif stream_of(self.model) is not None:
-            self._note("streamed")
-        elif ask.predicts(self.model) != "next":
-            self._note("no loss", kind=type(self.model).__name__)
-        else:
-            self._losses(how)
-
-    def _losses(self, how: str) -> None:
-        documents = self.text.documents
+            self._note("note.parallel", parts=self.parts)
+            return _Effects()
+        if stream_of(self.model) is not None:
+            self._note("note.streamed")
+            return _Effects()
+        if ask.predicts(self.model) != "next":
+            self._note("note.no_loss", kind=type(self.model).__name__)
+            return _Effects()
+        documents, after = self.text.documents, self.text.scored_after
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
         groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
-        after = self.text.scored_after
         self.progress("importance", 0, 1)
-        self.importance = importance(self.model, groups, after)
+        slopes = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
         if how == "none":
-            return
+            return _Effects(slopes)
         with torch.no_grad(), ask.evaluating(self.model):
-            self.loss = float(torch.cat([ask.next_token_losses(self.model, ids, after) for ids in groups]).mean())
-        size = self.folder.vocab_size
-        if size is not None and self.loss > GUESS * math.log(size):
-            self._note("guess", loss=self.loss, size=size, guess=math.log(size))
-        self.ablation = ablation(self.model, groups, how, progress=partial(self.progress, "ablation"), after=after)
+            losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
+        loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size
+        if size is not None and loss > GUESS * math.log(size):
+            self._note("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
+        progress = partial(self.progress, "ablation")
+        return _Effects(slopes, ablation(self.model, groups, how, None, progress, after, losses), loss)
 
-    def _profile(self, site: Site, h: int, tally: Tally, untrained: Mapping[str, float]) -> HeadProfile:
+    def _profile(
+        self, site: Site, h: int, tally: Tally, followed: Scores, untrained: Mapping[str, float], effects: _Effects
+    ) -> HeadProfile:
+        """The row of a head: its numbers, what they are held against, and the roles that it earns by that."""
         name = site.head(h)
         scores, even = tally.of_head(site, h), tally.even(site)
         pictures: dict[str, Any] = {key: values[h].numpy() for key, values in tally.first[site.name].items()}
         part, layer, _ = parse_head(name)
-        followed = {
-            relation: replace(by[name], untrained=untrained.get(relation, math.nan))
-            for relation, by in self.followed.items()
-            if name in by
-        }
-        scores |= {relation: score.mass for relation, score in followed.items()}
-        even |= {relation: score.even for relation, score in followed.items()}
-        known = {relation: score.elsewhere for relation, score in followed.items() if math.isfinite(score.elsewhere)}
+        relations, elsewhere = {}, {}
+        for relation, by_head in followed.items():
+            if name in by_head:
+                score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
+                relations[relation], scores[relation], even[relation] = score, score.mass, score.even
+                if math.isfinite(score.elsewhere):
+                    elsewhere[relation] = score.elsewhere
         return HeadProfile(
             name=name,
             part=part,
@@ -321,10 +334,10 @@ class _Study:
             head=h,
             scores=scores,
             uniform={key: even[key] for key in scores if key in even},
-            roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, known)),
-            importance=self.importance.get(name),
-            ablation=self.ablation.get(name),
-            relations=followed,
+            roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, elsewhere)),
+            importance=effects.importance.get(name),
+            ablation=effects.ablation.get(name),
+            relations=relations,
             by_document={key: np.array(each.kept)[:, h] for key, each in tally.of("scores", site).items() if each.kept},
             **pictures,
             **tally.gleanings[site.name].fields(h, self.text) if site.name in tally.gleanings else {},

@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.documents import Text
+from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
 from headwise.heads.documents import Document, some_rows
-from headwise.heads.measure import Measured, measure, top_keys, uniform
-from headwise.heads.profiles import DISTANCES, Example
 from headwise.heads.statistics import all_statistics
-from headwise.heads.texts import Text
-from headwise.heads.watch import Factors
+from headwise.heads.table import DISTANCES, Example
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings
 from headwise.models.sites import Site, sites_of

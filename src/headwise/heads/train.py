@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from headwise.files import text_path
 from headwise.gpt.gpt import GPT
-from headwise.gpt.run import Settings, keep_text, load_run, run_training
+from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.heads.film import Film
 from headwise.models.open import remember
 
@@ -41,10 +42,11 @@ def train(
 
     Raises HeadwiseError for settings that do not fit, a text that is too short, and a folder that is not empty.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "run" if out is None else Path(out)
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = temporary / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
-            text = keep_text(Path(temporary) if out is None else folder, text)
+            text = stack.enter_context(kept_text(temporary if out is None else folder, text))
         paths = () if text is None else (text,) if isinstance(text, str | Path) else text
         files = tuple(str(text_path(path).absolute()) for path in paths)
         texts = files if len(files) > 1 else next(iter(files), None)

@@ -1,28 +1,286 @@
-"""`watch`: what every head did while a model ran, exactly, in memory that does not grow with T x S."""
+"""`watch`: what every head did while a model ran, exactly, in memory that does not grow with T x S.
+
+Its table is `Seen`: every row of every head. `head_maps` keeps the whole map of each head on one short text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, MissingError
+from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights, top_keys
 from headwise.heads.documents import Document, Marker, listening, share_note, some_rows
-from headwise.heads.measure import measure, output_factors, row_weights, top_keys
-from headwise.heads.seen import Seen
-from headwise.heads.statistics import all_statistics
-from headwise.models.open import described
-from headwise.models.sites import Site, missing, sites_of
-from headwise.records import Call
+from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
+from headwise.heads.table import HeadRow, HeadTable, Row, token_map
+from headwise.intervals import Interval, interval_of
+from headwise.models.ask import context_of, evaluating, run_body
+from headwise.models.open import described, ids_of
+from headwise.models.sites import Site, missing, sites_of, w_o_places
+from headwise.records import Call, HeadMap, HeadMaps, parse_head
 
 MAP = 2**20  # weights of a head whose whole map is kept on request
+LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
+CELLS = 2**20  # numbers of all maps that are drawn beside a survey
+
+Array = NDArray[np.float32]
+Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as a reader should see them, one by one
+
+
+class _SeenSite:
+    """What the heads of one attention did: a number for each statistic, head and row; pictures of the last document.
+
+    The numbers have one room, doubled where it ends, so that each is copied twice at most on average. One large array
+    does not break up the heap, as many small ones do; pages of it that are not written take no memory.
+    """
+
+    def __init__(self, measured: Measured) -> None:
+        self.names = list(measured.rows)  # the statistics that every document has
+        self._room = np.empty((len(self.names), len(measured.received), 0), np.float32)  # (statistics,H,N or more)
+        self._means: dict[str, NDArray[np.float64]] = {}  # statistic -> (H,)
+        self.documents: list[int] = []  # rows of each
+        self.maps: Array | None = None  # (H,T,S) of the last document, or some rows of it
+        self.out_sum: NDArray[np.float64] = np.zeros(())  # (H,E)
+
+    def add(self, measured: Measured, document: Document) -> None:
+        places = [n for n, name in enumerate(self.names) if name in measured.rows]
+        if len(places) < len(self.names):
+            self.names, self._room = [self.names[n] for n in places], self._room[places]
+        start, n_rows = self.n_rows, len(measured.places)
+        if start + n_rows > self._room.shape[2]:
+            before = self._room[..., :start]
+            self._room = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
+            self._room[..., :start] = before
+        for name, rows in zip(self.names, self._room, strict=True):
+            rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
+        self._means = {}
+        self.documents.append(n_rows)
+        self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
+        self.received: list[Array] = list(as_numpy(measured.received))  # (S,) of each head
+        self.thumbnail: list[Array] = list(as_numpy(measured.thumbnail))  # (b,b) of each head
+        self.image = (document.marks or {}).get("image")  # (S,) bool, which keys are of an image
+        ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
+        self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
+
+    @property
+    def n_rows(self) -> int:
+        return sum(self.documents)
+
+    def rows(self, name: str) -> Array:
+        """One statistic of all heads, (H,N)."""
+        if name not in self.names:
+            raise unknown_statistic(name, self.names)
+        return self._room[self.names.index(name), :, : self.n_rows]
+
+    def means(self, name: str) -> NDArray[np.float64]:
+        """The mean over the rows of each head, (H,)."""
+        if name not in self._means:
+            rows = self.rows(name)
+            self._means[name] = rows.mean(1, dtype=np.float64) if self.n_rows else np.full(len(rows), np.nan)
+        return self._means[name]
+
+
+class Rows(Statistics[Array]):
+    """The numbers of one head row by row, `rows.entropy` or `rows["entropy"]`, (n,) float32 each."""
+
+    def __init__(self, site: _SeenSite, head: int) -> None:
+        self._site, self._head = site, head
+
+    def __getitem__(self, name: str) -> Array:
+        return np.asarray(self._site.rows(name)[self._head])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._site.names)
+
+    def __len__(self) -> int:
+        return len(self._site.names)
+
+
+class SeenHead(HeadRow[float]):
+    """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
+
+    name: str
+
+    def __init__(self, name: str, site: _SeenSite, head: int, shown: Shown | None) -> None:
+        self.name = name
+        self.rows = Rows(site, head)
+        self._site, self._head, self._shown = site, head, shown
+
+    def __getitem__(self, name: str) -> float:
+        """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
+        return float(self._site.means(name)[self._head])
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {name: self[name] for name in self.rows}
+
+    def interval(self, name: str) -> Interval:
+        """The mean of a statistic, and between which bounds that of all rows lies where some were drawn."""
+        return interval_of(self.rows[name].tolist())
+
+    @property
+    def n_rows(self) -> int:
+        return self._site.n_rows
+
+    @property
+    def documents(self) -> Sequence[int]:
+        """Rows of each document, in the order in which they ran."""
+        return self._site.documents
+
+    @property
+    def received(self) -> Array:
+        """What each key received from all queries together, (S,); of the last call's last document."""
+        return self._site.received[self._head]
+
+    @property
+    def thumbnail(self) -> Array:
+        """Exact means of the weights over blocks of queries x keys; of the last call's last document."""
+        return self._site.thumbnail[self._head]
+
+    @property
+    def map(self) -> Array:
+        """The weights (T,S) of the last call's last document, or of some of its rows, as `watch(maps=...)` asks."""
+        if self._site.maps is None:
+            raise MissingError(f"the map of {self.name} was not kept; ask for it with watch(model, maps=True)")
+        return np.asarray(self._site.maps[self._head])
+
+    @property
+    def image_map(self) -> Array:
+        """The columns of `map` that are of an image; in a tower that reads nothing else, all of them."""
+        return self.map if self._site.image is None else self.map[:, self._site.image.cpu().numpy()]
+
+    @property
+    def mean_out(self) -> Array:
+        """Mean of the head's output over all rows, (E,)."""
+        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)
+
+    @property
+    def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
+        """The tokens that look and those that are looked at in `thumbnail`, where each has a line of its own there."""
+        if self._site.ids is None:
+            return None
+        rows, keys = self._site.ids
+        return self._words(rows), self._words(keys)
+
+    def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
+        words = iter(self._shown([i for i in ids if i >= 0]) if self._shown else [str(i) for i in ids if i >= 0])
+        return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
+        return f"{self.name}({numbers}, rows={self._site.n_rows})"
+
+    def _repr_html_(self) -> str:
+        return self.card(drawn="" if self.tokens is None else token_map(self.thumbnail, *self.tokens))
+
+
+class Seen(HeadTable[SeenHead]):
+    """Every head that ran, by name: `seen["L3.H5"]`.
+
+    It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        shown: Shown | None = None,
+        notes: Sequence[str] = (),
+        places: Mapping[str, tuple[str, int]] = MappingProxyType({}),
+    ) -> None:
+        self.places = places
+        self._order, self._shown = [site.name for site in sites], shown
+        self._known = [head for site in sites for head in site.heads]
+        self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
+        self._sites: dict[str, _SeenSite] = {}
+        self._places: dict[str, tuple[_SeenSite, int]] = {}  # of the heads that ran
+        self.top: dict[str, dict[int, list[tuple[int, float]]]] = {}  # head -> row -> (key, weight), largest first
+
+    def add(self, site: Site, measured: Measured, document: Document) -> None:
+        """The numbers of one document of a call."""
+        if site.name not in self._sites:
+            if site.heads[0] not in self._known:  # how many it has was not known before it ran
+                later = self._order[self._order.index(site.name) + 1 :]
+                after = (n for n, name in enumerate(self._known) if name.rpartition(".")[0] in later)
+                place = next(after, len(self._known))
+                self._known[place:place] = site.heads
+            seen = self._sites[site.name] = _SeenSite(measured)
+            self._places |= {name: (seen, h) for h, name in enumerate(site.heads)}
+        self._sites[site.name].add(measured, document)
+
+    def note(self, line: str) -> None:
+        """Add a line to `notes`, once."""
+        if line and line not in self.notes:
+            self.notes.append(line)
+
+    def add_maps(self, site: Site, weights: Tensor) -> None:
+        """The whole maps (H,T,S) of one document."""
+        self._sites[site.name].maps = as_numpy(weights)
+
+    def add_top(self, site: Site, rows: Sequence[int], keys: Tensor, weights: Tensor) -> None:
+        """The keys (H,n,k) with the largest weights of n rows."""
+        for name, head_keys, head_weights in zip(site.heads, keys.tolist(), weights.tolist(), strict=True):
+            pairs = (list(zip(*row, strict=True)) for row in zip(head_keys, head_weights, strict=True))
+            self.top[name] = dict(zip(rows, pairs, strict=True))
+
+    def __getitem__(self, name: str) -> SeenHead:
+        if name in self._places:
+            return SeenHead(name, *self._places[name], self._shown)
+        if name in self._known:
+            raise MissingError(f"{name} did not run inside the block; run the model, or the part of it that has {name}")
+        raise unknown_head(name, self._known)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._known if name in self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def head_records(self) -> list[Row]:
+        return [{"name": name, "rows": head.n_rows, **head.means} for name, head in self.items()]
+
+    def document_records(self) -> list[Row]:
+        """Documents in the order in which they ran."""
+        records: list[Row] = []
+        for name, head in self.items():
+            end = 0
+            for n, size in enumerate(head.documents):
+                end += size
+                means = {key: float(head.rows[key][end - size : end].mean()) if size else math.nan for key in head.rows}
+                records.append({"name": name, "document": n, "rows": size, **means})
+        return records
+
+    def __repr__(self) -> str:
+        rows = max((site.n_rows for site in self._sites.values()), default=0)
+        return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
+
+    def measured(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for head in self.values() for name in head.rows))
+
+
+def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
+    """The ids that are no padding, where each has a line of its own in a thumbnail; else none."""
+    if ids is None:
+        return []
+    kept = ids.cpu() if real is None else ids.cpu()[real.cpu()]
+    return [] if len(kept) > THUMBNAIL else kept.tolist()
+
+
+def as_numpy(values: Tensor) -> Array:
+    return values.detach().float().cpu().numpy()
 
 
 @contextmanager
 def watch(
     model: nn.Module,
+    text: str | Tensor | Sequence[int] | None = None,
     *,
     offsets: Sequence[int] = (1,),
     marks: Mapping[str, Sequence[int]] | None = None,
@@ -39,10 +297,17 @@ def watch(
         seen["L3.H5"].entropy          # mean over all real rows, in nats
         seen["L3.H5"].rows.entropy     # (n,) one number a row
 
-    `model` is a GPT of ours, any module with `headwise.MultiHeadAttention` inside, or a model of transformers that goes
-    through its attention interface; others are refused by name. Its own functions make its output; where our reading of
-    them does not give the same, HeadwiseError says so. `seen.notes` lists what has no map. Heads are
-    named `L3.H5`; in encoder-decoder models `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted.
+    With a `text`, of a model that `open` opened, or ids (T,), the model has read it when the block begins:
+
+        with hw.watch(model, "The keys to the cabinet") as seen:
+            print(seen.text())
+
+    `model` is a GPT of ours, a model of transformers, or any module whose attention calls
+    `scaled_dot_product_attention` or `nn.MultiheadAttention`, or multiplies a softmax over keys with values; what is
+    none of these is refused by name. Its own functions make its output; where our reading of them does not give the
+    same, HeadwiseError says so. `seen.notes` lists what has no map. Heads are named `L3.H5`; in encoder-decoder models
+    `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted. A block in which no head was reached raises
+    HeadwiseError at its end. A compiled model that is not ours runs without its compiler.
 
     offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
     marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
@@ -54,7 +319,7 @@ def watch(
     """
     _check(offsets, marks or {})
     shown = folder.tokens.shown if (folder := described(model)) and folder.tokens is not None else None
-    seen = Seen([head for site in sites_of(model) for head in site.heads], shown, missing(model))
+    seen = Seen(sites_of(model), shown, missing(model), w_o_places(model))
     seen.note(share_note(rows, seed))
     factors = Factors()
 
@@ -70,6 +335,9 @@ def watch(
                 seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
     with listening(model, note, _marker(marks) if marks else None):
+        if text is not None:
+            with torch.no_grad(), evaluating(model):
+                run_body(model, torch.as_tensor(ids_of(model, text)).reshape(1, -1))
         yield seen
 
 
@@ -102,17 +370,43 @@ def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]]) -> None:
         )
 
 
-class Factors:
-    """`output_factors` of each site, computed anew only when its W_O has changed."""
+@torch.no_grad()
+def head_maps(model: nn.Module, ids: Sequence[int], tokens: Sequence[str], name: str) -> HeadMaps:
+    """Run a model that reads ids (T,) and keep the weights (T,T) of each head; `tokens` are the ids as text.
 
-    def __init__(self) -> None:
-        self._known: dict[Site, tuple[tuple[int, int], Tensor]] = {}
+    Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
+    that exceeds the context of a model of ours, or one of over 400 tokens.
+    """
+    longest = min(LONGEST, context_of(model) or LONGEST)
+    why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
+    require_text(ids, longest, why)
+    maps: list[HeadMap] = []
 
-    def of(self, site: Site, call: Call) -> Tensor | None:
-        w_o = site.w_o
-        if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
-            return None
-        state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
-        if site not in self._known or self._known[site][0] != state:
-            self._known[site] = state, output_factors(w_o, site.n_heads)
-        return self._known[site][1]
+    def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        part, layer, _ = parse_head(site.head(0))
+        if part:
+            raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
+        weights_hts = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
+        maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
+
+    with listening(model, keep), evaluating(model):
+        run_body(model, torch.tensor([list(ids)]))
+    return HeadMaps(name, tuple(tokens), tuple(maps))
+
+
+def require_text(ids: Sequence[int], longest: int, why: str) -> None:
+    """Raise HeadwiseError for a text without tokens, or with more than the longest."""
+    if not ids:
+        raise HeadwiseError("the text has no tokens; pass one with text=")
+    if len(ids) > longest:
+        raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
+
+
+def maps_of_short(model: nn.Module, documents: Sequence[Sequence[int]], shown: Shown, name: str) -> HeadMaps | None:
+    """The maps of a single short document, in a model of a single stack; else None."""
+    n_tokens, sites = len(documents[0]), sites_of(model)
+    several = any(parse_head(site.head(0))[0] for site in sites)
+    cells = n_tokens**2 * sum(site.n_heads for site in sites)
+    if several or len(documents) > 1 or n_tokens > LONGEST or cells > CELLS:
+        return None
+    return head_maps(model, documents[0], shown(documents[0]), name)

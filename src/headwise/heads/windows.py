@@ -14,20 +14,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.heads.blocks import Layout, Pass, Strip, Sums
+from headwise.corpus.documents import Text
+from headwise.corpus.tokens import TextTokens
+from headwise.gpt.presets import check_seed
+from headwise.heads.blocks import Layout, Pass, Strip, Sums, row_weights, run
 from headwise.heads.documents import Document, listening, run_documents
-from headwise.heads.measure import row_weights, run
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
-from headwise.heads.survey import Progress, folder_of
+from headwise.heads.survey import Progress
 from headwise.heads.tally import Running
-from headwise.heads.texts import Text, Texts, read_texts
+from headwise.heads.texts import Texts, read_texts
 from headwise.intervals import Interval
 from headwise.models import ask
-from headwise.models.open import TextTokens, open_model
+from headwise.models.open import folder_of, open_model
 from headwise.models.sites import Site
 from headwise.records import Call, parse_head
 from headwise.rungs.tensor import widest
 from headwise.spec import resolve_kv_index
+from headwise.words import Note
 
 SMALLEST = 16  # window
 NEEDLES, NEEDLE = 8, 8  # needles, at as many depths, and the tokens of one
@@ -53,9 +56,10 @@ def windows(
 
     Raises HeadwiseError for a model that does not predict the next token, or a text that does not fit.
     """
+    check_seed(seed)
     folder, progress = folder_of(open_model(model), tokenizer), progress or (lambda *counts: None)
     ask.require_next(folder.model)
-    text = texts if isinstance(texts, Text) else read_texts(folder, texts, tokens, documents)
+    text = read_texts(folder, texts, tokens, documents)
     longest = max(map(len, text.documents))
     sizes = [n for n in (SMALLEST << k for k in range(longest.bit_length())) if n < longest] + [longest]
     seen: Gathered = defaultdict(lambda: defaultdict(Running))
@@ -64,12 +68,12 @@ def windows(
         for name, values in zip(("outside", "reached"), distances(call, b, document, sizes), strict=True):
             seen[site.name][name].add(_largest(call, values).numpy())
 
-    run_documents(folder.model, text.documents, take, None, partial(progress, "reading"))
+    run_documents(folder.model, text.documents, take, None, partial(progress, "running the model"))
     share = _find_needles(folder.model, plant_needles(text, longest, seed), seen, partial(progress, "needles"))
-    told = f"{longest} tokens of the text, or its few different ones, leave no room for a needle."
-    if share is not None:
-        rest = "; one that completes few looks up little" if share < 0.5 else ""
-        told = f"The model completes {share:.0%} of the planted needles{rest}."
+    if share is None:
+        told = Note.of("note.no_needles", longest=longest)
+    else:
+        told = Note.of("note.few_needles" if share < 0.5 else "note.needles", share=f"{share:.0%}")
     return Windows(
         model=folder.name,
         texts=text.sources,

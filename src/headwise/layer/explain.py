@@ -11,11 +11,12 @@ from torch import Tensor
 
 from headwise.layer import latent
 from headwise.layer.layer import MultiHeadAttention
-from headwise.markup import BINARY, DECIMAL, escaped, plural, scaled, table
+from headwise.markup import BINARY, DECIMAL, plural, scaled
 from headwise.masks import Bias, Both, BroadcastGrid, Mask
 from headwise.rungs import paths
 from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
+from headwise.table import Table
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,23 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         rows = self._costs() | {f"not {name}": reason for name, reason in self.refused.items()}
-        return table(
-            ("explain", escaped(self.summary)), [(escaped(name), escaped(text)) for name, text in rows.items()]
-        )
+        return Table(("explain", self.summary), list(rows.items())).html()
 
 
 def explain(
     layer: MultiHeadAttention,
     x: Tensor,
     context: Tensor | None = None,
+    values: Tensor | None = None,
+    *,
     mask: Mask | None = None,
     cache: KVCache | None = None,
     positions: Tensor | None = None,
     gate: Tensor | None = None,
-    values: Tensor | None = None,
 ) -> Explanation:
     """What `layer(x, ...)` with these arguments would do. Nothing is computed, and the cache stays as it is."""
+    sources = context, values
+    x, context, values = layer.batched(x, context, values)
     both = layer.mask_with(mask)
     layer.check(x, context, both, cache, positions, values)
     spec, (B, T, _) = layer.spec, x.shape
@@ -92,7 +94,7 @@ def explain(
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
     if cache is not None and cache.holds_context:
-        cache.held(context, values)
+        cache.held(*sources)
     elif cache is not None:
         cache.check_room(n_new)
     form, other = _form(layer, T, sizes.S) if spec.latent_dim is not None else (None, {})
@@ -127,9 +129,8 @@ def _flops(
 ) -> dict[str, int]:
     """The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides."""
     spec, (B, H, _, T, S, D, E) = layer.spec, sizes
-    queries = spec.q_weights + (spec.joined_dim * spec.d_out if spec.out_proj else 0)
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
-    counts = {"projections": 2 * B * (T * queries + n_new * spec.kv_weights)}
+    counts = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
     if form is not None:
         counts[f"{form} latent"] = 2 * B * (S if form == "expanded" else T) * spec.expanding_weights
     return {**counts, "attention": 2 * B * H * pairs * (D + E)}

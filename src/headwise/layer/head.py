@@ -5,19 +5,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from headwise.errors import HeadwiseError, unknown
 from headwise.layer import latent
-from headwise.layer.display import head_html, heads_html, kv_head_of
-from headwise.markup import BINARY, plural, scaled
+from headwise.layer.projections import Projections
+from headwise.markup import BINARY, escaped, listed, number, picture, plural, scaled
+from headwise.table import Table
 
-if TYPE_CHECKING:
-    from headwise.layer.layer import MultiHeadAttention
-
+MOST_HEADS = 24  # rows of a table
+SMALL, LARGE = (16, 48), (64, 192)  # the most pixels of a picture, rows and columns; else they are means of blocks
+LayerT = TypeVar("LayerT", bound=Projections)
 
 # What a head hands out and takes: the parameter of the layer, the axis along which heads lie in it, and the field of
 # the spec with the length of one head there. Parameters of k_proj and v_proj are those of the key/value head.
@@ -41,7 +43,7 @@ class Heads:
     A slice, `heads[1:3]`, gives heads again, which keep their names.
     """
 
-    def __init__(self, layer: MultiHeadAttention, indices: Sequence[int] | None = None) -> None:
+    def __init__(self, layer: Projections, indices: Sequence[int] | None = None) -> None:
         self._layer = layer
         self._indices = range(layer.spec.n_heads) if indices is None else indices
 
@@ -137,7 +139,7 @@ class Head:
     token left out; where queries have a latent, so is wq. Products are for reading.
     """
 
-    layer: MultiHeadAttention
+    layer: Projections
     index: int
     wq: Tensor
     wk: Tensor
@@ -150,7 +152,7 @@ class Head:
     relative_bias: Tensor | None
     up: Tensor | None
 
-    def __init__(self, layer: MultiHeadAttention, index: int) -> None:
+    def __init__(self, layer: Projections, index: int) -> None:
         vars(self).update(layer=layer, index=index)
 
     @property
@@ -221,14 +223,12 @@ class Head:
     @property
     def cost(self) -> HeadCost:
         """Parameters and cache; see `HeadCost`."""
-        spec, of_query_head = self.layer.spec, ("wq", "wo", "bq", "sink", "relative_bias", "up")
-        parameters = sum(view.numel() for name in of_query_head if (view := self._view(name)) is not None)
+        spec = self.layer.spec
+        parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         if spec.latent_dim is not None:
-            rest = spec.n_parameters - spec.n_heads * parameters - spec.out_bias * spec.d_out
-            return HeadCost(parameters, rest, cache_bytes, spec.n_heads, "latent")
-        of_kv_head = (self.wk, self.wv, self.bk, self.bv)
-        kv_parameters = sum(tensor.numel() for tensor in of_kv_head if tensor is not None)
+            latents = spec.shared_parameters - spec.out_bias * spec.d_out
+            return HeadCost(parameters + kv_parameters, latents, cache_bytes, spec.n_heads, "latent")
         return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
 
     def __setattr__(self, name: str, value: Tensor) -> None:
@@ -255,22 +255,22 @@ class Head:
         return head_html(self)
 
 
-def without(layer: MultiHeadAttention, heads: Sequence[int]) -> MultiHeadAttention:
+def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
     """A layer without those query heads, and without the key/value heads that nobody reads any more.
 
     It computes what `layer` computes with gate 0 on them. Taking one query head of a group shrinks no cache: its
     keys and values are read by the others.
     """
-    gone = {layer.heads[head].index for head in heads}
+    gone = {Heads(layer)[head].index for head in heads}
     kept = [h for h in range(layer.spec.n_heads) if h not in gone]
     if not kept:
         raise HeadwiseError(f"all {layer.spec.n_heads} heads are to go; a layer needs one")
     return _selected(layer, kept)
 
 
-def permuted(layer: MultiHeadAttention, order: Sequence[int]) -> MultiHeadAttention:
+def permuted(layer: LayerT, order: Sequence[int]) -> LayerT:
     """A layer whose head i is head order[i] of `layer`; key/value heads follow in the order in which they are read."""
-    wanted = [layer.heads[head].index for head in order]
+    wanted = [Heads(layer)[head].index for head in order]
     if sorted(wanted) != list(range(layer.spec.n_heads)):
         raise HeadwiseError(
             f"order={list(order)} is no permutation of the {layer.spec.n_heads} heads 0 to {layer.spec.n_heads - 1}"
@@ -279,7 +279,7 @@ def permuted(layer: MultiHeadAttention, order: Sequence[int]) -> MultiHeadAttent
 
 
 @torch.no_grad()
-def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention:
+def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     """The layer of the given query heads, in that order, with copies of their weights."""
     old = layer.spec
     kv_heads = list(dict.fromkeys(old.kv_index[h] for h in heads))  # in the order of first use
@@ -290,7 +290,7 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
         mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
-    like = layer.heads[0].wq
+    like = Heads(layer)[0].wq
     new = type(layer).from_spec(spec, device=like.device, dtype=like.dtype).train(layer.training)
     parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
     for path, copy in new.named_parameters():
@@ -303,7 +303,7 @@ def _selected(layer: MultiHeadAttention, heads: list[int]) -> MultiHeadAttention
     return new
 
 
-def _parameter(layer: MultiHeadAttention, path: str) -> Any:
+def _parameter(layer: Projections, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")
     module = getattr(layer, owner, None) if owner else layer
@@ -311,3 +311,57 @@ def _parameter(layer: MultiHeadAttention, path: str) -> Any:
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):
         raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")
     return parameter
+
+
+def heads_html(heads: Heads) -> str:
+    """A row for each head: what it reads, its slices of the four matrices, its cost."""
+    shown = list(heads)[:MOST_HEADS]
+    rows = [
+        (
+            head.name,
+            kv_head_of(head),
+            *(_picture(head, name, matrix, 24, SMALL) for name, matrix in _matrices(head).items()),
+            f"{head.cost.parameters:,}",
+            scaled(head.cost.cache_share, 1024, BINARY),
+        )
+        for head in shown
+    ]
+    matrices = ("W_Q", "W_K", "W_V", "W_O^T")
+    columns = ("head", "key/value head", *matrices, "parameters of its own", "share of cache a token")
+    more = len(heads) - len(shown)
+    return Table(columns, rows).html() + (f"<p>and {plural(more, 'more head')}</p>" if more else "")
+
+
+def head_html(head: Head) -> str:
+    """One head: its slices large, with their shapes and sizes, and its cost."""
+    rows = []
+    for name, matrix in _matrices(head).items():
+        if matrix is not None:
+            size = None if matrix.is_meta else float(matrix.detach().float().norm())
+            image = _picture(head, name, matrix, 72, LARGE)
+            rows.append((name, f"{matrix.shape[0]} x {matrix.shape[1]}", image, number(size, 3)))
+    return (
+        f"<p><b>{head.name}</b> reads key/value head {kv_head_of(head)}. {escaped(str(head.cost))}.</p>"
+        + Table(("matrix", "shape", "weights", "Frobenius norm"), rows).html()
+        + "<p>blue above zero, red below; the largest magnitude is the darkest</p>"
+    )
+
+
+def kv_head_of(head: Head) -> str:
+    """The key/value head that a head reads, and who reads it too: `1 with H2`."""
+    others = listed([f"H{index}" for index in head.shared_with], 3)
+    return f"{head.kv_index}" + (f" with {others}" if others else "")
+
+
+def _matrices(head: Head) -> dict[str, Tensor | None]:
+    """Each with a row for each feature of the head."""
+    return {"W_Q": head.wq, "W_K": head.wk, "W_V": head.wv, "W_O^T": None if head.wo is None else head.wo.T}
+
+
+def _picture(head: Head, name: str, matrix: Tensor | None, height: int, most: tuple[int, int]) -> str:
+    if matrix is None or matrix.is_meta:
+        return "" if matrix is None else "on the meta device, without numbers"
+    pixels = min(matrix.shape[0], most[0]), min(matrix.shape[1], most[1])
+    small = adaptive_avg_pool2d(matrix.detach()[None].float().cpu(), pixels)[0]
+    label = f"{name.replace('^T', ' transposed')} of {head.name}, {matrix.shape[0]} x {matrix.shape[1]}"
+    return picture(small.tolist(), label + ("" if small.shape == matrix.shape else ", means of blocks"), height)

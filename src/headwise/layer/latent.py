@@ -14,16 +14,13 @@ Expanding costs S times the projection up and then narrow heads, absorbing T tim
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from headwise.layer.projections import Projections
 from headwise.rungs.tensor import attend
 from headwise.spec import AttentionSpec, Options
-
-if TYPE_CHECKING:
-    from headwise.layer.layer import MultiHeadAttention
 
 
 def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
@@ -35,13 +32,13 @@ def products(spec: AttentionSpec, T: int, S: int) -> dict[str, int]:
     }
 
 
-def absorbs(layer: MultiHeadAttention, T: int, S: int) -> bool:
+def absorbs(layer: Projections, T: int, S: int) -> bool:
     """Is the absorbed way taken? Where it has fewer multiplications, and no adapter stands for `kv_up`."""
     ways = products(layer.spec, T, S)
     return isinstance(getattr(layer, "kv_up", None), nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
-def expanded(layer: MultiHeadAttention, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
+def expanded(layer: Projections, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what is kept."""
     spec = layer.spec
     content, rotary = torch.split(kept_b1sl, [kept_b1sl.shape[-1] - spec.rope_dim, spec.rope_dim], -1)
@@ -49,7 +46,7 @@ def expanded(layer: MultiHeadAttention, kept_b1sl: Tensor) -> tuple[Tensor, Tens
     return torch.cat([k, rotary.expand(-1, spec.n_heads, -1, -1)], -1), v
 
 
-def absorbed(layer: MultiHeadAttention, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options) -> Tensor:
+def absorbed(layer: Projections, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options) -> Tensor:
     """What the heads give, (B,H,T,E), without keys and values of their own."""
     spec = layer.spec
     up_k, up_v = split_up(spec, layer.kv_up.weight.view(spec.n_heads, spec.up_dim, -1), 1)

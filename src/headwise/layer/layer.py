@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from headwise.errors import HeadwiseError
-from headwise.layer import latent
+from headwise.layer import elsewhere, latent
 from headwise.layer.head import Heads, permuted, without
+from headwise.layer.projections import Projections
 from headwise.masks import Bias, Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
 from headwise.records import Call
-from headwise.rungs.cache import KVCache
-from headwise.rungs.planned import PlannedCache
-from headwise.rungs.rope import Rotation
+from headwise.rungs.cache import KVCache, PlannedCache
 from headwise.rungs.tensor import attend
 from headwise.spec import AttentionSpec, Options
 
-_numbers = itertools.count()
 
-
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(Projections):
     """Multi-head attention for self and cross attention, MHA, GQA, MQA and MLA, with or without a cache.
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.2. The arguments are the fields of `AttentionSpec`, which
@@ -42,10 +33,11 @@ class MultiHeadAttention(nn.Module):
         y = layer(x)                                            # (B, T, 768) -> (B, T, 768)
         mla = MultiHeadAttention(768, 12, latent_dim=96, rope_dim=16, mask=Causal())
         y = layer(x, context=memory, mask=Lengths(lengths))     # cross attention
-        y = layer(x, context=keys, values=others)               # MultiHead(Q, K, V) of the paper
+        y = layer(q, k, v)                                      # MultiHead(Q, K, V) of the paper
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
     """
 
+    @elsewhere.translates(elsewhere.BUILT)
     def __init__(
         self,
         d_model: int,
@@ -80,51 +72,7 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         arguments = locals()
-        super().__init__()
-        self.spec = AttentionSpec(**{name: arguments[name] for name in inspect.signature(AttentionSpec).parameters})
-        self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
-        turned, last = (self.spec.head_dim, False) if latent_dim is None else (self.spec.rope_dim, True)
-        self._rotation = Rotation(self.spec.rope, turned, last) if self.spec.rope else None
-        self._number = next(_numbers)  # by which a cache knows its layer
-        self._make_parameters(device, dtype)
-
-    def _make_parameters(self, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-        spec = self.spec
-        linear = partial(nn.Linear, device=device, dtype=dtype)
-        norm = partial(nn.RMSNorm, eps=spec.qk_norm_eps, device=device, dtype=dtype)
-        latent_norm = norm if spec.latent_norm else nn.Identity
-        zeros = partial(torch.zeros, device=device, dtype=dtype)
-        if spec.q_latent_dim is None:
-            self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
-        else:
-            self.q_down = linear(spec.d_in, spec.q_latent_dim, bias=spec.q_bias)
-            self.q_latent_norm = latent_norm(spec.q_latent_dim)
-            self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
-        if spec.latent_dim is None:
-            self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
-            self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
-        else:
-            self.kv_down = linear(spec.d_context, spec.latent_dim + spec.rope_dim, bias=spec.kv_bias)
-            self.kv_latent_norm = latent_norm(spec.latent_dim)
-            self.kv_up = linear(spec.latent_dim, spec.n_heads * spec.up_dim, bias=False)
-        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
-        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
-        self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
-        buckets = spec.relative_bias
-        self.relative_bias = nn.Parameter(zeros(buckets.n_buckets, spec.n_heads)) if buckets else None
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy is another layer: a cache must not take it for this one."""
-        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._number = next(_numbers)
-
-    @classmethod
-    def from_spec(
-        cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> MultiHeadAttention:
-        """The layer that a spec describes."""
-        return cls(**vars(spec), device=device, dtype=dtype)
+        super().__init__(**{name: arguments[name] for name in (*AttentionSpec.__dataclass_fields__, "device", "dtype")})
 
     @property
     def heads(self) -> Heads:
@@ -134,25 +82,32 @@ class MultiHeadAttention(nn.Module):
     without = without
     permuted = permuted
 
+    @elsewhere.translates(elsewhere.CALLED)
     def forward(
         self,
         x: Tensor,
         context: Tensor | None = None,
+        values: Tensor | None = None,
+        *,
         mask: Mask | None = None,
         cache: KVCache | None = None,
         positions: Tensor | None = None,
         gate: Tensor | None = None,
-        values: Tensor | None = None,
     ) -> Tensor:
         """Attend from x (B,T,d_in) to itself, or to `context` (B,S,d_context). Returns (B,T,d_out).
 
+        values     (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to:
+                   layer(q, k, v) is MultiHead(Q, K, V), and layer(x, x, x) is layer(x)
         mask       joined with the layer's own mask by &; S counts what the cache holds
         cache      keys and values of earlier tokens, x being what comes after them; or of the context, computed by the
                    first call and used by the later ones, which may leave `context` and `values` out
         positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
         gate       (H,) multiplies each head's output; gate 0 silences a head
-        values     (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to
+
+        One document may go without its axis: (T,d_in), and then (S,d_context) and (S,d_values), give (T,d_out).
         """
+        alone, sources = x.ndim == 2, (context, values)  # by the tensors themselves a cache knows its context
+        x, context, values = self.batched(x, context, values)
         both = self.mask_with(mask)
         self.check(x, context, both, cache, positions, values)
         start = 0 if cache is None else cache.length
@@ -160,7 +115,7 @@ class MultiHeadAttention(nn.Module):
         q_source = x if self.spec.q_latent_dim is None else _normed(self.q_latent_norm, self.q_down(x))
         q = self._ready(self.q_proj(q_source), self.spec.n_heads, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
-            k, v = cache.held(context, values)
+            k, v = cache.held(*sources)
         else:
             keys = x if context is None else context
             k, v = self._keys_and_values(keys, keys if values is None else values, start, positions)
@@ -173,7 +128,7 @@ class MultiHeadAttention(nn.Module):
         options = self.options(both, gate)
         out, k, v = self._attended(q, k, v, options, planned)
         if cache is not None:  # only now: a call that was refused leaves the cache as it was
-            cache.take(self._number, context, values)
+            cache.take(self._number, *(sources if context is not None else ()))
         if self.watchers:
             cross = context is not None or (cache is not None and cache.holds_context)
             for watcher in self.watchers:
@@ -181,7 +136,25 @@ class MultiHeadAttention(nn.Module):
                 out = out if changed is None else changed
         joined = out.transpose(1, 2).flatten(2)
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
-        return result
+        return result[0] if alone else result
+
+    def batched(
+        self, x: Tensor, context: Tensor | None, values: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The inputs of a call as (B,T,width) each; None for a context that is x itself, and for values that are it."""
+        for name, tensor in (("x", x), ("context", context), ("values", values)):
+            if isinstance(tensor, Mask):
+                raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
+            if tensor is not None and x.ndim == 2 != tensor.ndim:
+                raise HeadwiseError(
+                    f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
+                    f"axis of documents, or both without"
+                )
+        if values is not None and values is context:
+            context, values = (None if context is x else context), None
+        if x.ndim != 2:
+            return x, context, values
+        return x[None], None if context is None else context[None], None if values is None else values[None]
 
     def _keys_and_values(
         self, keys: Tensor, values: Tensor, start: int, positions: Tensor | None
@@ -264,7 +237,7 @@ class MultiHeadAttention(nn.Module):
         values: Tensor | None,
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
-        _require_width("x", x, self.spec.d_in, "d_in")
+        self._check_fit("x", x, "d_in")
         if mask is not None and not isinstance(mask, Mask):
             raise bare_mask_error(mask)
         if positions is not None:
@@ -303,6 +276,21 @@ class MultiHeadAttention(nn.Module):
                         f"this layer reads {what} of width {field}={width} and x has {self.spec.d_in}; pass {remedy}"
                     )
 
+    def _check_fit(self, name: str, x: Tensor, field: str) -> None:
+        if x.ndim != 3:
+            fact = f"{name} has shape {tuple(x.shape)}, {x.ndim} axes"
+            raise HeadwiseError(
+                f"{fact}; the layer takes (batch, tokens, width), or all of one document as (tokens, width)"
+            )
+        if x.shape[-1] != (width := getattr(self.spec, field)):
+            raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
+        weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x  # an adapter knows what it takes
+        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise HeadwiseError(
+                f"{name} is {x.dtype} and the weights of this layer are {weight.dtype}; pass "
+                f"{name}.to({weight.dtype}), or cast the layer"
+            )
+
     def _check_positions(self, x: Tensor, positions: Tensor) -> None:
         if self._rotation is None:
             raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
@@ -314,9 +302,9 @@ class MultiHeadAttention(nn.Module):
 
     def _check_context(self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None) -> None:
         spec = self.spec
-        _require_width("context", context, spec.d_context, "d_context")
+        self._check_fit("context", context, "d_context")
         if values is not None:
-            _require_width("values", values, spec.d_values, "d_values")
+            self._check_fit("values", values, "d_values")
             if values.shape[:2] != context.shape[:2]:
                 raise HeadwiseError(
                     f"values has {values.shape[0]} documents of {values.shape[1]} tokens, context has "
@@ -372,28 +360,3 @@ def _check_rolling(window: int, mask: Mask | None) -> None:
             f"a cache of window={window} drops what is older, and this layer looks further back: it has {reach}; "
             f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"
         )
-
-
-def _require_width(name: str, x: Tensor, width: int, field: str) -> None:
-    if x.ndim != 3:
-        raise HeadwiseError(f"{name} has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
-    if x.shape[-1] != width:
-        raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
-
-
-class _NothingDrawn(TorchFunctionMode):
-    """The functions of torch.nn.init leave their tensor as it is."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        drawn = getattr(func, "__module__", "") == "torch.nn.init"
-        return (args or tuple(kwargs.values()))[0] if drawn else func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def shapes_alone() -> Iterator[None]:
-    """Modules that are built within this block have shapes and no numbers: they lie on the meta device.
-
-    First weights are not drawn: torch would import its compiler in order to pretend to, which takes over a second.
-    """
-    with torch.device("meta"), _NothingDrawn():
-        yield

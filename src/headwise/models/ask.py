@@ -8,22 +8,24 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import Context
 from dataclasses import dataclass, replace
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import HeadwiseError
-from headwise.gpt.device import CPU
-from headwise.gpt.forms import hf_config
+from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
+from headwise.memory import CPU
+from headwise.models.hook import hooked
 from headwise.models.stream import stream_of
 from headwise.models.weights import blocks, body_of
 from headwise.plan import Plan
@@ -77,6 +79,59 @@ def require_next(model: nn.Module) -> None:
         )
 
 
+def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
+    """Which token a model answers a text with: the next, that of a masked word, or the first that a decoder writes.
+
+    Raises HeadwiseError for a model that answers with none.
+    """
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) and reads_tokens(model):
+        whole: Any = model
+        if whole.get_output_embeddings() is not None:
+            return "first"
+    elif reads_tokens(model) and (way := predicts(model)) is not None:
+        return way
+    raise HeadwiseError(
+        f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load the "
+        f"model with its language-model head"
+    )
+
+
+def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
+    """Logits (B,V) of the token that the model answers ids (B,T) with, at a masked position or at the end."""
+    start = _start_of(model)
+    if start is not None:
+        first: Tensor = _forward(model, ids, start=start).logits[:, -1]
+        return first
+    return logits(model, ids, last=True)[:, -1] if position == -1 else logits(model, ids)[:, position]
+
+
+def _start_of(model: nn.Module) -> list[int] | None:
+    """What the decoder of an encoder-decoder reads before its first token; None of another model."""
+    config: Any = getattr(model, "config", None)
+    if not getattr(config, "is_encoder_decoder", False):
+        return None
+    start: list[int] = []
+    for name in ("decoder_start_token_id", "forced_bos_token_id"):
+        places = (getattr(model, "generation_config", None), config)
+        token = next((x for place in places if (x := getattr(place, name, None)) is not None), None)
+        start += [] if token is None else [token]
+    if not start:
+        raise HeadwiseError(
+            f"the config of {type(model).__name__} does not say its decoder_start_token_id; set it there"
+        )
+    return start
+
+
+def require_slopes(model: nn.Module) -> None:
+    """Raise HeadwiseError for a model without gradients."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise HeadwiseError(
+            f"the weights of {type(model).__name__} were made under torch.inference_mode, so nothing has a gradient "
+            f"there; open the model outside of it"
+        )
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its ids."""
     return next((parameter.device for parameter in model.parameters()), CPU)
@@ -89,17 +144,18 @@ def reads_tokens(model: nn.Module) -> bool:
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
-    if isinstance(model, GPT):
-        return model(ids.to(device_of(model)), last_only=last)  # type: ignore[no-any-return]
     answer: Tensor = _forward(model, ids, last).logits
     return answer[:, -1:] if last else answer
 
 
 def answers(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits (B,T,V) of ids (B,T); of a model that predicts no tokens its last hidden states (B,T,C)."""
-    if predicts(model):
-        return logits(model, ids)
-    states: Tensor = _forward(model, ids).last_hidden_state
+    return logits(model, ids) if predicts(model) else last_states(model, ids)
+
+
+def last_states(model: nn.Module, ids: Tensor) -> Tensor:
+    """The last hidden states (B,T,C) of ids (B,T), without a head."""
+    states: Tensor = _forward(body_of(model), ids).last_hidden_state
     return states
 
 
@@ -109,12 +165,10 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
     """
     pair: Any = next((module for module in model.modules() if hasattr(module, "get_text_features")), None)
-    if isinstance(model, GPT):
-        model(ids.to(device_of(model)), last_only=True)
-    elif pair is not None:
+    if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
-        _forward(body_of(model), ids)
+        _forward(body_of(model), ids, last=True)
 
 
 def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -> Tensor:
@@ -207,21 +261,34 @@ def config_fields(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode, and afterwards each module in the mode it had."""
-    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
-    model.eval()
+    """The model in eval mode, and after the last such block, of whatever thread, each module in the mode it had."""
+    modules = list(model.modules())
+    with _lock:
+        for module in modules:
+            n_open, mode = _modes.get(module, (0, module.training))
+            _modes[module] = n_open + 1, mode
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        with _lock:
+            for module in modules:
+                n_open, mode = _modes.pop(module)
+                if n_open > 1:
+                    _modes[module] = n_open - 1, mode
+                else:
+                    module.training = mode
+
+
+_modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # open blocks, and the mode before them
+_lock = Lock()
 
 
 @dataclass
 class Reader:
     """Reads a text piece by piece, with the model's own cache: ids (1,T) -> logits (V,) of the next token.
 
-    Of several texts side by side the logits are those of the first.
+    Of several texts side by side, of one length, the logits are those of the first.
     """
 
     model: nn.Module
@@ -256,15 +323,6 @@ def reader(model: nn.Module, plan: Plan | None = None) -> Reader:
 
 
 @contextmanager
-def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """The hooks are there within this block and gone after it."""
-    with ExitStack() as stack:
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield
-
-
-@contextmanager
 def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     """Inside this block the list gets the output (B,T,C) of each layer that runs."""
     states: list[Tensor] = []
@@ -272,15 +330,21 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         states.append(output[0] if isinstance(output, tuple) else output)
 
-    with hooked(block.register_forward_hook(keep) for block in blocks(model)):
+    with hooked((block.register_forward_hook, keep) for block in blocks(model)):
         yield states
 
 
-def _forward(model: nn.Module, ids: Tensor, last: bool = False) -> Any:
-    """A forward pass of a model of transformers without a cache; an encoder-decoder reads the ids on both sides."""
-    inputs: dict[str, Any] = {"input_ids": (ids := ids.to(device_of(model)))}
+def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[int] | None = None) -> Any:
+    """A forward pass without a cache, of which `.logits` is asked.
+
+    start  what a decoder reads beside an encoder; default: the ids on both sides
+    """
+    ids = ids.to(device_of(model))
+    if isinstance(model, GPT):
+        return SimpleNamespace(logits=model(ids, last_only=last))
+    inputs: dict[str, Any] = {"input_ids": ids}
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = ids
+        inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False
     if last and "logits_to_keep" in _parameters(model):

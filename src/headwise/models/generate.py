@@ -11,19 +11,19 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Tokens
 from headwise.errors import HeadwiseError
+from headwise.families import families
+from headwise.gpt.checkpoint import as_gpt
 from headwise.gpt.decode import Decoder, Texts, hooked
-from headwise.gpt.forms import as_gpt
 from headwise.gpt.generate import MOST, WORTH, Source, continued, only
 from headwise.gpt.gpt import GPT, Block
-from headwise.gpt.tokens import Tokens
 from headwise.layer.importing.importers import import_attention
 from headwise.models.ask import context_of, logits, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
 from headwise.models.stream import stream_of
 from headwise.plan import Plan
 
-LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 SCORED = 512  # tokens of a text on which the loss of a decode form is measured
 ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies do not change with the length of the text
 
@@ -99,21 +99,26 @@ def steps(
     ids = [prompt_ids(module, prompt) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
     stops = end_ids(module) if stop is None else {stop}
 
-    def form(rows: int) -> Decoder | None:
-        if isinstance(model, Decoder):
-            return model
-        if lookup:
-            return decode_form(module, rows=rows)
-        size = sum(x.numel() * x.element_size() for x in module.parameters())
-        with suppress(HeadwiseError):
-            return decode_form(module, rows=rows) if plan is None and n_tokens >= WORTH and size <= MOST else None
-        return None
-
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
-    begin, device = partial(reader, planned, plan), next(module.parameters()).device
+    begin = partial(reader, planned, plan)
     begin()  # a plan that does not fit is refused before the text begins
-    source = Source(begin, context_of(module), vocabulary_of(module), device, form)
+    decoder = model if isinstance(model, Decoder) else None
+    if decoder is None and plan is None and options.get("cache", True):
+        decoder = _form_worth_making(module, len(prompts) + lookup, n_tokens, bool(lookup))
+    source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
+
+
+def _form_worth_making(module: nn.Module, rows: int, n_tokens: int, needed: bool) -> Decoder | None:
+    """The decode form of a model that has one, for a text that is long enough and weights that are not too large."""
+    if needed:
+        return decode_form(module, rows=rows)
+    size = sum(x.numel() * x.element_size() for x in module.parameters())
+    if n_tokens < WORTH or size > MOST:
+        return None
+    with suppress(HeadwiseError):
+        return decode_form(module, rows=rows)
+    return None
 
 
 def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1) -> Decoder:
@@ -142,8 +147,9 @@ def _as_ours(module: Any, lacks: str) -> GPT:
         raise HeadwiseError(f"this model has {lacks}: it is read layer by layer, and that takes it whole in memory")
     config: Any = getattr(module, "config", None)
     kind, rope = getattr(config, "model_type", type(module).__name__), getattr(config, "rope_parameters", None) or {}
-    if kind not in LLAMA_LIKE or rope.get("rope_type") not in ROPES or hooked(module):
-        raise HeadwiseError(f"this model has {lacks}: {kind} is none of {', '.join(LLAMA_LIKE)}, or is watched")
+    decoded = families("decode")
+    if kind not in decoded or rope.get("rope_type") not in ROPES or hooked(module):
+        raise HeadwiseError(f"this model has {lacks}: {kind} is none of {', '.join(decoded)}, or is watched")
     return as_gpt(config.to_dict(), module.state_dict())
 
 
@@ -182,7 +188,7 @@ def prompt_ids(model: nn.Module, text: str) -> list[int]:
     folder = described(model)
     if folder is None or folder.tokens is None:
         where = "the model was not read from a folder" if folder is None else f"{folder.path} has no tokenizer"
-        raise HeadwiseError(f"{where}, so its words are not known; pass token ids instead of a text (--ids)")
+        raise HeadwiseError(f"{where}, so its words are not known; pass token ids instead of a text (ids=)")
     if isinstance(folder.tokens, Tokens):
         return folder.tokens.prompt(text) or folder.tokens.opening()
     return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]

@@ -1,60 +1,48 @@
-"""The one door to transformers: model folders, their tokenizers, and the attention interface.
+"""The one door to transformers: model folders, their tokenizers, and the attention interface that `hook` listens at.
 
-Transformers 5 routes the attention of most families through `AttentionInterface`; `routed` hands what such a call of
-some modules gave to a function of ours. Everything is read from disk: nothing is downloaded, no code of a folder is
+Everything is read from disk: nothing is downloaded, no code of a folder is
 run, and no pickle is opened.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from hashlib import sha256
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from torch import nn
+from transformers import AttentionInterface as AttentionInterface
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils import logging
 
+from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of, tokenising
 from headwise.errors import HeadwiseError
 from headwise.files import check_regular, read_json
+from headwise.folders import check_folder
 from headwise.gpt.checkpoint import FORMATS, Place, tensors_in
-from headwise.gpt.device import CPU
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.gpt.tokens import BOUNDARY, check_tokenizer, tokenising
-from headwise.layer.layer import shapes_alone
-from headwise.models.sites import inside
-from headwise.models.stream import Stream, hollow
+from headwise.layer.projections import shapes_alone
+from headwise.memory import CPU
+from headwise.models.stream import Stream, hollow, is_finite
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
 MOST_LAYERS = 1000  # so many are built without comparing them with the weights
 TIED = 8  # times the weights in its files that a model may have: an embedding may serve in several places
-
-
-class Asked(NamedTuple):
-    """One call of the attention interface of transformers, as it was made, and what the model's own function gave."""
-
-    module: nn.Module
-    q: Tensor  # (B,H,T,D)
-    k: Tensor  # (B,G,S,D)
-    v: Tensor  # (B,G,S,E)
-    mask: Any
-    keywords: Mapping[str, Any]
-    implementation: str  # "eager", "sdpa", ...
-    function: Callable[..., Any]
-    out: Tensor  # (B,H,T,E)
-
-
-Route = Callable[[Asked, Tensor], Tensor | None]  # a call and its output so far -> what takes the output's place
 
 
 def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
@@ -63,32 +51,71 @@ def load_folder(folder: Path, ranks: Ranks = ALONE, dtype: torch.dtype | str = "
     ranks  processes of which each holds some of the heads, by the family's own plan
     """
     kind, config = _described(folder)
-    if ranks.world > 1:
-        _check_plan(folder, config(), ranks)
+    if ranks.world > 1:  # the family has a plan of how its heads are spread, and the ranks divide their numbers
+        part = config().get_text_config()
+        if not getattr(part, "base_model_tp_plan", None):
+            raise HeadwiseError(
+                f"{folder} is a {part.model_type}, for which transformers {transformers.__version__} has no plan to "
+                f"spread it; leave parallel= out: then each process holds the model and reads its share of the "
+                f"documents"
+            )
+        heads = part.num_attention_heads
+        n_kv_heads = getattr(part, "num_key_value_heads", None) or heads
+        ranks.require_divisor({"heads": heads, "key/value heads": n_kv_heads})
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         model, loading = kind.from_pretrained(
             folder, config=config(), dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL
         )
     _require_whole(folder, kind, loading["missing_keys"])  # transformers would draw them at random
-    bad = next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+    bad = next((name for name, weights in model.named_parameters() if not is_finite(weights)), None)
     if bad is not None:
         raise HeadwiseError(f"{folder} has NaN or inf in {bad}; the model is not usable")
     if ranks.world > 1:  # after the weights are there: to load them in parts the library needs accelerate
         spread, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_size=ranks.world))
         with torch.no_grad():
             model = kind.maybe_distribute_model(model, spread, mesh)
-    loaded: PreTrainedModel = model.eval()
+    loaded: PreTrainedModel = _layers_apart(model.eval())
     return loaded
+
+
+def _layers_apart(model: Any) -> Any:
+    """ALBERT runs one layer again and again: as many layers with the same weights, each with heads of its own name."""
+    for module in [*model.modules()]:
+        groups, config = getattr(module, "albert_layer_groups", None), model.config
+        if groups is not None:
+            runs = config.num_hidden_layers / len(groups)
+            kept = {id(x): x for x in (config, module.config, *groups.parameters())}  # what copies have in common
+            layers = (copy.deepcopy(groups[int(n / runs)], dict(kept)) for n in range(config.num_hidden_layers))
+            module.albert_layer_groups = nn.ModuleList(layers)
+            module.config.num_hidden_groups = config.num_hidden_groups = config.num_hidden_layers
+    return model
+
+
+def write_gguf(path: Path, folder: Path) -> None:
+    """Write a GGUF file as a model folder in bfloat16; the library does not save such a model as it reads it."""
+    from tempfile import TemporaryDirectory
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as scratch, _loading(path, f"{path} does not load"):
+        read = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
+        config: Any = read.config
+        left_out = ("model_type", "quantization_config", "architectures", "dtype")
+        fresh: Any = type(read)(type(config)(**{k: x for k, x in config.to_dict().items() if k not in left_out}))
+        fresh.load_state_dict(read.state_dict())
+        fresh.tie_weights()
+        fresh.to(torch.bfloat16).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
+        Path(scratch).rename(folder)
+        Path(scratch).mkdir()  # which the end of the block takes away
 
 
 def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch.device = CPU) -> Any:
     """The same model without its weights, which each layer borrows from the files while it runs (`models.stream`)."""
     kind, config = _described(folder)
-    places = tensors_in(folder / "model.safetensors") if (folder / "model.safetensors").exists() else {}
-    if not places:
-        index = read_json(folder / "model.safetensors.index.json")["weight_map"]
-        files = {name: tensors_in(folder / name) for name in set(index.values())}
-        places = {name: files[file][name] for name, file in index.items() if name in files[file]}
+    files = ["model.safetensors"]
+    if not (folder / files[0]).exists():
+        files = sorted(set(read_json(folder / "model.safetensors.index.json")["weight_map"].values()))
+    places = {name: place for file in files for name, place in tensors_in(folder / file).items()}
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         described = config()
         if getattr(described, "quantization_config", None) or described.is_encoder_decoder:
@@ -108,16 +135,6 @@ def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch
     return model
 
 
-def drawn(fields: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """A model that predicts the next token, with random weights, out of the fields of a config.json."""
-    described = dict(fields)
-    kind = described.pop("model_type")
-    with _loading(Path("config.json"), f"no {kind} can be made of these fields"):
-        config = _own_choices(AutoConfig.for_model(kind, **described))
-        build: Any = AutoModelForCausalLM.from_config
-        return build(config, dtype=dtype).eval()
-
-
 def shallow(model: Any, n_layers: int, seed: int) -> Any:
     """The first layers alone, newly drawn each time that they run, between the model's own embeddings and head."""
     config = copy.deepcopy(model.config)
@@ -132,35 +149,24 @@ def shallow(model: Any, n_layers: int, seed: int) -> Any:
 
 def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
     """The class of a folder's model and what makes its config, once all that can be told before loading is in order."""
-    config = read_config(folder)
-    check_regular(folder)
-    if not any(folder.glob("*.safetensors")):
-        pickled = [path for path in sorted(folder.iterdir()) if path.suffix in (".bin", ".pt", ".pth", ".ckpt")]
-        if pickled:
-            raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
-        raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder")
-    kind = _architecture(folder, config)
-    _check_shards(folder)
-    _check_sizes(folder, config, kind)
+    fields = check_folder(folder)
+    kind = _architecture(folder, fields)
     config_class = AutoConfig if kind is AutoModel else kind.config_class
-    return kind, lambda: _own_choices(config_class.from_pretrained(folder, **LOCAL))
+
+    def config() -> Any:
+        return _own_choices(config_class.from_pretrained(folder, **LOCAL))
+
+    def count() -> int:
+        build = kind.from_config if kind is AutoModel else kind
+        return sum(weights.numel() for weights in build(config()).parameters())
+
+    _check_sizes(folder, fields, count)
+    return kind, config
 
 
 def _require_whole(folder: Path, kind: Any, lacking: Iterable[str]) -> None:
     if lacking := sorted(lacking):
         raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking[:3])}")
-
-
-def _check_plan(folder: Path, config: Any, ranks: Ranks) -> None:
-    """Refuse a family without a plan of how its heads are spread, and numbers of heads that the ranks do not divide."""
-    part = config.get_text_config()
-    if not getattr(part, "base_model_tp_plan", None):
-        raise HeadwiseError(
-            f"{folder} is a {part.model_type}, for which transformers {transformers.__version__} has no plan to "
-            f"spread it; leave --parallel out: then each process holds the model and reads its share of the documents"
-        )
-    heads = part.num_attention_heads
-    ranks.require_divisor({"heads": heads, "key/value heads": getattr(part, "num_key_value_heads", None) or heads})
 
 
 def _own_choices(config: Any) -> Any:
@@ -187,23 +193,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
         raise HeadwiseError(f"{failure}: {first}{remedy}") from None
 
 
-def _check_shards(folder: Path) -> None:
-    """The index of a sharded model names safetensors files of this folder, and those are there."""
-    path = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").exists() or not path.exists():
-        return
-    try:
-        names = set(read_json(path)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
-    for name in sorted(names, key=str):
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise HeadwiseError(f"{path} names {name!r}, which is no safetensors file of this folder; it is not opened")
-        if not (folder / name).is_file():
-            raise HeadwiseError(f"{path} names {name}, which is not there; the model is not whole")
-
-
-def _check_sizes(folder: Path, config: Mapping[str, Any], kind: Any) -> None:
+def _check_sizes(folder: Path, config: Mapping[str, Any], count: Callable[[], int]) -> None:
     """Compare what config.json describes with the weights, before anything of that size is made."""
     shapes = [place.shape for path in folder.glob("*.safetensors") for place in tensors_in(path).values()]
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
@@ -214,9 +204,7 @@ def _check_sizes(folder: Path, config: Mapping[str, Any], kind: Any) -> None:
     if not there or config.get("quantization_config"):
         return  # damaged, which is said when it is loaded; or its tensors hold several weights in a number
     with suppress(Exception), _quiet(), shapes_alone():  # what cannot be built is said when it is loaded
-        shape_config = (AutoConfig if kind is AutoModel else kind.config_class).from_pretrained(folder, **LOCAL)
-        build = kind.from_config if kind is AutoModel else kind
-        described = sum(weights.numel() for weights in build(_own_choices(shape_config)).parameters())
+        described = count()
     if described > TIED * there:
         raise HeadwiseError(
             f"{folder / 'config.json'} describes {described:,} weights, and its files hold {there:,}: "
@@ -240,19 +228,6 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     return kind
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
-    if not path.exists():
-        raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise HeadwiseError(f"{path} holds no fields")
-    return config
-
-
 def has_tokenizer(folder: Path) -> bool:
     """Is there a tokenizer file?"""
     names = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
@@ -263,11 +238,29 @@ class FolderTokens:
     """The tokenizer of a model folder, through transformers; or one of transformers that is open already."""
 
     def __init__(self, source: Any) -> None:
-        self._tokenizer = _open_tokenizer(source) if isinstance(source, Path) else source
-        boundary = self._tokenizer.get_vocab().get(BOUNDARY)  # a run folder of our own, read as any other
+        self._tokenizer, self._growth = source, 1  # how many times longer it may make a text
+        if isinstance(source, Path):
+            check_regular(source)
+            failure = f"the tokenizer of {source} does not load"
+            with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
+                if (source / "tokenizer.json").exists():
+                    check_ids(source / "tokenizer.json")
+                self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
+                if self._tokenizer.is_fast:
+                    self._growth = growth_of(self._tokenizer.backend_tokenizer, source / "tokenizer.json")
+        boundary = self._boundary()
         self.frame = ([boundary], []) if boundary is not None else self._find_frame()
         self.specials = frozenset(self._tokenizer.all_special_ids)
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
+        self.mask: str | None = self._tokenizer.mask_token
+
+    def _boundary(self) -> int | None:
+        """The token between documents, where this is a run folder of our own, read as any other."""
+        if self._tokenizer.is_fast:  # without a copy of the vocabulary
+            number: int | None = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
+            return number
+        boundary: int | None = self._tokenizer.get_vocab().get(BOUNDARY)
+        return boundary
 
     def _find_frame(self) -> tuple[list[int], list[int]]:
         """The ids that the model expects before and after a text, such as [CLS] and [SEP]."""
@@ -282,8 +275,9 @@ class FolderTokens:
     def __len__(self) -> int:
         return len(self._tokenizer)
 
-    # What the methods give is said in `open.TextTokens`.
+    # What the methods give is said in `corpus/tokens.TextTokens`.
     def encode(self, text: str) -> list[int]:
+        check_growth(text, self._growth)
         with _quiet(), tokenising():  # a text longer than the model is cut into documents later
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
@@ -302,6 +296,11 @@ class FolderTokens:
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def digest(self) -> str:
+        if not self._tokenizer.is_fast:
+            return ""
+        return sha256(self._tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         shown = []
         for i in ids:
@@ -311,96 +310,12 @@ class FolderTokens:
         return tuple(shown)
 
 
-def _open_tokenizer(folder: Path) -> Any:
-    check_regular(folder)
-    with _loading(folder / "tokenizer_config.json", f"the tokenizer of {folder} does not load", "; pass --ids FILE"):
-        if (folder / "tokenizer.json").exists():
-            check_tokenizer(folder / "tokenizer.json")
-        return AutoTokenizer.from_pretrained(folder, **LOCAL)
-
-
-def class_named(name: str) -> Any:
-    """A class of transformers."""
-    return getattr(transformers, name)
-
-
-def is_hf(module: nn.Module) -> bool:
-    """Is this a model of transformers?"""
-    return isinstance(module, PreTrainedModel)
-
-
-def uses_interface(module: nn.Module) -> bool:
-    """Does a method of this module's class call the attention interface itself?"""
-    return _calls_interface(type(module).__mro__)
-
-
-@cache
-def _calls_interface(classes: tuple[type, ...]) -> bool:
-    bases = [base for base in classes if base not in PreTrainedModel.__mro__]
-    functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
-    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
-    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
-
-
-@contextmanager
-def routed(routes: Mapping[nn.Module, Route]) -> Iterator[None]:
-    """Inside this block, and in its thread, what the attention of each module in `routes` gave goes through its route.
-
-    The model's own attention function runs as it does without us, with its own masks. Blocks nest: a later one gets
-    what an earlier one has made of the output. They may end in any order.
-    """
-    with inside() as here:
-        block = here, routes
-        with _lock:
-            if not _blocks:  # the first of all threads: what the interface hands out is ours
-                _library.update({name: getattr(AttentionInterface, name) for name in ("get_interface", "__getitem__")})
-                AttentionInterface.get_interface = _get_interface  # type: ignore[method-assign]
-                AttentionInterface.__getitem__ = _getitem  # type: ignore[method-assign]
-            _blocks.append(block)
-        try:
-            yield
-        finally:
-            with _lock:
-                _blocks.remove(block)
-                if not _blocks:
-                    AttentionInterface.get_interface = _library["get_interface"]  # type: ignore[method-assign]
-                    del AttentionInterface.__getitem__
-
-
-_blocks: list[tuple[Callable[[], bool], Mapping[nn.Module, Route]]] = []  # that are open, in any thread
-_lock = Lock()
-_library: dict[str, Any] = {}  # the library's own ways, while there are blocks
-
-
-def _get_interface(self: Any, attn_implementation: str, default: Any) -> Any:
-    return _listened(_library["get_interface"](self, attn_implementation, default), attn_implementation)
-
-
-def _getitem(self: Any, key: str) -> Any:
-    return _listened(_library["__getitem__"](self, key), key)
-
-
-def _listened(function: Any, name: str) -> Any:
-    """An attention function of transformers whose output goes through the routes of the module that calls it."""
-    if hasattr(function, "headwise") or not any(here() for here, _ in [*_blocks]):
-        return function
-
-    def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
-    ) -> Any:
-        routes = [routes[module] for here, routes in [*_blocks] if here() and module in routes]
-        result = function(module, query, key, value, attention_mask, **keywords)
-        if not routes:
-            return result
-        asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
-        out = asked.out
-        for route in routes:
-            changed = route(asked, out)
-            out = out if changed is None else changed
-        return result if out is asked.out else (out.transpose(1, 2).contiguous(), *result[1:])
-
-    attend.headwise = True  # type: ignore[attr-defined]
-    return attend
+def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
+    """What a model of speech is given for samples, 16,000 a second, and how many seconds it always hears."""
+    with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
+        extractor: Any = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)  # type: ignore[no-untyped-call]
+        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
+    return features, float(extractor.chunk_length)
 
 
 @contextmanager

@@ -10,15 +10,15 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
-from headwise.gpt.run import RUN
+from headwise.folders import RUN
 from headwise.records import Ancestor, from_json, head_name
+
+if TYPE_CHECKING:
+    from torch import nn
 
 RECORD = "headwise.json"  # what was done; also the sign that a folder may be replaced
 WEIGHTS = "model*.safetensors"
@@ -53,6 +53,8 @@ def digest(folder: Path) -> str:
 
 def digest_of(model: nn.Module) -> str:
     """SHA-256 of the weights of a model in memory."""
+    import torch
+
     hashed = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         hashed.update(name.encode())
@@ -80,6 +82,15 @@ def run_of(folder: Path) -> Path | None:
         if (path / RUN).exists() and digest(path) == older.digest:
             return path
     return None
+
+
+def require_run(folder: Path) -> Path:
+    """`run_of` where nothing but the run knows what the model was trained on."""
+    if (run := run_of(folder)) is None:
+        raise HeadwiseError(
+            f"{folder} is no run of headwise, nor made from one that can be found, so it has no text; pass text="
+        )
+    return run
 
 
 def counterparts(folder: Path, other: Path) -> dict[str, str] | None:

@@ -6,26 +6,21 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.cost import PRESETS, Price
-from headwise.cost.measured import Measured, decode_bound, prefill_bound
 from headwise.errors import HeadwiseError
-from headwise.files import read_json
-from headwise.gpt.device import device_named, free_on
-from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.markup import amount
-from headwise.memory import free_memory, peak_memory
+from headwise.markup import BINARY, DECIMAL, amount, plural, scaled
+from headwise.memory import device_named, free_on, peak_memory
 from headwise.models.ask import device_of, each, logits, reader, require_next, vocabulary_of
 from headwise.models.open import DTYPES, open_folder
 from headwise.models.stream import stream_of
-from headwise.models.weights import cast
 
 RUNS, STEPS, WARM_UP = 5, 10, 2  # of a prefill; tokens that are written, and how many of them are not timed
 LONG = 5.0  # seconds of a prefill that is not repeated
@@ -35,69 +30,116 @@ SIDE, ROWS = 8192, 512  # of the matrix by which the machine is measured, larger
 Progress = Callable[[str, int, int], None]
 
 
-def open_description(description: str, price: Price, stream: bool | None, device: str) -> tuple[nn.Module, str]:
-    """The model that a price is of, and whether its weights are "stored" or "random".
+@dataclass(frozen=True)
+class Measured:
+    """A prefill of random ids, and steps after it, at the setting of a price; times are medians.
 
-    What has no weights is made with random ones. Raises HeadwiseError, before anything is made, for what does not fit.
+    A share is the time that the bound needs over the time it took. The bound of a pass is the longer of its FLOPs at
+    the machine's speed and its bytes at the machine's bandwidth, each measured right after.
     """
-    if price.decode is None or price.setting.source is not None:
-        raise HeadwiseError(f"--measure runs models that predict the next token, and a {price.family} does not")
-    dtype = DTYPES.get(price.setting.dtype)
-    if dtype is None or price.setting.cache_dtype != price.setting.dtype:
-        formats = f"{price.setting.dtype} with a cache in {price.setting.cache_dtype}"
-        raise HeadwiseError(f"--measure computes weights and cache in one of {', '.join(DTYPES)}; not {formats}")
-    path, place = Path(description), device_named(device)
-    if description not in PRESETS and path.is_dir() and any(path.glob("*.safetensors")):
-        model = open_folder(path, stream=stream, dtype=price.setting.dtype, device=device).model
-        if stream_of(model) is None:
-            _require_room(price, place, 0)
-        return model, "stored"
-    if path.is_dir() and (pickled := [file.name for end in ("bin", "pt", "pth") for file in path.glob(f"*.{end}")]):
-        raise HeadwiseError(f"{path} holds {pickled[0]}, which may run code when it is read; save it as safetensors")
-    if stream:
-        raise HeadwiseError(f"{description} has no weights to read layer by layer; leave out --stream")
-    _require_room(price, place, price.weight_bytes)
-    fields = PRESETS.get(description) or read_json(path / "config.json" if path.is_dir() else path)
-    if "headwise" in fields:
-        return cast(GPT(GPTConfig(**fields["headwise"])).eval(), dtype).to(place), "random"
-    try:
-        from headwise.models.hf import drawn
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise HeadwiseError(
-            f"{description} is made by transformers to be measured: pip install 'headwise[hf]'"
-        ) from None
-    return drawn(fields, dtype).to(place), "random"
+
+    streamed: bool  # the weights were read from files, a layer at a time
+    device: str
+    dtype: str
+    threads: int
+    machine_flops_per_second: float  # of many rows times a large matrix, in this format
+    machine_bytes_per_second: float  # of one row times that matrix; or the bandwidth that was given
+    runs: int  # of the prefill
+    prefill_seconds: float
+    prefill_flops_per_second: float
+    prefill_share: float
+    steps: int  # of decoding; 0 where the model is streamed, which reads all weights for each
+    decode_seconds: float | None  # of a step
+    tokens_per_second: float | None  # of the batch together
+    decode_bytes_per_second: float | None
+    decode_share: float | None
+    cache_bytes: int | None  # held after the last step
+    peak_bytes: int | None  # most memory of the process; on another device, of the tensors there
+
+    def rows(self, price: Price) -> list[tuple[str, str, str]]:
+        """What, computed, measured."""
+        machine = self.machine_flops_per_second, self.machine_bytes_per_second
+        flops, held = _per_second(self.prefill_flops_per_second, "FLOP"), price.weight_bytes + price.cache.total_bytes
+        rows = [
+            ("prefill", f"{prefill_bound(price, *machine):,.3g} s at least", f"{self.prefill_seconds:,.3g} s"),
+            ("  FLOPs", _per_second(machine[0], "FLOP"), f"{flops}: {self.prefill_share:.0%} of the bound"),
+        ]
+        if self.decode_seconds is not None:
+            most = price.setting.batch / decode_bound(price, *machine)
+            moved = _per_second(self.decode_bytes_per_second or 0, "B")
+            rows += [
+                ("decode", f"{most:,.3g} tokens/s at most", f"{self.tokens_per_second:,.3g} tokens/s"),
+                ("  bytes", _per_second(machine[1], "B"), f"{moved}: {self.decode_share:.0%} of the bound"),
+                ("cache", f"{price.cache.total_bytes:,} bytes", f"{self.cache_bytes:,} bytes"),
+            ]
+        if self.peak_bytes is not None:
+            whole, most_held = (scaled(n, 1024, BINARY) for n in (held, self.peak_bytes))
+            rows.append(("memory", f"{whole} of weights and cache", f"{most_held} at most"))
+        return rows
+
+    @property
+    def conditions(self) -> str:
+        """How it was measured, in a sentence."""
+        way = "read layer by layer" if self.streamed else "in memory"
+        steps = f", {plural(self.steps, 'step')}" if self.steps else ""
+        where = f"{self.dtype} on {self.device}, {plural(self.threads, 'thread')}"
+        return f"weights {way}, {where}; medians of {plural(self.runs, 'prefill')}{steps}"
 
 
-def _require_room(price: Price, device: torch.device, weights: int) -> None:
-    """Refuse what does not fit beside the weights that are there already; `weights` are still to be made."""
+def prefill_bound(price: Price, flops: float, bandwidth: float) -> float:
+    """Seconds of a prefill at `flops` a second, or at `bandwidth` bytes a second for the weights of a single step.
+
+    Of the experts and the embeddings a prefill may read more than a step does, and need not. The model must decode.
+    """
+    assert price.decode is not None
+    return max(price.prefill.total_flops / flops, price.decode.weight_bytes / bandwidth)
+
+
+def decode_bound(price: Price, flops: float, bandwidth: float) -> float:
+    """Seconds of a step of decoding, by its FLOPs or by the bytes of its weights and cache. The model must decode."""
+    assert price.decode is not None
+    return max(price.decode.flops / flops, (price.decode.weight_bytes + price.decode.cache_bytes) / bandwidth)
+
+
+def _per_second(number: float, unit: str) -> str:
+    return f"{scaled(round(number), 1000, DECIMAL)}{unit}/s"
+
+
+def open_priced(folder: Path, price: Price, stream: bool | None, device: str) -> nn.Module:
+    """The model that a price is of. Raises HeadwiseError where it cannot be measured at the price's setting."""
+    setting = price.setting
+    if price.decode is None or setting.source is not None:
+        raise HeadwiseError(f"measure=True runs models that predict the next token, and a {price.family} does not")
+    if setting.dtype not in DTYPES or setting.cache_dtype != setting.dtype:
+        formats = f"{setting.dtype} with a cache in {setting.cache_dtype}"
+        raise HeadwiseError(f"measure=True computes weights and cache in one of {', '.join(DTYPES)}; not {formats}")
+    if str(folder) in PRESETS or not folder.is_dir():
+        raise HeadwiseError(f"{folder} has no weights to run; measure=True takes the folder of a model")
+    model = open_folder(folder, stream=stream, dtype=setting.dtype, device=device).model
+    if stream_of(model) is None:
+        _require_room(price, device_named(device))
+    return model
+
+
+def _require_room(price: Price, device: torch.device) -> None:
+    """Refuse a text whose cache and features do not fit beside the weights, which are there already."""
     setting, free = price.setting, free_on(device)
-    if weights > (here := free_memory()).size:  # where they are drawn, before they go to a device
-        raise HeadwiseError(
-            f"{amount(weights)} of weights to be made, and {amount(here.size)} are free ({here.limit}); "
-            f"a folder of its weights is read layer by layer"
-        )
-    token = WIDTH * price.d_model * torch.empty((), dtype=DTYPES[setting.dtype]).itemsize + price.cache.bytes_per_token
-    needed = weights + token * setting.batch * setting.context
-    if needed <= free.size:
+    token = WIDTH * price.d_model * DTYPES[setting.dtype].itemsize + price.cache.bytes_per_token
+    tokens = setting.batch * setting.context
+    if token * tokens <= free.size:
         return
-    fits = (free.size - weights) // token
-    remedy = f"--batch 1 --context {fits} would fit" if fits > 0 else "pass a smaller --batch or --context"
-    tokens, cache = setting.batch * setting.context, amount(price.cache.total_bytes)
-    made = f"{amount(weights)} of weights to be made, " if weights else ""
+    fits = free.size // token
+    remedy = f"batch=1 with context={fits} would fit" if fits > 0 else "pass a smaller batch= or context="
     raise HeadwiseError(
-        f"{made}{cache} of cache and what {tokens:,} tokens fill take about {amount(needed)}, and {amount(free.size)} "
-        f"are free ({free.limit}); {remedy}"
+        f"{amount(price.cache.total_bytes)} of cache and what {tokens:,} tokens fill take about "
+        f"{amount(token * tokens)}, and {amount(free.size)} are free ({free.limit}); {remedy}"
     )
 
 
 @torch.no_grad()
-def measured(model: nn.Module, weights: str, price: Price, progress: Progress = lambda *counts: None) -> Measured:
+def measured(model: nn.Module, price: Price, progress: Progress = lambda *counts: None) -> Measured:
     """Run a model at the setting of its price: seconds, bytes, FLOPs a second, medians of several runs.
 
-    weights   "stored" or "random", as `open_description` says
     progress  is told what is being done, how much of it is done, and how much there is
 
     Raises HeadwiseError for a model that does not predict the next token.
@@ -111,14 +153,16 @@ def measured(model: nn.Module, weights: str, price: Price, progress: Progress = 
     seconds = statistics.median(times)
     steps, held = ([], None) if streamed or setting.context < 2 else _decoded(model, ids, progress)
     step = statistics.median(steps) if steps else None
-    peak = _peak(device)
+    peak = peak_memory() if device.type == "cpu" else None
+    if device.type != "cpu":
+        with suppress(RuntimeError):  # not every device keeps account
+            peak = int(torch.accelerator.max_memory_allocated(device)) or None
     progress("the machine", 0, 0)
     flops = 2 * ROWS * SIDE**2 / _fastest(_product(like.dtype, device, ROWS))
     bandwidth = setting.bandwidth or like.itemsize * SIDE**2 / _fastest(_product(like.dtype, device, 1))
     assert price.decode is not None
     moved = price.decode.weight_bytes + price.decode.cache_bytes
     return Measured(
-        weights=weights,
         streamed=streamed,
         device=str(device),
         dtype=str(like.dtype).removeprefix("torch."),
@@ -162,14 +206,11 @@ def _decoded(model: nn.Module, ids: Tensor, progress: Progress) -> tuple[list[fl
     for token in ids[:, -n:].T[..., None]:
         progress("step", len(times), n)
         times.append(_timed(lambda token=token: read(token)[0].item()))  # type: ignore[misc]
-    caches: Any = getattr(read.cache, "layers", read.cache) or ()
-    return times[min(WARM_UP, n - 1) :], sum(map(_bytes, caches))
-
-
-def _bytes(cache: Any) -> int:
-    """What the cache of a layer holds: one of ours says it, one of transformers has tensors, or none of its own."""
-    tensors = (getattr(cache, name, None) for name in ("keys", "values"))
-    return getattr(cache, "nbytes", 0) or sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+    held = 0
+    for cache in getattr(read.cache, "layers", read.cache) or ():
+        tensors = (getattr(cache, name, None) for name in ("keys", "values"))  # of a cache of transformers
+        held += getattr(cache, "nbytes", 0) or sum(x.nbytes for x in tensors if isinstance(x, Tensor))
+    return times[min(WARM_UP, n - 1) :], held
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -188,11 +229,3 @@ def _product(dtype: torch.dtype, device: torch.device, rows: int) -> Callable[[]
     matrix = torch.full((SIDE, SIDE), 0.01, dtype=dtype, device=device)
     x = torch.full((rows, SIDE), 0.01, dtype=dtype, device=device)
     return lambda: F.linear(x, matrix)[0, 0].item()
-
-
-def _peak(device: torch.device) -> int | None:
-    if device.type == "cpu":
-        return peak_memory()
-    with suppress(RuntimeError):  # not every device keeps account
-        return int(torch.accelerator.max_memory_allocated(device)) or None
-    return None

@@ -1,29 +1,28 @@
-"""Any model folder: a run of headwise, or a model in Hugging Face layout."""
+"""Any model folder: a run of headwise, or a model in Hugging Face layout; a GGUF file, or a name on the hub."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from headwise.cost.units import number_format
+from headwise.corpus.tokens import TextTokens, Tokens
+from headwise.cost.pricing import number_format
 from headwise.errors import HeadwiseError
-from headwise.files import read_json
+from headwise.folders import is_own
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.device import CPU, device_named, free_on
 from headwise.gpt.gpt import GPT
 from headwise.gpt.ranks import ALONE, Ranks
-from headwise.gpt.run import RUN, load_run
-from headwise.gpt.tokens import Tokens
-from headwise.memory import free_memory
-from headwise.models.ask import context_of, vocabulary_of
+from headwise.gpt.run import load_run
+from headwise.memory import CPU, device_named, free_memory, free_on
+from headwise.models.ask import context_of, predicts, vocabulary_of
+from headwise.models.source import located
 from headwise.models.stream import Stream, loaded, stream_of, turns
 from headwise.models.weights import cast
 
@@ -36,51 +35,6 @@ COPIED = (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ROOM = 0.8  # of the free memory that weights may take
-
-
-class TextTokens(Protocol):
-    """What a text needs to become ids, and ids to be read."""
-
-    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document
-    specials: frozenset[int]  # ids that stand for no text
-    unknown: int | None  # the id that stands for what the vocabulary lacks; None where there is none
-
-    def __len__(self) -> int: ...
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
-
-    def places(self, text: str) -> list[tuple[int, int]]:
-        """For each id of `encode` the characters [start, end) of the text that it stands for."""
-
-    def prompt(self, text: str) -> list[int]:
-        """Ids that a model continues: the text after what the model expects before every document."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; special tokens leave no trace."""
-
-    def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
-        """Each id as a reader should see it, one by one."""
-
-
-def unknown_characters(tokens: TextTokens, text: str, ids: Sequence[int]) -> int:
-    """How many characters of a text, whose ids these are, the tokenizer has no other token for than the unknown."""
-    if tokens.unknown is None or tokens.unknown not in ids:
-        return 0
-    sign = tokens.shown([tokens.unknown])[0]  # typed, it is known
-    spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
-    return sum(end - start for start, end in spans if text[start:end] != sign)
-
-
-def unknown_note(tokens: TextTokens | None, unknown: int, characters: int) -> str:
-    """What a reader of any number must know of a text with unknown characters; nothing where there are none."""
-    if tokens is None or tokens.unknown is None or not unknown:
-        return ""
-    sign = tokens.shown([tokens.unknown])[0]
-    return (
-        f"{unknown:,} of {characters:,} characters of the text are unknown to the tokenizer, which reads {sign!r} for "
-        f"them; it may belong to another language or model."
-    )
 
 
 @dataclass(frozen=True)
@@ -98,6 +52,8 @@ class Folder:
     def name(self) -> str:
         """How a reader knows the model: the name of its folder, with that above it where it is just `model`."""
         path = self.path.resolve()
+        if path.parent.name == "snapshots":  # of the hub's cache, models--owner--name/snapshots/revision
+            return path.parent.parent.name.removeprefix("models--").replace("--", "/")
         return f"{path.parent.name}/model" if path.name == "model" else path.name
 
 
@@ -109,6 +65,7 @@ def open_model(
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
+    source  a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.source`)
     stream  borrow the weights of a layer from the files while it runs, and let them go; default: where the weights
             would not fit into the free memory. `survey`, `share` and `prune` take such a model through all documents
             a layer at a time; each other forward pass reads all weights anew
@@ -129,6 +86,60 @@ def described(model: nn.Module) -> Folder | None:
     return None if origin is None else remember(model, *origin)
 
 
+def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
+    """What is known of a model, with another tokenizer where one is passed; one made in memory has its class's name."""
+    family = getattr(getattr(model, "config", None), "model_type", "headwise")
+    made = Folder(Path(type(model).__name__), model, None, context_of(model), family, vocabulary_of(model))
+    folder = described(model) or made
+    if tokenizer is None:
+        return folder
+    if not hasattr(tokenizer, "shown"):
+        from headwise.models.hf import FolderTokens
+
+        tokenizer = FolderTokens(tokenizer)
+    return replace(folder, tokens=tokenizer)
+
+
+def tokens_of(model: nn.Module) -> TextTokens:
+    """The tokenizer of a model that was opened. Raises HeadwiseError where none is known."""
+    tokens = folder_of(model).tokens
+    if tokens is None:
+        raise HeadwiseError(
+            f"no tokenizer of this {type(model).__name__} is known, so it reads no text; open its folder with "
+            f"headwise.open, beside whose weights tokenizer.json lies, or pass ids"
+        )
+    return tokens
+
+
+def ids_of(model: nn.Module, text: Any) -> Any:
+    """The ids of a text, with what the model expects around it; what is no string is handed back as it is."""
+    if not isinstance(text, str):
+        return text
+    tokens = tokens_of(model)
+    if not text.strip():
+        raise HeadwiseError("the text is empty; pass one with words in it")
+    ids = [*tokens.prompt(text), *([] if predicts(model) == "next" else tokens.frame[1])]
+    most = context_of(model)
+    if most is not None and len(ids) > most:
+        raise HeadwiseError(
+            f"the text has {len(ids)} tokens, and {type(model).__name__} takes {most}; pass a shorter one"
+        )
+    return ids
+
+
+def token_of(model: nn.Module, word: int | str) -> int:
+    """The id of a word that is one token, written as it stands in a text: with the space before it, if there is one."""
+    if not isinstance(word, str):
+        return int(word)
+    ids = tokens_of(model).encode(word)
+    if len(ids) != 1:
+        pieces = " ".join(map(repr, tokens_of(model).shown(ids)))
+        raise HeadwiseError(
+            f"{word!r} is {len(ids)} tokens, {pieces}; pass one, with a space before it where it has one"
+        )
+    return ids[0]
+
+
 def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
     """Note where a model came from, for as long as it lives."""
     _origins[model] = path, tokens, family
@@ -142,14 +153,15 @@ def open_folder(
 
     ranks  processes of which each holds some of the heads; all must call
     """
+    path = located(path)
     if ranks.world > 1 and stream:
-        raise HeadwiseError("--parallel and --stream: pass one of them")
+        raise HeadwiseError("parallel= and stream=: pass one of them")
     place = device_named(device)
     if ranks.world > 1 and place != CPU:
-        raise HeadwiseError("--parallel and --device: pass one of them; each process has the device of its rank")
+        raise HeadwiseError("parallel= and device=: pass one of them; each process has the device of its rank")
     numbers = "auto" if dtype == "auto" else DTYPES.get(number_format(dtype))
     if numbers is None:
-        raise HeadwiseError(f"--dtype {dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
+        raise HeadwiseError(f"dtype={dtype} is not computed in; one of auto, {', '.join(DTYPES)}")
     if is_own(path):
         run, tokens = load_run(path)
         if isinstance(numbers, torch.dtype):
@@ -182,17 +194,6 @@ def too_large(path: Path, device: torch.device) -> bool:
     room = min(free_memory(), free_on(device))
     # Pages of a file that is being read count where addresses are limited, and nowhere else.
     return bool(sizes) and sum(sizes) + max(sizes) * ("ulimit" in room.limit) > ROOM * room.size
-
-
-def is_own(path: Path) -> bool:
-    """Does the folder hold a run, or a model that headwise wrote?"""
-    if (path / RUN).exists():
-        return True
-    try:
-        config = read_json(path / "config.json")
-    except (OSError, HeadwiseError):
-        return False
-    return isinstance(config, dict) and "headwise" in config
 
 
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:

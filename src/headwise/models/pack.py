@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT
-from headwise.gpt.tokens import Tokens
 from headwise.models.ask import evaluating
-from headwise.models.sites import attention_layers, observe
+from headwise.models.hook import observe
+from headwise.models.sites import attention_layers
 from headwise.records import Call
 from headwise.rungs.tensor import trace
 

@@ -1,4 +1,4 @@
-"""What a call of the attention interface of transformers asks for, in our words, and the proof that it was read right.
+"""What a call of the attention interface of transformers asks for, in our words, held against rows of its output.
 
 The model's own function makes the output. We read mask, scale, softcap, sinks and biases beside it, compute a few rows
 from that reading, and hold them against the output: O(T) work in each call. Where they differ the call is refused.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,23 @@ from headwise.records import Call
 from headwise.rungs.tensor import trace
 from headwise.spec import Options
 
-if TYPE_CHECKING:
-    from headwise.models.hf import Asked
-
 READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}  # keywords that `options_of` reads
 HARMLESS = {"sliding_window"}  # which a function names though it is in the mask already
 WAYS = ("eager", "sdpa")  # whose masks and outputs are read
+
+
+class Asked(NamedTuple):
+    """One call of the attention interface of transformers, as it was made, and what the model's own function gave."""
+
+    module: nn.Module
+    q: Tensor  # (B,H,T,D)
+    k: Tensor  # (B,G,S,D)
+    v: Tensor  # (B,G,S,E)
+    mask: Any
+    keywords: Mapping[str, Any]
+    implementation: str  # "eager", "sdpa", ...
+    function: Callable[..., Any]
+    out: Tensor  # (B,H,T,E)
 
 
 def read_call(asked: Asked, cross: bool) -> Call:
@@ -49,7 +60,7 @@ def read_call(asked: Asked, cross: bool) -> Call:
     q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
-        check(call)
+        check(call, asked.implementation == "eager")
     return call
 
 
@@ -83,13 +94,13 @@ def _mask(module: nn.Module, T: int, mask: Tensor | None, keywords: Mapping[str,
     elif mask.dtype == torch.bool and not eager:
         parts.append(Allowed(_four_axes(mask)))
     else:
-        parts += _numbers(mask)
+        parts += numbers_added(mask)
     if keywords.get("position_bias") is not None:
-        parts += _numbers(keywords["position_bias"])
+        parts += numbers_added(keywords["position_bias"])
     return reduce(operator.and_, parts) if parts else None
 
 
-def _numbers(added: Tensor) -> list[Mask]:
+def numbers_added(added: Tensor) -> list[Mask]:
     """What is added to the scores; the most negative numbers stand for "may not"."""
     added = _four_axes(added if added.is_floating_point() else added.float())
     allowed = added > torch.finfo(added.dtype).min / 2
@@ -101,7 +112,7 @@ def _four_axes(mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def check(call: Call) -> None:
+def check(call: Call, eager: bool) -> None:
     """Hold a few rows of our reading against what the model's own function gave.
 
     The tolerance is that of rounding: scores s of n binary digits change the weights by 2^-n |s|, and weights the
@@ -117,6 +128,8 @@ def check(call: Call) -> None:
     known = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
     difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(known, 0)
     digits = torch.finfo(call.q.dtype).eps
+    if eager:  # transformers computes that softmax in float32, in a float64 model too
+        digits = max(digits, torch.finfo(torch.float32).eps)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         digits = max(digits, 2**-10)
     values = torch.stack(call.v.aminmax()).abs()  # one pass over all of v, without a copy

@@ -1,33 +1,43 @@
-"""The one hook point: where attention happens in a model, and how to stand there.
+"""Where attention happens in a model: its modules, their names, their weights.
 
 A site is one attention of a model: a `MultiHeadAttention` of ours, wherever it sits, or an attention module of
-transformers that goes through its attention interface. `attach` hands every call of every site to a function, which
-may look at it and may replace what the heads gave.
+transformers that goes through its attention interface. A model may have several stacks of layers, self and cross
+attention apart; what tells them apart becomes part of the name, `encoder.L3`. Weights are found by the record of the
+family, or by names that many families share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+import inspect
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from threading import Lock
+from functools import cache, partial
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.families import USUAL, Family, families
 from headwise.gpt.ranks import held
+from headwise.layer.importing.parts import as_rows
+from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
-from headwise.records import Call, Watchable, head_name
-from headwise.rungs.tensor import attend
-from headwise.spec import Options
+from headwise.models.softmax import attends
+from headwise.records import head_name, parse_head
 
-Handler = Callable[[Call], Tensor | None]
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # of the name of a class
+BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
+# Names by which modules and configs call the same thing, tried in this order.
+PROJECTIONS, PACKED, COUNTS, CROSS = (USUAL[key] for key in ("projections", "packed", "counts", "cross"))
 
-LARGEST = 2**24  # scores held at once where the kernel cannot do without them
+
+# Of W_O in classes that people write: whether it reads the heads is seen when it runs.
+OWN_OUTPUTS = ("out", "w_o", "W_o", "W_O", "fc_out", "fc_o", "fc", "out_linear", "unify_heads", "output_projection")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +54,7 @@ class Site:
     # Of a model whose heads are spread over processes: weights and `n_heads` are those of this one's, the part-th.
     part: int = 0
     parts: int = 1
+    free: bool = False  # does it call functions of torch itself?
 
     # y = W x, None where they are not known; `w_o` is None, too, where the heads' output is not projected.
     w_q: ClassVar = property(lambda self: self.weights("q"))  # (H*D, C)
@@ -64,11 +75,14 @@ def sites_of(model: nn.Module) -> list[Site]:
 
     Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
-    sites = [_own_site(f"L{n}", module) for n, module in enumerate(_watchable(model))]
-    if _has_foreign(model):
-        from headwise.models.stacks import foreign_sites
-
-        foreign = foreign_sites(model)
+    sites: list[Site] = []
+    parts: set[nn.Module] = set()
+    for module in model.modules():
+        if module not in parts and is_watchable(module):  # a watchable module inside another one is a part of it
+            sites.append(_own_site(f"L{len(sites)}", module))
+            parts.update(module.modules())
+    if any(map(is_hf, model.modules())):
+        foreign = _foreign_sites(model)
         clash = {site.name for site in sites} & {site.name for site in foreign}
         if clash:
             raise HeadwiseError(
@@ -76,33 +90,27 @@ def sites_of(model: nn.Module) -> list[Site]:
                 f"watch its parts one by one"
             )
         sites += foreign
+    sites += _free_sites(model, parts, {site.name for site in sites})
     if not sites:
+        kind = getattr(getattr(model, "config", None), "model_type", None)
         raise HeadwiseError(
-            f"{type(model).__name__} has no attention that headwise knows: neither a headwise.MultiHeadAttention nor a "
-            f"model of transformers"
+            f"{type(model).__name__}{f' ({kind})' if kind else ''} has no attention that headwise can read: no "
+            f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
+            f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
     return sites
 
 
-def held_here(site: Site) -> Site:
+def _held_here(site: Site) -> Site:
     """The site with the part of its weights that this process holds."""
-    if site.w_o is None:
+    _, part, parts = (None, 0, 1) if site.w_o is None else held(site.w_o)
+    if parts == 1:
         return site
-    _, part, parts = held(site.w_o)
 
     def local(name: str) -> Tensor | None:
         return None if (weights := site.weights(name)) is None else held(weights)[0]
 
-    return site if parts == 1 else replace(site, weights=local, part=part, parts=parts)
-
-
-def missing(model: nn.Module) -> list[str]:
-    """What of a model of transformers has no heads to be watched, in lines: "L0 to L2: gated delta net, no map"."""
-    if not _has_foreign(model):
-        return []
-    from headwise.models.stacks import without_maps
-
-    return without_maps(model)
+    return replace(site, weights=local, part=part, parts=parts)
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -115,23 +123,12 @@ def is_watchable(module: nn.Module) -> bool:
     return isinstance(module, MultiHeadAttention) or callable(getattr(module, "watched", None))
 
 
-def _watchable(model: nn.Module) -> list[nn.Module]:
-    """In the order of the modules; a watchable module inside another one is a part of it."""
-    watchable: list[nn.Module] = []
-    parts: set[nn.Module] = set()
-    for module in model.modules():
-        if module not in parts and is_watchable(module):
-            watchable.append(module)
-            parts.update(module.modules())
-    return watchable
-
-
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        return held_here(Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False))
+        return _held_here(Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False))
     n_heads, w_o, w_v = module.watched()
-    return held_here(Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False))
+    return _held_here(Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False))
 
 
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
@@ -143,86 +140,357 @@ def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
     return torch.cat([getattr(head, f"w{name}").detach() for head in module.heads])  # without what norms divide by
 
 
-@contextmanager
-def inside() -> Iterator[Callable[[], bool]]:
-    """A block of one thread, and a function that says whether it is called inside: other threads are left alone.
+def is_hf(module: nn.Module) -> bool:
+    """Is this a model of transformers? It is told by its classes: only who uses transformers loads it."""
+    return any((kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__)
 
-    The thread is told by a context variable, so that what copies its context (asyncio.to_thread) is inside, too.
+
+def uses_interface(module: nn.Module) -> bool:
+    """Does a method of this module's class call the attention interface of transformers itself?"""
+    return _calls_interface(type(module).__mro__)
+
+
+@cache
+def _calls_interface(classes: tuple[type, ...]) -> bool:
+    bases = [base for base in classes if base.__module__ != BASE[0]]
+    functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
+    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
+
+
+def _foreign_sites(model: nn.Module) -> list[Site]:
+    """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
+    modules = dict(model.named_modules())
+    paths = [path for path, module in modules.items() if uses_interface(module)]
+    sites = []
+    for path, name in _names(model, paths).items():
+        owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
+        kind = getattr(getattr(owner, "config", None), "model_type", None)
+        family = families("import").get(str(kind))
+        core, n_heads = modules[path], _count(modules[path], owner)
+        parts = _projections(modules, path, family)
+        weights = partial(_weight, parts, n_heads)
+        if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
+            weights = partial(_latent_weight, family, core, parts, n_heads)
+        projection = None if weights("o") is None else parts["o"]
+        site = _held_here(Site(name, core, n_heads, weights, _is_cross(path), projection))
+        sites.append(replace(site, n_heads=n_heads // site.parts))
+    return sites
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Is this an attention of any of the three kinds, as far as its class tells?"""
+    return is_watchable(module) or uses_interface(module) or attends(module)
+
+
+_ran: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # modules that were seen to attend, and their heads
+
+
+def remember(module: nn.Module, n_heads: int) -> None:
+    """Keep how many heads a module had when it ran."""
+    _ran[module] = n_heads
+
+
+def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> list[Site]:
+    """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
+
+    Names come from the code of all of them, whether they run or not: they stay what they were.
     """
-    token = object()
-    _tokens.set(_tokens.get() | {token})
-    try:
-        yield lambda: token in _tokens.get()
-    finally:
-        _tokens.set(_tokens.get() - {token})
+    modules = {path: module for path, module in model.named_modules() if module not in apart}
+    paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
+    decoders = {path for path, module in modules.items() if isinstance(module, nn.TransformerDecoderLayer)}
+    known = {  # torch's own name for cross attention
+        path.removesuffix("multihead_attn") + "cross_attn"
+        if path.rpartition(".")[0] in decoders and "multi" in path
+        else path: path
+        for path in paths
+    }
+    # One that has others inside is the attention of none of their layers, and does not change their names.
+    inner = [
+        place
+        for place, path in known.items()
+        if not any(x != path and f"{x}.".startswith(f"{path}." if path else "") for x in paths)
+    ]
+    names = _names(model, inner)
+    names |= {place: f"{place or 'whole'}.L0" for place in known if place not in names}
+    sites = []
+    for place, name in sorted(names.items(), key=lambda item: paths.index(known[item[0]])):
+        path = known[place]
+        core = modules[path]
+        told = [value for key in COUNTS if type(value := getattr(core, key, None)) is int]
+        config = getattr(core, "config", None)
+        if not told and config is not None:
+            told = [value for key in COUNTS if type(value := getattr(config, key, None)) is int]
+        n_heads = _ran.get(core) or next(iter(told), 0)
+        if isinstance(core, nn.MultiheadAttention):
+            weights: Callable[[str], Tensor | None] = partial(_packed_weight, core)
+            projection = None
+        else:
+            parts = _projections(modules, path, None)
+            parts["packed"] = None  # in which order its rows lie is not known here
+            parts["o"] = parts["o"] or _first_matrix(modules, [path, path.rpartition(".")[0]], OWN_OUTPUTS)
+            weights = partial(_weight, parts, n_heads or 1)
+            projection = None if weights("o") is None else parts["o"]
+        name = f"{path}.L{parse_head(f'{name}.H0')[1]}" if name in taken else name
+        sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
+    return sites
 
 
-_tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
-_lock = Lock()
+def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
+    """W_Q to W_O of torch's own module."""
+    if name == "o":
+        return module.out_proj.weight
+    packed: Tensor | None = getattr(module, "in_proj_weight", None)
+    weights: Tensor = getattr(module, f"{name}_proj_weight") if packed is None else packed.chunk(3)["qkv".index(name)]
+    return weights
 
 
-@contextmanager
-def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator[None]:
-    """Hand every call of a layer's attention to `watcher` inside this block; what it returns replaces the output.
-
-    Calls of other threads do not count. Blocks may end in any order.
-    """
-    with inside() as here:
-
-        def listen(call: Call) -> Tensor | None:
-            # A copy of the layer, made inside the block, has this function, too, and is nobody's business.
-            return watcher(call) if here() and call.layer is layer else None
-
-        with _lock:  # a new list each time: another thread may be reading the one that is there
-            layer.watchers = [*layer.watchers, listen]
-        try:
-            yield
-        finally:
-            with _lock:
-                layer.watchers = [each for each in layer.watchers if each is not listen]
+def w_o_places(model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Of each site whose W_O is known its module, `model.layers[3].self_attn.o_proj`, and the width of a head there."""
+    paths = {module: path for path, module in model.named_modules()}
+    places = {}
+    for site in sites_of(model):
+        projection, w_o = site.projection or getattr(site.module, "o_proj", None), site.w_o
+        path = None if projection is None else paths.get(projection)
+        if path and w_o is not None and site.n_heads:
+            width = w_o.shape[1] // (site.n_heads * site.parts)
+            places[site.name] = re.sub(r"\.(\d+)(?=\.)", r"[\1]", path), width
+    return places
 
 
-@contextmanager
-def attach(handlers: Mapping[Site, Handler], model: nn.Module) -> Iterator[None]:
-    """Hand every call of these sites to their handlers inside this block; what a handler returns replaces `out`.
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a decoder as its residual stream sees it."""
 
-    Blocks nest: a later handler sees what an earlier one has made of the output. Calls of other threads do not count.
-    """
-    with ExitStack() as stack:
-        here = stack.enter_context(inside())
-        taps = {}
-        for site, handler in handlers.items():
-            if is_watchable(site.module):
-                layer: Any = site.module
-                stack.enter_context(observe(layer, handler))
-            else:
-                from headwise.models.taps import Tap
-
-                tap = taps[site.module] = Tap(site, handler)
-                stack.enter_context(tap.hooked(here))
-        if taps:
-            from headwise.models.hf import routed
-
-            stack.enter_context(routed({module: tap.attended for module, tap in taps.items()}))
-        yield
+    site: Site
+    block: nn.Module  # reads the residual stream (B,T,C) and gives it back
+    projection: nn.Module  # W_O
+    around: tuple[nn.Module, ...]  # modules beside the list of layers: embeddings, the last norm
 
 
-def _has_foreign(model: nn.Module) -> bool:
-    """Is there a model of transformers inside? It is told by its classes: only who uses transformers loads it."""
-    kinds = {(kind.__module__, kind.__name__) for module in model.modules() for kind in type(module).__mro__}
-    return ("transformers.modeling_utils", "PreTrainedModel") in kinds
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The layers with an attention, from the first to the last. Raises HeadwiseError where W_O is not to be found."""
+    paths = {module: path for path, module in model.named_modules()}
+    layers = []
+    for site in sites_of(model):
+        above = list(_upwards(paths[site.module]))
+        block = next((path for path in above if path.rpartition(".")[2].isdigit()), None)
+        within = model.get_submodule(block).modules() if block is not None else ()
+        projection = site.projection or next((module for module in within if _holds(module, site.w_o)), None)
+        if block is None or projection is None:
+            raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
+        body = model.get_submodule(block.rpartition(".")[0].rpartition(".")[0])
+        around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
+        layers.append(Layer(site, model.get_submodule(block), projection, around))
+    return layers
 
 
-def attend_by_rows(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
-    """`attend`; where it has to hold scores, a softcap's, a block of queries at a time."""
-    B, H, T, _ = q.shape
-    S = k.shape[2]
-    if options.softcap is None or B * H * T * S <= LARGEST:
-        return attend(q, k, v, options)
-    count = max(1, LARGEST // (B * H * S))
-    blocks = []
-    for start in range(0, T, count):
-        rows = slice(start, min(start + count, T))
-        mask = None if options.mask is None else options.mask.for_queries(rows, T)
-        blocks.append(attend(q[:, :, rows], k, v, options._replace(mask=mask)))
-    return torch.cat(blocks, 2)
+def _holds(module: nn.Module, weights: Tensor | None) -> bool:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weights is None or weight.is_meta:
+        return weight is weights is not None
+    return weight.data_ptr() == weights.data_ptr()
+
+
+def missing(model: nn.Module) -> list[str]:
+    """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map"; what it leaves."""
+    modules = dict(model.named_modules())
+    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    fast = f"{native[0]} and its kin leave torch's native fast path here" if native else ""
+    told = [f"{fast}: in evaluation answers may differ from it by rounding"] if native and not model.training else []
+    if not any(map(is_hf, modules.values())):
+        return told
+    through = [path for path, module in modules.items() if uses_interface(module)]
+    lines, covered = [], set(through)
+    for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
+        # Layers of this stack: those with heads, and of the others what their first module of another kind is.
+        layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(stack) + r"\.\d+", path)}
+        with_heads = [path for path in layers if any(f"{x}.".startswith(f"{path}.") for x in through)]
+        usual = {type(part) for path in with_heads for part in modules[path].modules()}
+        kinds: dict[str, list[int]] = {}
+        for path in sorted(layers.keys() - set(with_heads), key=_number):
+            parts = [type(part) for part in layers[path].modules() if type(part) not in usual | {type(layers[path])}]
+            kinds.setdefault(_words(parts[0], model) if parts else "no attention", []).append(_number(path))
+            covered.add(path)
+        place = _stack_names(model, [stack])[stack] if with_heads else ""
+        lines += [f"{_ranges(place, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
+    covered.update(path for path, module in modules.items() if attends(module))
+    outside: dict[str, list[str]] = {}
+    for path, module in modules.items():
+        inside = any(f"{path}.".startswith(f"{x}.") or f"{x}.".startswith(f"{path}.") for x in covered)
+        if not inside and "attention" in type(module).__name__.lower() and any(True for _ in module.parameters()):
+            covered.add(path)
+            outside.setdefault(type(module).__name__, []).append(path)
+    for kind, paths in outside.items():
+        more = f" and {len(paths) - 1} more" if paths[1:] else ""
+        lines.append(f"{paths[0]}{more}: {kind} is outside the attention interface, no map")
+    return lines + told
+
+
+def _number(path: str) -> int:
+    return int(path.rpartition(".")[2])
+
+
+def _words(kind: type, model: nn.Module) -> str:
+    """The name of a class as words, without what all classes of its family begin with."""
+    words, family = (WORD.findall(name) for name in (kind.__name__, type(model).__name__))
+    shared = 0
+    while shared < min(len(words), len(family)) and words[shared] == family[shared]:
+        shared += 1
+    return " ".join(words[shared:] or words).lower()
+
+
+def _ranges(place: str, numbers: Sequence[int]) -> str:
+    """Layers 0, 1, 2, 4 as "L0 to L2, L4"."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{place}L{run[0]}" + (f" to {place}L{run[-1]}" if run[1:] else "") for run in runs)
+
+
+def _names(model: nn.Module, through: Sequence[str]) -> dict[str, str]:
+    """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
+    prefixes = _stack_names(model, list(dict.fromkeys(map(_stack, through))))
+    orders: Counter[str] = Counter()  # attentions of a stack so far
+    names, numbers = {}, {}
+    for path in through:
+        stack = _stack(path)
+        numbers[path] = next((int(part) for part in path.split(".") if part.isdigit()), orders[stack])
+        names[path] = f"{prefixes[stack]}L{numbers[path]}"
+        orders[stack] += 1
+    for base in [name for name, times in Counter(names.values()).items() if times > 1]:
+        alike = {path: _parts(path) for path in through if names[path] == base}
+        shared = set.intersection(*map(set, alike.values()))
+        for path, parts in alike.items():
+            telling = [part for part in parts if part not in shared] or parts
+            stack = base.rpartition(".")[0]
+            before = [stack] if stack and stack not in telling else []
+            names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
+    twice = {name for name, times in Counter(names.values()).items() if times > 1}
+    return {path: f"{path}.L{numbers[path]}" if name in twice else name for path, name in names.items()}
+
+
+def _parts(path: str) -> list[str]:
+    """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
+    within = re.sub(r"(^|\.)\d+(?=\.|$)", "", path, count=1)
+    return re.sub(r"\.(?=\d+(\.|$))", "", within.removeprefix(".")).split(".")
+
+
+def _is_cross(path: str) -> bool:
+    return any(part.lower() in CROSS for part in path.split("."))
+
+
+def _stack(path: str) -> str:
+    """Modules of one stack of layers share their path up to the number; self and cross attention are apart."""
+    before = list(itertools.takewhile(lambda part: not part.isdigit(), path.split(".")))
+    return ".".join(before) + ("/cross" if _is_cross(path) else "")
+
+
+def _stack_names(model: nn.Module, stacks: list[str]) -> dict[str, str]:
+    """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
+    plain = [stack for stack in stacks if not stack.endswith("/cross")]
+    names = {}
+    for stack in stacks:
+        parts = stack.removesuffix("/cross").split(".")
+        if stack.endswith("/cross"):
+            names[stack] = "cross."
+        elif len(plain) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            names[stack] = ""
+        else:
+            others = [other.split(".") for other in plain if other != stack]
+            telling = [part for part in parts if not any(part in other for other in others)]
+            known = [part for part in parts if part in ("encoder", "decoder")]
+            names[stack] = (telling or known or parts)[0] + "."
+    return names
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A path and those of its parents, the model's own "" last."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _count(module: nn.Module, owner: nn.Module) -> int:
+    for holder in (module, getattr(module, "config", None), getattr(owner, "config", None)):
+        for name in COUNTS:
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
+
+
+def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | None) -> dict[str, nn.Module | None]:
+    """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names."""
+    # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
+    around = [path, path.rpartition(".")[0]]
+    parts: dict[str, nn.Module | None] = {}
+    for x in "qkvo":
+        apart = family is not None and (x == "o" or not (family.packed or family.kv_down))
+        recorded = (getattr(family, x),) if apart else ()
+        places = around if x == "o" or recorded else around[:1]
+        parts[x] = _first_matrix(modules, places, [*recorded, *PROJECTIONS[x]])
+    recorded = (family.q,) if family is not None and family.packed else ()
+    parts["packed"] = _first_matrix(modules, around[:1], [*recorded, *PACKED]) if parts["v"] is None else None
+    return parts
+
+
+def _family(owner: nn.Module) -> Family | None:
+    kind = getattr(getattr(owner, "config", None), "model_type", None)
+    return families("import").get(str(kind))
+
+
+def _weights(
+    core: nn.Module, family: Family | None, parts: Mapping[str, nn.Module | None], n_heads: int
+) -> Callable[[str], Tensor | None]:
+    if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
+        return partial(_latent_weight, family, core, parts, n_heads)
+    return partial(_weight, parts, n_heads)
+
+
+def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:
+    """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
+    w_o, rows = (None if (module := parts[x]) is None else as_rows(module) for x in ("o", name))
+    if name == "o":
+        return None if w_o is None or w_o.shape[1] % n_heads else w_o
+    if parts["packed"] is None:
+        return rows
+    packed = as_rows(parts["packed"])  # as many rows of queries as W_O reads, the rest keys and values alike
+    n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
+    n_keys, left = divmod(packed.shape[0] - n_queries, 2)
+    if n_keys <= 0 or left:
+        return rows
+    return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+
+
+def _latent_weight(
+    family: Family, core: nn.Module, parts: Mapping[str, nn.Module | None], n_heads: int, name: str
+) -> Tensor | None:
+    """The same where keys and values come out of a latent: W_UK,h W_DKV beside the rotary rows, and W_UV,h W_DKV."""
+    w_o = _weight(parts, n_heads, "o")
+    if name == "o" or w_o is None:
+        return w_o
+    read = partial(family.read, core)
+    if name == "q":
+        if (low := read(family.q_down)) is None:
+            return as_rows(read(family.q))
+        return through(as_rows(low), read(family.q_norm), as_rows(read(family.q_up)))
+    down, up = as_rows(read(family.kv_down)), as_rows(read(family.k))
+    made = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
+    k, v = made.tensor_split([-(w_o.shape[1] // n_heads)], 1)
+    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
+    return (v if name == "v" else torch.cat([k, rotary], 1)).flatten(0, 1)
+
+
+def _first_matrix(modules: Mapping[str, nn.Module], places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
+    """The first module with a matrix of these names in these places."""
+    for place, name in itertools.product(places, names):
+        module = modules.get(f"{place}.{name}" if place else name)
+        weight = getattr(module, "weight", None)
+        if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
+            return module
+    return None

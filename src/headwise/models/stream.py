@@ -22,24 +22,42 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.corpus.documents import BATCH
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.gpt.checkpoint import Place, tensors_in, write_shard
-from headwise.gpt.device import CPU, free_on
-from headwise.layer.layer import shapes_alone
+from headwise.layer.projections import shapes_alone
 from headwise.markup import amount
-from headwise.memory import free_memory
+from headwise.memory import CPU, free_memory, free_on
 from headwise.models.weights import AttentionWeights, attentions, blocks, cast, family_of, write_layer
 
 Ids = TypeVar("Ids", bound=Sequence[int])
 PROBE = 256  # tokens on which the speed of matrix products is tried
-BATCH, COPIES = 4096, 8  # tokens that run together at most; tensors as wide as the widest that a token fills
+COPIES = 8  # tensors as wide as the widest that a token fills
+
+
+def is_finite(weights: Tensor) -> bool:
+    """Is there no NaN and no inf? The sum of all tells it in a tenth of the time, but for one that overflows."""
+    wide = torch.float32 if weights.dtype == torch.float16 else None  # the sum of a large matrix passes its range
+    return bool(weights.detach().sum(dtype=wide).isfinite() or weights.isfinite().all())
+
+
+class Slot(NamedTuple):
+    """A place in a layer for weights, which come and go."""
+
+    module: nn.Module
+    leaf: str  # the attribute of the module
+    name: str  # of the weights in the model
+    hollow: nn.Parameter  # on the meta device, what stands there meanwhile
+
+    def put(self, weights: nn.Parameter) -> None:
+        setattr(self.module, self.leaf, weights)
 
 
 class Stream:
@@ -69,15 +87,16 @@ class Stream:
         # Weights that were looked through for NaN and inf: those in memory were, when they were read.
         self.finite = {name for name, place in self.stored.items() if isinstance(place, Tensor)}
         self._users = Counter[int]()
-        self._slots: list[list[tuple[nn.Module, str, str, nn.Parameter]]] = [[] for _ in self.blocks]
+        self._slots: list[list[Slot]] = [[] for _ in self.blocks]
         inside = {module: n for n, block in enumerate(self.blocks) for module in block.modules()}
         outside: dict[nn.Parameter, nn.Parameter] = {}  # one may stand in two places
         for path, module in model.named_modules(remove_duplicate=False):
             for leaf, weights in [*module.named_parameters(recurse=False)]:
                 name = f"{path}.{leaf}" if path else leaf
                 if module in inside:
-                    setattr(module, leaf, rest := nn.Parameter(weights.to("meta"), requires_grad=False))
-                    self._slots[inside[module]].append((module, leaf, name, rest))
+                    slot = Slot(module, leaf, name, nn.Parameter(weights.to("meta"), requires_grad=False))
+                    slot.put(slot.hollow)
+                    self._slots[inside[module]].append(slot)
                 else:
                     setattr(module, leaf, outside.setdefault(weights, self._weights(name, weights)))
         for module in model.modules():
@@ -96,19 +115,10 @@ class Stream:
         tensor = self.borrow(name).to(self.device)
         if tensor.shape != like.shape:
             raise HeadwiseError(f"{name} is {tuple(tensor.shape)} in its file, and {tuple(like.shape)} by config.json")
-        wide = torch.float32 if tensor.dtype == torch.float16 else None  # the sum of a large matrix passes its range
-        if name not in self.finite and not tensor.sum(dtype=wide).isfinite():
+        if name not in self.finite and not is_finite(tensor):
             raise HeadwiseError(f"the model has NaN or inf in {name}; it is not usable")
         self.finite.add(name)
         return nn.Parameter(tensor.to(like.dtype), requires_grad=False)
-
-    def _draw(self, layer: int, seed: int) -> None:
-        whole: Any = self.model
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed + layer)
-            for module in self.blocks[layer].modules():
-                whole._init_weights(module)
-        self.blocks[layer].to(self.device)
 
     @property
     def state_size(self) -> int:
@@ -120,19 +130,26 @@ class Stream:
     def loaded(self, layer: int) -> Iterator[None]:
         """The layer has its weights inside this block."""
         if not self._users[layer]:
-            for module, leaf, name, rest in self._slots[layer]:
-                drawn = None if self.seed is None else torch.empty_like(rest, device="cpu")
-                setattr(module, leaf, self._weights(name, rest) if drawn is None else nn.Parameter(drawn, False))
+            for slot in self._slots[layer]:
+                if self.seed is None:
+                    slot.put(self._weights(slot.name, slot.hollow))
+                else:
+                    slot.put(nn.Parameter(torch.empty_like(slot.hollow, device="cpu"), requires_grad=False))
             if self.seed is not None:
-                self._draw(layer, self.seed)
+                whole: Any = self.model
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(self.seed + layer)
+                    for module in self.blocks[layer].modules():
+                        whole._init_weights(module)
+                self.blocks[layer].to(self.device)
         self._users[layer] += 1
         try:
             yield
         finally:
             self._users[layer] -= 1
             if not self._users[layer]:
-                for module, leaf, _, rest in self._slots[layer]:
-                    setattr(module, leaf, rest)
+                for slot in self._slots[layer]:
+                    slot.put(slot.hollow)
 
     @contextmanager
     def only(self, layer: int | None) -> Iterator[None]:
@@ -178,24 +195,25 @@ class Stream:
         weakref.finalize(child, shutil.rmtree, folder, ignore_errors=True)
         for layer, weights in zip(range(len(self.blocks)), layers, strict=True):
             inside = set(attentions(child.model)[layer].modules())
-            slots = [slot for slot in child._slots[layer] if slot[0] in inside]
-            for module, leaf, name, rest in slots:
-                fresh, before = torch.empty_like(rest, device="cpu"), self.borrow(name)
-                if before.shape == fresh.shape:
-                    fresh.copy_(before)
-                setattr(module, leaf, nn.Parameter(fresh, requires_grad=False))
+            slots = [slot for slot in child._slots[layer] if slot.module in inside]
+            fresh = {slot.name: torch.empty_like(slot.hollow, device="cpu") for slot in slots}
+            for slot in slots:
+                before = self.borrow(slot.name)
+                if before.shape == slot.hollow.shape:
+                    fresh[slot.name].copy_(before)
+                slot.put(nn.Parameter(fresh[slot.name], requires_grad=False))
             write_layer(child.model, layer, weights)
             path = folder / f"layer-{layer}.safetensors"
-            write_shard(path, {name: getattr(module, leaf).detach() for module, leaf, name, _ in slots})
+            write_shard(path, fresh)
             child.stored |= tensors_in(path)
-            child.finite -= {name for _, _, name, _ in slots}
-            for module, leaf, _, rest in slots:
-                setattr(module, leaf, rest)
+            child.finite -= fresh.keys()
+            for slot in slots:
+                slot.put(slot.hollow)
         return child.model
 
     def write(self, folder: Path) -> None:
         """The weights as shards of a layer each, with their index; tensor by tensor, from file to file."""
-        places = {name: n for n, slots in enumerate(self._slots, 1) for _, _, name, _ in slots}
+        places = {slot.name: n for n, slots in enumerate(self._slots, 1) for slot in slots}
         shards: dict[int, dict[str, Tensor]] = {}
         for name, weights in self.model.named_parameters():  # one that stands in two places is written once
             shards.setdefault(places.get(name, 0), {})[name] = weights
@@ -222,27 +240,27 @@ class Stream:
     @property
     def _active(self) -> int:
         """Bytes that a token fills while a layer runs, about: some copies of its widest part."""
-        sides = (rest.shape for slots in self._slots for *_, rest in slots if rest.ndim == 2)
+        sides = (slot.hollow.shape for slots in self._slots for slot in slots if slot.hollow.ndim == 2)
         return COPIES * max(map(max, sides)) * next(self.model.parameters()).itemsize
 
     def forecast(self, tokens: int, longest: int) -> str:
         """What so many tokens take, in a line; HeadwiseError where the longest document does not fit into memory."""
-        free, layer = free_on(self.device), max(sum(rest.nbytes for *_, rest in slots) for slots in self._slots)
+        free, layer = free_on(self.device), max(sum(slot.hollow.nbytes for slot in slots) for slots in self._slots)
         beside = min(tokens * self.state_size, free.size // 4) if self.device == CPU else layer
         needed = beside + max(longest, min(tokens, self.at_once)) * self._active
         if needed > free.size:
             raise HeadwiseError(
                 f"a document of {longest:,} tokens takes {amount(needed)}, and {amount(free.size)} are free "
-                f"({free.limit}); --tokens {max(1, int(longest * free.size / needed) // 2):,} would fit"
+                f"({free.limit}); tokens={max(1, int(longest * free.size / needed) // 2):,} would fit"
             )
-        matrix = next(self.borrow(name) for *_, name, rest in self._slots[0] if rest.ndim == 2)
+        matrix = next(self.borrow(slot.name) for slot in self._slots[0] if slot.hollow.ndim == 2)
         matrix = matrix.to(self.device)
         x = torch.ones(PROBE, matrix.shape[1], dtype=matrix.dtype, device=self.device)
         F.linear(x, matrix)[0, 0].item()  # its pages come from the disk
         began = time.perf_counter()
         F.linear(x, matrix)[0, 0].item()  # the number is there when the device is done
         speed = 2 * PROBE * matrix.numel() / (time.perf_counter() - began)
-        products = 2 * tokens * sum(rest.numel() for slots in self._slots for *_, rest in slots)
+        products = 2 * tokens * sum(slot.hollow.numel() for slots in self._slots for slot in slots)
         return (
             f"layer by layer: {amount(self.size)} of weights, {amount(layer)} a layer; {amount(free.size)} of memory "
             f"are free, and {tokens:,} tokens take {amount(needed)}. Matrix products: {products / 1e12:,.1f} TFLOP, "

@@ -1,13 +1,18 @@
-"""The attention weights of a model, layer by layer, read from and written to every family that has a record.
+"""The attention of a model, layer by layer: its weights and windows, read and given to a child.
 
-Families keep them in four Linears, or q, k and v in one matrix, or as y = x W; `headwise.families` says where. Here all
+Families keep weights in four Linears, or q, k and v in one matrix, or as y = x W; families.toml says where. Here all
 are one record, y = W x, head by head.
+
+A config of transformers says which layers have a window in `layer_types` and `sliding_window`: one window for all that
+have one. A Llama or Mistral has no such fields. It computes what a Qwen2 computes whose biases are zero, and that has
+them.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError, unknown
-from headwise.gpt.forms import hf_form
+from headwise.errors import HeadwiseError
+from headwise.families import OURS, Family, family_for
+from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.layer.importing.family import Family, families
+from headwise.layer.importing.parts import parts_of
 
-OURS = Family(
-    name="headwise", prefix="MultiHead", q_norm="q_norm", k_norm="k_norm", n_heads="spec.n_heads",
-    n_kv_heads="spec.n_kv_heads", layers="blocks", attention="attention", width="d_model",
-)  # fmt: skip
+AS_QWEN2 = {"llama": "Llama", "mistral": "Mistral"}  # family and what the names of its classes begin with
+SLIDING, FULL = "sliding_attention", "full_attention"
+DROPPED = ("model_type", "architectures", "transformers_version", "dtype", "layer_types", "attention_bias", "mlp_bias")
 
 
 @dataclass(frozen=True)
@@ -81,20 +86,22 @@ def grouped(x: Tensor, n: int) -> Tensor:
     return x.reshape(n, -1, *x.shape[1:])
 
 
+def has_record(model: nn.Module) -> bool:
+    """Does the model's family have a record, so that its layers can be drawn anew and its heads written?"""
+    try:
+        family_of(model)
+    except HeadwiseError:
+        return False
+    return True
+
+
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError for one that has none, whose heads cannot be written."""
     if isinstance(model, GPT):
         if (dim := model.config.latent_dim) is not None:
             raise HeadwiseError(f"latent_dim={dim}: heads that share a latent cannot be reshaped yet; train without it")
-        return OURS
-    return _record(str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
-
-
-def _record(name: str) -> Family:
-    records = {family.name: family for family in families() if family.kv_down is None}
-    if name not in records:
-        raise unknown(f"{name} is a family whose heads cannot be reshaped yet", name, (OURS.name, *records))
-    return records[name]
+        return family_for("reshape", OURS)
+    return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
 
 
 def body_of(model: nn.Module) -> Any:
@@ -211,7 +218,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
-    family = _record(form)
+    family = family_for("reshape", form)
     if family.n_kv_heads is None and n_heads != old_heads:
         return (
             f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, "
@@ -266,7 +273,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
-    parts = family.parts(module.get_submodule(family.core), module.get_submodule(family.o))
+    parts = parts_of(family, module.get_submodule(family.core), module.get_submodule(family.o))
     pairs = zip("qkv", parts[:3], strict=True)
     views = {f"{kind}{x}": tensor for x, pair in pairs for kind, tensor in zip("wb", pair, strict=True)}
     views |= {"wo": parts.o[0], "q_gain": parts.q_norm, "k_gain": parts.k_norm}
@@ -281,6 +288,74 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
         if rope is not None:
             dim, interleaved = rope.dim or head_dim, rope.interleaved
     elif family_of(model).rope:
-        dim = 2 * len(body_of(model).rotary_emb.inv_freq)  # partial_rotary_factor is not heeded by every family
+        # partial_rotary_factor is not heeded by every family; Gemma 3 has frequencies for each type of layer
+        buffers = body_of(model).rotary_emb.named_buffers()
+        dim = 2 * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
     half = dim // 2
     return tuple((2 * m, 2 * m + 1) if interleaved else (m, m + half) for m in range(half))
+
+
+# Windows
+
+
+def windows_of(model: nn.Module) -> list[int | None]:
+    """For each layer the tokens that a query sees, its own included; None: all, as far as the config tells."""
+    config: Any = model.config
+    if isinstance(model, GPT):
+        return [config.window(layer) for layer in range(config.n_layers)]
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
+    return [window if kind == SLIDING else None for kind in types]
+
+
+def angles_by_kind(model: nn.Module) -> bool:
+    """Has a layer with a window other angles of RoPE than one without (Gemma 3), so that it must stay what it is?"""
+    parameters = getattr(getattr(model, "config", None), "rope_parameters", None) or {}
+    return {SLIDING, FULL} <= set(parameters)
+
+
+def cannot_narrow(model: nn.Module) -> str | None:
+    """Why the model's family cannot be given windows by layer; None where it can."""
+    if isinstance(model, GPT):
+        return None
+    config: Any = model.config
+    name = family_of(model).name
+    if name in AS_QWEN2:
+        biases = [key for key, x in model.state_dict().items() if key.endswith(("o_proj.bias", "mlp.bias")) and x.any()]
+        mlp = getattr(config, "mlp_bias", False)
+        if biases or mlp:
+            return f"this {name} has biases ({biases[0] if biases else 'mlp_bias'}) that no Qwen2 has a place for"
+        return None
+    if isinstance(getattr(config, "layer_types", None), list) and hasattr(config, "sliding_window"):
+        foreign = set(config.layer_types) - {SLIDING, FULL}
+        return f"{name} has layers of {min(foreign)}, which keep no keys and values" if foreign else None
+    return (
+        f"{name} has no layer_types in its config, and no family is known that computes the same and has them; for our "
+        f"own runtime, a plan (`headwise windows`) says what each head keeps"
+    )
+
+
+@torch.no_grad()
+def with_windows(model: nn.Module, windows: Sequence[int | None]) -> nn.Module:
+    """The model with these windows, which have one length; `model` is left alone. Ask `cannot_narrow` before."""
+    if isinstance(model, GPT):
+        return rebuilt(model, dataclasses.replace(model.config, windows=tuple(windows)))
+    whole: Any = model
+    kind, prefix = type(whole), AS_QWEN2.get(family_of(whole).name)
+    if prefix is not None:
+        library = sys.modules["transformers"]  # it is loaded, for the model is of it
+        kind = getattr(library, kind.__name__.replace(prefix, "Qwen2"))
+    fields = {key: value for key, value in whole.config.to_dict().items() if key not in DROPPED or prefix is None}
+    fields |= {
+        "layer_types": [FULL if window is None else SLIDING for window in windows],
+        "sliding_window": next(window for window in windows if window is not None),
+    }
+    if prefix is not None or "use_sliding_window" in fields:
+        fields |= {"use_sliding_window": True, "max_window_layers": 0}
+    fields.pop("model_type", None)
+    child: Any = rebuilt(model, kind.config_class(**fields), kind)
+    for name in child.state_dict().keys() - model.state_dict().keys():  # biases of a Qwen2, which a Llama has not
+        child.get_parameter(name).zero_()
+    if whole.can_generate():
+        child.generation_config = copy.deepcopy(whole.generation_config)
+    return child  # type: ignore[no-any-return]

@@ -2,9 +2,8 @@
 
     import_attention(module)        recognises the module and calls the right one of these
     from_torch(module)              torch.nn.MultiheadAttention
-    from_transformers(module)       attention of transformers, of a family that `family` knows
+    from_transformers(module)       attention of transformers, of a family with a record in families.toml
     from_course(module)             W_query, W_key, W_value, out_proj, num_heads and a causal `mask`
-    from_packed, from_separate, from_conv1d, from_keras    bare weights; see `packed`
 
 Each runs a copy of the module beside the layer; the module itself is not touched. Modules are recognised by class name
 and attributes, so nothing here imports transformers. What a layer cannot represent is refused by name.
@@ -14,25 +13,144 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.importing.certificate import CAUSAL, N_TOKENS, Imported, certified
-from headwise.layer.importing.family import families, family_of
-from headwise.layer.importing.hf import from_transformers
-from headwise.layer.importing.packed import from_conv1d, from_keras, from_packed, from_separate
-from headwise.layer.importing.parts import Parts, build, check_parameters, linear_weights
+from headwise.families import Family, class_names, families, family_of_attention
+from headwise.layer.importing.parts import (
+    Parts,
+    build,
+    check_parameters,
+    linear_weights,
+    parameters_of,
+    parts_of,
+)
 from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import BroadcastGrid, Causal, Lengths, Mask, Window
+from headwise.positions import RoPE
+from headwise.rungs.tensor import as_tensor
+
+CAUSAL = Causal()
+
+N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # of a certificate; N_KEYS of a context
+
+# Answers x (B,T,c), what keys are made of (B,S,c) and what values are made of (B,S,c), both x in self attention, and
+# what is added to the scores (B|1,H|1,T,S) or None, -inf = forbidden.
+Original = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A layer made of someone else's weights, and how far it is from the original.
+
+    layer       a MultiHeadAttention with copies of the weights, in their dtype, on their device
+    difference  largest absolute difference between the two on random input, in that dtype
+    path        the importer and the layout it found
+    compared    what was run against what, on which inputs and masks
+    """
+
+    layer: MultiHeadAttention
+    difference: float
+    path: str
+    compared: str
+
+    def __repr__(self) -> str:
+        spec, what = self.layer.spec, self.compared.partition(" against ")[0]
+        return f"Imported({self.path}: {spec!r}, within {self.difference:.2g} of {what})"
+
+
+def certified(
+    layer: MultiHeadAttention,
+    original: Original,
+    path: str,
+    what: str,
+    ways: Sequence[str] | None = None,
+    n_tokens: int = N_TOKENS,
+    padding: bool = True,
+) -> Imported:
+    """Run both on random input in eval mode, and hand the layer back with their largest difference.
+
+    `ways` are "self" and "cross", by default what the layer can do; `padding` says whether the original takes a mask
+    per call. In float32 and wider a difference beyond rounding is an error; in half precision rounding alone may be
+    large, so there the figure speaks for itself.
+    """
+    spec, like, mode = layer.spec, layer.q_proj.weight, layer.training
+    if ways is None:
+        ways = ("self", "cross") if spec.mask is None and spec.rope is None else ("self",)
+        ways = ways if spec.d_context == spec.d_values == spec.d_in else ("cross",)
+    generator = torch.Generator("cpu").manual_seed(0)
+    layer.eval()
+    with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
+        runs = {way: list(_runs(layer, original, way, n_tokens, padding, generator)) for way in ways}
+    layer.train(mode)
+    measured = torch.stack([torch.stack(numbers) for way in ways for _, *numbers in runs[way]])
+    difference, size = measured.amax(0).tolist()  # which keeps NaN
+    if like.dtype.itemsize >= 4 and not difference <= 1e-3 * size:
+        raise HeadwiseError(
+            f"{path}: the layer differs from {what} by {difference:.3g} where outputs reach {size:.3g}, beyond "
+            f"rounding; its forward is not what its weights and name say, so it is not imported"
+        )
+    mask = "" if spec.mask is None else f", mask {spec.mask!r}"
+    answered = [f"{way} attention ({', '.join(name for name, *_ in runs[way])})" for way in ways]
+    compared = (
+        f"{what} against the layer{mask}: {', '.join(answered)}; {N_TEXTS} texts of {n_tokens} tokens, "
+        f"{str(like.dtype).removeprefix('torch.')} on {like.device.type}, eval"
+    )
+    return Imported(layer, difference, path, compared)
+
+
+def _runs(
+    layer: MultiHeadAttention, original: Original, way: str, n_tokens: int, padding: bool, generator: torch.Generator
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Both on one random input under each mask that the original can be given: its name, largest difference, output."""
+    spec, like = layer.spec, layer.q_proj.weight
+    n_keys = n_tokens if way == "self" else N_KEYS
+    x, memory, others = (
+        torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
+        for length, width in ((n_tokens, spec.d_in), (n_keys, spec.d_context), (n_keys, spec.d_values))
+    )
+    context = None if way == "self" else memory
+    values = None if context is None or spec.d_values == spec.d_context else others
+    keys = x if context is None else context
+    masks: list[Mask | None] = [None]
+    masks += [CAUSAL] * (way == "self" and spec.mask is None and padding) + [
+        Lengths([n_keys, n_keys // 2 + 1, 1])
+    ] * padding
+    for mask in masks:
+        added = _added(layer.mask_with(mask), spec.n_heads, n_tokens, n_keys, like)
+        expected = original(x, keys, keys if values is None else values, added)
+        ours = layer(x, context=context, values=values, mask=mask)
+        if added is not None:  # a row that may attend nothing is 0 here, and elsewhere anything
+            rows = (added > -math.inf).any(-1).all(1)[..., None]
+            expected, ours = torch.where(rows, expected, 0), torch.where(rows, ours, 0)
+        name = "no further mask" if mask is None else repr(mask)
+        yield name, (ours - expected).abs().max(), expected.abs().max()
+
+
+def _added(mask: Mask | None, n_heads: int, n_queries: int, n_keys: int, like: Tensor) -> Tensor | None:
+    """A mask as numbers (B,H|1,T,S) to add to the scores, -inf = forbidden, in float32 or wider."""
+    if mask is None:
+        return None
+    arange = partial(torch.arange, device=like.device)
+    grid = BroadcastGrid((N_TEXTS, n_heads, n_queries, n_keys), partial(as_tensor, device=like.device), arange)
+    mask.check(grid)
+    allowed, bias = mask.allowed(grid), mask.bias(grid)
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    zeros = torch.zeros(N_TEXTS, 1, n_queries, n_keys, dtype=dtype, device=like.device)
+    numbers = zeros if bias is None else zeros + bias.to(dtype)
+    return numbers if allowed is None else numbers.masked_fill(~allowed, -math.inf)
+
 
 __all__ = [
     "Imported",
-    "from_conv1d",
     "from_course",
-    "from_keras",
-    "from_packed",
-    "from_separate",
     "from_torch",
     "from_transformers",
     "import_attention",
@@ -45,17 +163,21 @@ def import_attention(module: nn.Module) -> Imported:
     """A layer that computes what `module` does, with its certificate. Raises HeadwiseError for a module not known."""
     if isinstance(module, nn.MultiheadAttention):
         return from_torch(module)
-    if family_of(module) is not None:
+    if family_of_attention(module) is not None:
         return from_transformers(module)
     if all(hasattr(module, name) for name in COURSE):
         return from_course(module)
     if isinstance(module, MultiHeadAttention):
         raise HeadwiseError("this is a headwise layer already; use copy.deepcopy for another one")
+    if isinstance(getattr(module, "heads", None), nn.ModuleList):
+        raise HeadwiseError(
+            f"{type(module).__name__} stacks single heads; headwise.lab.courses.stacked.class_from_wrapper makes of "
+            f"the courses' wrapper one layer, which import_attention takes"
+        )
+    known = ", ".join(family.whole for family in families("import").values())
     raise HeadwiseError(
-        f"{type(module).__name__} is not known; import_attention knows nn.MultiheadAttention, transformers' "
-        f"{', '.join(family.whole for family in families())}, and modules with {', '.join(COURSE)} and a mask. Pass "
-        f"the weights of others to from_separate, from_packed (one matrix such as query_key_value or Wqkv), "
-        f"from_conv1d or from_keras of headwise.layer.importing.importers"
+        f"{type(module).__name__} is not known; import_attention knows nn.MultiheadAttention, transformers' {known}, "
+        f"and modules with {', '.join(COURSE)} and a mask. Of others copy the weights into a MultiHeadAttention"
     )
 
 
@@ -110,7 +232,7 @@ def from_course(module: nn.Module) -> Imported:
     if absent:
         raise HeadwiseError(
             f"{type(module).__name__} has no {', '.join(absent)}; the course's class has {', '.join(COURSE)} and a "
-            f"mask. Pass the weights of others to from_separate(..., mask=Causal())"
+            f"mask. Of others copy the weights into a MultiHeadAttention"
         )
     check_parameters(module, {f"{name}.{kind}" for name in COURSE[:4] for kind in ("weight", "bias")})
     q, k, v, o = (linear_weights(getattr(module, name), f"{type(module).__name__}.{name}") for name in COURSE[:4])
@@ -130,3 +252,139 @@ def from_course(module: nn.Module) -> Imported:
         return out
 
     return certified(layer, original, "from_course", type(module).__name__, ("self",), n_tokens, padding=False)
+
+
+def from_transformers(module: nn.Module, output: nn.Module | None = None) -> Imported:
+    """From an attention module of transformers whose family is known: Llama, Mistral, Qwen, Gemma, GPT-2, BERT, ...
+
+    output  for the part of BERT's attention that has no W_O: the module behind it whose `dense` is W_O; its dropout,
+            residual sum and LayerNorm belong to the block and are not taken. Without it the layer has no output
+            projection. A whole BertAttention brings its own
+
+    Biases, grouped heads, qk-norm, scale, softcap, sliding window and dropout of the weights are taken as they are
+    found; rope from `config.rope_parameters`: default, linear, yarn. The model's own rotary embedding makes the angles
+    of the certificate. Its angles are rounded to float32, ours are exact, so in float64 the difference is about 1e-7.
+    A module for cross attention becomes a layer without mask, to be called with context=.
+    """
+    family = family_of_attention(module)
+    if family is None:
+        names = ", ".join(known.whole for known in families("import").values())
+        raise HeadwiseError(f"{type(module).__name__} is none of {names}")
+    whole = module if family.whole in class_names(module) else None
+    core = module if whole is None else whole.get_submodule(family.core)
+    w_o = None if whole is None else whole.get_submodule(family.o)
+    if output is not None:
+        w_o = getattr(output, family.o.rpartition(".")[2], None)
+    cross = family.is_cross(core)
+    check_parameters(core, parameters_of(family))
+    rope, parts = _rope(core, family), parts_of(family, core, w_o)
+    n_heads, scale = family.read(core, family.n_heads), float(family.read(core, family.scale))
+    usual = math.isclose(scale, (len(parts.q[0]) // n_heads) ** -0.5, rel_tol=1e-12)
+    layer = build(
+        parts,
+        n_heads,
+        family.read(core, family.n_kv_heads),
+        mask=None if cross else _mask(core, family),
+        rope=rope,
+        qk_norm_eps=_norm_eps(core, family),
+        scale=None if usual else scale,
+        softcap=family.read(core, family.softcap),
+        dropout=family.read(core, family.dropout),
+        training=module.training,
+    )
+    what = type(core).__name__ if w_o is None or core is whole else f"{type(core).__name__} and {type(w_o).__name__}"
+    path = f"from_transformers, {family.name}, {'cross' if cross else 'self'} attention"
+    if rope is not None:
+        path += f", {rope.scaling or 'default'} rope"
+    ways = ("cross" if cross else "self",)
+    return certified(layer, _original(core, family, None if core is whole else w_o), path, what, ways)
+
+
+def _original(core: nn.Module, family: Family, w_o: nn.Module | None) -> Original:
+    """A call of a copy of the module, in eval mode, with its own file's attention, which takes any mask."""
+    twin: Any = copy.deepcopy(core).eval()
+    twin.config._attn_implementation = "eager"
+    project = copy.deepcopy(w_o)
+    rotary = _rotary(core, family) if family.rope else None
+    cross = family.is_cross(core)
+
+    def original(x: Tensor, keys: Tensor, values: Tensor, added: Tensor | None) -> Tensor:
+        # Its mask is in its own dtype, with the lowest number instead of -inf.
+        dtype = torch.float32 if getattr(twin, "reorder_and_upcast_attn", False) else x.dtype
+        mask = None if added is None else added.clamp(min=torch.finfo(dtype).min).to(dtype)
+        keywords: dict[str, Any] = {family.cross_mask if cross else "attention_mask": mask}
+        if cross:
+            keywords["encoder_hidden_states"] = keys
+        if rotary is not None:
+            places = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
+            by_type = hasattr(rotary, "layer_types")
+            keywords["position_embeddings"] = rotary(x, places, twin.layer_type) if by_type else rotary(x, places)
+        out: Tensor = twin(x, **keywords)[0]
+        return out if project is None else project(out)
+
+    return original
+
+
+def _mask(core: Any, family: Family) -> Mask | None:
+    """Causal, or the window that the model's own mask function would draw."""
+    window = family.read(core, family.window)
+    if not any(family.read(core, path) for path in family.causal) or not getattr(core.config, "is_causal", True):
+        if window is not None:
+            raise HeadwiseError(
+                f"{type(core).__name__} is not causal and has a window of {window}; its mask is not known"
+            )
+        return None
+    return CAUSAL if window is None else Window(window - 1, 0)  # transformers counts the query itself
+
+
+def _norm_eps(core: nn.Module, family: Family) -> float:
+    norms = [norm for path in (family.q_norm, family.k_norm) if (norm := family.read(core, path)) is not None]
+    eps = {float(getattr(norm, "variance_epsilon", None) or norm.eps) for norm in norms} or {1e-6}
+    if len(eps) > 1:
+        raise HeadwiseError(f"the norms of queries and keys have eps {sorted(eps)}; a headwise layer has one for both")
+    return eps.pop()
+
+
+def _rope(core: Any, family: Family) -> RoPE | None:
+    """The RoPE of a module's config, held against the frequencies of the model's own rotary embedding."""
+    if not family.rope:
+        return None
+    parameters = core.config.rope_parameters
+    kind = getattr(core, "layer_type", None)
+    parameters = parameters.get(kind, parameters)  # of Gemma 3, whose layers with a window have angles of their own
+    scaling = parameters.get("rope_type")
+    if scaling not in ("default", "linear", "yarn"):
+        raise HeadwiseError(f"rope_type={scaling!r} cannot be represented; headwise.RoPE has default, linear and yarn")
+    width, pairs = family.read(core, family.rope_width), family.interleaved
+    interleaved = bool(family.read(core, pairs) if isinstance(pairs, str) else pairs)
+    fields: dict[str, Any] = {"theta": parameters["rope_theta"], "interleaved": interleaved}
+    if scaling != "default":
+        fields |= {"scaling": scaling, "factor": parameters["factor"]}
+    if scaling == "yarn":
+        fields |= {"original_context": parameters["original_max_position_embeddings"]}
+        fields |= {name: parameters[name] for name in ("beta_fast", "beta_slow") if parameters.get(name)}
+    if parameters.get("partial_rotary_factor", 1) != 1:
+        fields["dim"] = int(width * parameters["partial_rotary_factor"])
+    rope = RoPE(**fields)
+    frequencies, sharper = rope.frequencies(width)
+    rotary = _rotary(core, family)
+    before = f"{kind}_" if hasattr(rotary, f"{kind}_inv_freq") else ""
+    ours = torch.tensor(frequencies, dtype=torch.float64)
+    theirs = getattr(rotary, f"{before}inv_freq").double().cpu()
+    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
+        raise HeadwiseError(
+            f"rope_parameters={parameters} make other frequencies than {rope}; a field has no counterpart"
+        )
+    factor = float(getattr(rotary, f"{before}attention_scaling"))
+    return rope if math.isclose(factor, sharper, rel_tol=1e-6) else replace(rope, attention_factor=factor)
+
+
+def _rotary(core: Any, family: Family) -> Any:
+    """The rotary embedding that stands beside the attention in the model's source, built from the same config."""
+    name = f"{family.prefix}RotaryEmbedding"
+    for base in type(core).__mro__:
+        beside = vars(sys.modules[base.__module__])
+        if name in beside:
+            with torch.device(next(core.parameters()).device):
+                return beside[name](core.config)
+    raise HeadwiseError(f"{type(core).__name__} has no {name} beside it, so its angles are unknown")

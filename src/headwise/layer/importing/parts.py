@@ -1,15 +1,20 @@
-"""A layer built of someone else's matrices. They are copied, never kept, and may be trained, even if frozen before."""
+"""The weights of an attention as a layer has them, and the layer that copies of them make."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.layer.layer import MultiHeadAttention, shapes_alone
-from headwise.spec import AttentionSpec, require_size
+from headwise.families import Family
+from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.projections import shapes_alone
+from headwise.spec import USUAL, AttentionSpec, require_size
+
+Module = Callable[[Tensor], Tensor]
 
 
 class Parts(NamedTuple):
@@ -32,6 +37,68 @@ class Parts(NamedTuple):
 OF_LATENT = {"k": "kv_up", "q_norm": "q_latent_norm", "k_norm": "kv_latent_norm"}  # what these are then called
 
 
+def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
+    """The weights of a family's attention as a layer has them, y = W x: views of the module's own.
+
+    `w_o` is the module of W_O, or None to do without.
+    """
+
+    def projection(path: str) -> tuple[Tensor, Tensor | None]:
+        return linear_weights(family.read(core, path), f"{type(core).__name__}.{family.within_core(path)}")
+
+    def split(*counts: int) -> list[tuple[Tensor, Tensor | None]]:
+        """What one packed projection holds, for so many heads each."""
+        weight, bias = projection(family.k)
+        if weight.shape[0] % sum(counts):
+            raise HeadwiseError(f"{family.k} has {weight.shape[0]} rows, no multiple of {sum(counts)} heads")
+        rows = [weight.shape[0] // sum(counts) * count for count in counts]
+        biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
+        return list(zip(torch.split(weight, rows), biases, strict=True))
+
+    def gain(path: str | None, width: int) -> Tensor | None:
+        norm = family.read(core, path)
+        if norm is not None and tuple(norm.weight.shape) != (width,):
+            raise HeadwiseError(
+                f"{path} norms {len(norm.weight)} features at once, and a headwise layer each head's {width} apart; it "
+                f"can be neither imported nor reshaped"
+            )
+        if norm is None or not family.norm_offset:
+            return None if norm is None else norm.weight
+        shifted: Tensor = norm.weight + family.norm_offset
+        return shifted
+
+    n_heads = family.read(core, family.n_heads)
+    n_kv_heads = family.read(core, family.n_kv_heads) or n_heads
+    q_down = None if family.read(core, family.q_down) is None else family.q_down
+    if family.cross_q is not None and family.is_cross(core):
+        q, (k, v) = projection(family.cross_q), split(n_kv_heads, n_kv_heads)
+    elif family.packed:
+        q, k, v = split(n_heads, n_kv_heads, n_kv_heads)
+    else:
+        queries = family.q if q_down is None or family.q_up is None else family.q_up
+        q, k, v = (projection(path) for path in (queries, family.k, family.v))
+    q_width = k_width = q[0].shape[0] // n_heads
+    if family.kv_down is not None:
+        q_width, k_width = q[0].shape[1], k[0].shape[1]
+    return Parts(
+        q,
+        k,
+        v,
+        o=(None, None) if w_o is None else linear_weights(w_o, f"{family.whole}.{family.o}"),
+        q_norm=gain(family.q_norm, q_width),
+        k_norm=gain(family.k_norm, k_width),
+        kv_down=None if family.kv_down is None else projection(family.kv_down),
+        q_down=None if q_down is None else projection(q_down),
+    )
+
+
+def parameters_of(family: Family) -> set[str]:
+    """Names of the parameters, seen from the core, that a layer would get."""
+    paths = [family.q, family.k, family.v, family.o, family.cross_q, family.q_norm, family.k_norm]
+    paths += [family.kv_down, family.q_down, family.q_up]
+    return {f"{family.within_core(path)}.{kind}" for path in paths if path for kind in ("weight", "bias")}
+
+
 def build(
     parts: Parts, n_heads: int, n_kv_heads: int | None = None, *, training: bool = True, **options: Any
 ) -> MultiHeadAttention:
@@ -46,7 +113,7 @@ def build(
     fields = _latent_fields(tensors, n_heads) if "kv_down" in tensors else _fields(tensors, n_heads, kv_heads)
     spec = AttentionSpec(
         n_heads=n_heads,
-        d_out=len(tensors["o"]) if "o" in tensors else None,
+        d_out=len(tensors["o"]) if "o" in tensors else USUAL,
         out_bias="o_bias" in tensors,
         out_proj="o" in tensors,
         **fields,
@@ -74,9 +141,10 @@ def _tensors(parts: Parts) -> dict[str, Tensor]:
     for name, (weight, bias) in ((name, pair) for name, pair in projections.items() if pair is not None):
         tensors |= {name: weight, f"{name}_bias": bias}
         if weight is not None:
-            check_matrix(name, weight)
-            if bias is not None and tuple(bias.shape) != (len(weight),):
-                raise HeadwiseError(f"{name}_bias has shape {tuple(bias.shape)}; {name} has {len(weight)} rows")
+            if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+                raise HeadwiseError(f"{name} is {weight.dtype}: quantised weights have no layer; dequantise them first")
+            if weight.is_meta:
+                raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
     present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     like = present["q"]
     for name, tensor in present.items():
@@ -131,35 +199,20 @@ def _head_widths(tensors: dict[str, Tensor], n_heads: int, kv_heads: int) -> tup
     return widths["q"], widths["v"]
 
 
-def check_matrix(name: str, weight: Any) -> None:
-    """A floating matrix that holds numbers, or an error that says what it is."""
-    if not isinstance(weight, Tensor):
-        raise HeadwiseError(f"{name} is {type(weight).__name__}; pass a torch.Tensor")
-    if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-        raise HeadwiseError(f"{name} is {weight.dtype}: quantised weights have no layer; dequantise them first")
-    if weight.is_meta:
-        raise HeadwiseError(f"{name} is on the meta device and holds no numbers; load the weights first")
-    if weight.ndim != 2:
-        raise HeadwiseError(f"{name} has shape {tuple(weight.shape)}, {weight.ndim} axes; a matrix has 2")
-
-
 def check_parameters(module: nn.Module, known: set[str]) -> None:
     """Refuse a module with parameters that the layer would not get."""
     unknown = sorted(name for name, _ in module.named_parameters() if name not in known)
     if unknown:
         raise HeadwiseError(
             f"{type(module).__name__} has parameters that would be lost: {', '.join(unknown)}; merge adapters into the "
-            f"weights first, or use from_separate"
+            f"weights first"
         )
 
 
 def linear_weights(linear: Any, name: str) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a Linear, or an error that says what stands there instead."""
     if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
-        raise HeadwiseError(
-            f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
-            f"from_separate"
-        )
+        raise HeadwiseError(f"{name} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it")
     return as_rows(linear), linear.bias
 
 

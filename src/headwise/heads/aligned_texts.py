@@ -1,0 +1,116 @@
+"""A file of texts whose alignment is known, as `align` takes them: JSON, a text a line.
+
+{"audio": "a.wav", "language": "en", "words": [["the", 0.0], ["river", 0.142]]}        speech, and its words' seconds
+{"source": "the old house", "target": "la casa vieja", "links": [[0, 0], [1, 2], [2, 1]]}    words: target, source
+{"text": "he says that she sings", "links": [[1, 0], [4, 3]]}                          words that look, and at which
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.corpus.sound import RATE, read_wav
+from headwise.corpus.tokens import TextTokens
+from headwise.errors import HeadwiseError
+from headwise.files import read_text
+from headwise.heads.alignment import Known, Linked, Spoken
+from headwise.models.open import Folder
+
+KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}  # what tells them, what each must have
+
+
+def read_aligned(folder: Folder, path: Path) -> list[Known]:
+    """The texts of a file. Raises HeadwiseError with the number of the line that is not as it must be."""
+    if folder.tokens is None:
+        raise HeadwiseError(f"{folder.name} has no tokenizer, so its rows have no words")
+    texts: list[Known] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            texts.append(_text(folder, folder.tokens, json.loads(line), path.parent))
+        except (HeadwiseError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise HeadwiseError(f"line {number} of {path}: {error}") from None
+    if not texts:
+        raise HeadwiseError(f"{path} has no text; a line is {json.dumps({'audio': 'a.wav', 'words': [['the', 0.0]]})}")
+    return texts
+
+
+def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
+    kind = next((kind for kind in KINDS if kind in record), None)
+    if kind is None or KINDS[kind] - set(record):
+        wanted = "; ".join(", ".join([kind, *sorted(fields)]) for kind, fields in KINDS.items())
+        raise HeadwiseError(f"it has {', '.join(record) or 'nothing'}, and a text needs {wanted}")
+    if kind == "audio":
+        return _spoken(folder, tokens, record, near)
+    if kind == "text":
+        ids = list(tokens.prompt(record["text"]))
+        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))
+        links = tuple((places[row], places[key]) for row, key in record["links"])
+        return Linked({"input_ids": torch.tensor([ids])}, links)
+    return _translated(folder, tokens, record)
+
+
+def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
+    """The words behind the tokens that begin a transcript; the row before a token is the one that predicts it."""
+    from headwise.models.hf import sound_features
+
+    model: Any = folder.model
+    options: Any = getattr(model, "generation_config", None)
+    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
+        raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
+    samples = read_wav(near / record["audio"])
+    features, seconds = sound_features(folder.path, samples)
+    if len(samples) > seconds * RATE:
+        raise HeadwiseError(f"{record['audio']} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
+    begin = [model.config.decoder_start_token_id]
+    if getattr(options, "is_multilingual", False):
+        language = f"<|{record.get('language', 'en')}|>"
+        if language not in options.lang_to_id:
+            raise HeadwiseError(f"the model knows no language {record.get('language')!r}")
+        begin += [options.lang_to_id[language], options.task_to_id["transcribe"]]
+    ids = [*begin, options.no_timestamps_token_id]
+    first = len(ids) - 1
+    starts: list[int] = []
+    for word, _ in record["words"]:
+        starts.append(len(ids) - 1 - first)
+        ids += tokens.encode(f" {word}")
+    rows = tuple(range(first, len(ids)))  # the last one predicts the end
+    seconds_per_key = seconds / model.config.max_source_positions
+    n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
+    inputs = {"input_features": features.to(model.dtype), "decoder_input_ids": torch.tensor([ids])}
+    begins = tuple(float(time) for _, time in record["words"])
+    return Spoken(inputs, rows, tuple(starts), begins, seconds_per_key, n_keys)
+
+
+def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> Linked:
+    """A source for the encoder, and a target that the decoder reads one token later."""
+    config: Any = folder.model.config
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        raise HeadwiseError(f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links")
+    source = list(tokens.prompt(record["source"]))
+    target = [int(start), *tokens.encode(record["target"])]
+    rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
+    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))
+    links = tuple((rows[row], keys[key]) for row, key in record["links"])
+    return Linked({"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}, links)
+
+
+def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
+    """For each word between spaces the number of its first token, counted behind so many that frame the text."""
+    places = tokens.places(text)
+    numbers: list[int] = []
+    for word in re.finditer(r"\S+", text):
+        inside = (n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start())
+        number = next(inside, None)
+        if number is None:
+            raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
+        numbers.append(before + number)
+    return numbers

@@ -1,0 +1,322 @@
+"""Heads that align: which cross-attention heads follow the words in time, or their partners in the source.
+
+Each head, and each set of heads, is held to texts whose alignment is known; what is chosen on some is judged on others.
+In speech a monotone path is laid through the map (dynamic time warping, Sakoe & Chiba 1978), its weights prepared as in
+Radford et al. 2022, arXiv 2212.04356, for the times of words. In text the strongest key of a row counts, and the error
+is the alignment error rate (Och & Ney 2003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.blocks import row_weights
+from headwise.heads.documents import Document, listening
+from headwise.intervals import Interval, interval_of
+from headwise.models.ask import device_of, evaluating, run_body
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call, parse_head
+from headwise.table import Table
+
+SMOOTH = 7  # frames of the median
+WITHIN = (0.05, 0.1)  # seconds
+MOST = 8  # heads that are chosen together, at most
+BATCH = 2**22  # cells of maps that are aligned at a time
+
+Maps = NDArray[np.float32]  # (H,N,S)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A text that was spoken: when each of its words begins."""
+
+    inputs: Mapping[str, Tensor]  # of the model's forward, one text
+    rows: tuple[int, ...]  # the positions whose maps are aligned, one behind the other: each predicts a token
+    starts: tuple[int, ...]  # for each word the row, counted among `rows`, that predicts its first token
+    begins: tuple[float, ...]  # for each word, seconds
+    seconds_per_key: float
+    n_keys: int  # that hold sound
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A text whose tokens have partners in another one, or in itself."""
+
+    inputs: Mapping[str, Tensor]
+    links: tuple[tuple[int, int], ...]  # row, key
+
+
+Known = Spoken | Linked
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How well a head, or a set of heads, aligns; over texts."""
+
+    heads: tuple[str, ...]
+    error: Interval  # seconds between known and found beginnings; or the alignment error rate
+    within: tuple[Interval, ...] = ()  # shares of the beginnings within 50 and 100 ms; of links that are found
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What `align` found: each head alone, a few that do best together, and how these do on texts never seen."""
+
+    ranking: tuple[Scored, ...]  # each head alone, the best first, on the texts that heads were chosen by
+    chosen: Scored  # the heads that do best together, on the texts that they were not chosen by
+    controls: dict[str, Scored]  # on the same texts: a straight line, the best head alone, heads that were named
+    gains: dict[str, tuple[Interval, ...]]  # for each control the chosen heads' `within` minus its own, text by text
+    kind: str  # "spoken" or "linked"
+    n_texts: tuple[int, int] = field(default=(0, 0))  # chosen by, judged on
+
+    @property
+    def alignment_heads(self) -> list[list[int]]:
+        """[layer, head] of each, for the field of that name in generation_config.json and CTranslate2's config.json."""
+        places = sorted(parse_head(name)[1:] for name in self.chosen.heads)
+        return [list(place) for place in places]
+
+    def table(self, n: int = 12) -> Table:
+        """The best heads alone, and below them the sets, a row each."""
+        names = ("within 50 ms", "within 100 ms") if self.kind == "spoken" else ("links found",)
+        rows: list[list[Any]] = [_row(each.heads[0], each) for each in self.ranking[:n]]
+        rows.append(_row(f"chosen: {' '.join(self.chosen.heads)}", self.chosen))
+        rows += [_row(name, each) for name, each in self.controls.items()]
+        by, on = self.n_texts
+        note = f"single heads on the {by} texts that heads were chosen by, all below on {on} others"
+        error = "mean error, s" if self.kind == "spoken" else "alignment error rate"
+        return Table(["heads", error, *names], rows, note=note)
+
+    def __repr__(self) -> str:
+        return f"Alignment({' '.join(self.chosen.heads)}: error {self.chosen.error.mean:.3f})"
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+def _row(name: str, scored: Scored) -> list[Any]:
+    return [name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)]
+
+
+@torch.no_grad()
+def align(
+    model: nn.Module,
+    texts: Sequence[Known],
+    judged: Sequence[Known],
+    *,
+    named: Sequence[str] = (),
+    most: int = MOST,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Alignment:
+    """Rank the heads of a model by how well they align, and choose a few that do best together.
+
+    texts    by which heads are chosen, greedily: the best alone, then whichever lowers the error of the mean map most,
+             until none does
+    judged   on which what was chosen is judged; nothing is chosen by them
+    named    heads that somebody else has chosen, such as a model's published ones, to compare with
+    most     heads that are chosen at most
+
+    Where the model has cross attention its heads are ranked, else those of self attention. Raises HeadwiseError where a
+    text has no words or no links, or names rows that the model does not have.
+    """
+    if not texts or not judged:
+        raise HeadwiseError(f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each")
+    kinds = {type(text) for text in (*texts, *judged)}
+    if len(kinds) > 1:
+        raise HeadwiseError("some texts are spoken and some linked; align them one by one")
+    maps: list[Maps] = []
+    sites = _aligning(model)
+    names = [head for site in sites for head in site.heads]
+    for name in named:
+        if name not in names:
+            raise HeadwiseError(f"{name} is none of the heads that could align: {', '.join(names[:3])}, ...")
+    with evaluating(model):
+        for number, text in enumerate((*texts, *judged), 1):
+            maps.append(_maps(model, sites, text))
+            progress(number, len(texts) + len(judged))
+    kind = "spoken" if kinds == {Spoken} else "linked"
+    aligned = _Spoken if kind == "spoken" else _Linked
+    chosen_by, others = aligned(texts, maps[: len(texts)]), aligned(judged, maps[len(texts) :])
+    singles = [[h] for h in range(len(names))]
+    errors = chosen_by.errors(singles)
+    order = np.argsort(errors.mean(0), kind="stable")
+    chosen = _greedy(chosen_by, int(order[0]), float(errors.mean(0)[order[0]]), len(names), most)
+    sets: dict[str, list[int] | None] = {"straight line": None, f"best alone: {names[order[0]]}": [int(order[0])]}
+    if named:
+        sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
+    best = others.scored(chosen, names)
+    controls = {name: others.scored(heads, names) for name, heads in sets.items()}
+    shares = others.within(chosen)
+    gains: dict[str, tuple[Interval, ...]] = {}
+    for name, heads in sets.items():
+        gains[name] = tuple(interval_of(row) for row in (shares - others.within(heads)).tolist())
+    ranking = tuple(chosen_by.scored([int(h)], names) for h in order)
+    return Alignment(ranking, best, controls, gains, kind, (len(texts), len(judged)))
+
+
+def _aligning(model: nn.Module) -> list[Site]:
+    """The sites of cross attention; of a model without one, all."""
+    sites = sites_of(model)
+    return [site for site in sites if site.cross] or sites
+
+
+def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
+    """The rows of a text that count, of all heads."""
+    rows = list(text.rows) if isinstance(text, Spoken) else sorted({row for row, _ in text.links})
+    if not rows or (isinstance(text, Spoken) and not text.starts):
+        raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
+    n_keys = text.n_keys if isinstance(text, Spoken) else None
+    taken: dict[Site, Maps] = {}
+
+    def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        if rows[-1] >= call.q.shape[2]:
+            raise HeadwiseError(f"row {rows[-1]} of {call.q.shape[2]} is to be aligned")
+        taken[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
+
+    with listening(model, take, sites=sites):
+        if set(text.inputs) == {"input_ids"}:
+            run_body(model, text.inputs["input_ids"])  # a model of ours calls them otherwise
+        else:
+            model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
+    return np.concatenate([taken[site] for site in sites])
+
+
+def _greedy(texts: _Spoken | _Linked, first: int, error: float, n_heads: int, most: int) -> list[int]:
+    """Heads that are added one by one, as long as the error of their mean map falls."""
+    chosen = [first]
+    while len(chosen) < min(most, n_heads):
+        rest = [h for h in range(n_heads) if h not in chosen]
+        errors = texts.errors([[*chosen, h] for h in rest]).mean(0)
+        if errors.min() >= error:
+            break
+        error = float(errors.min())
+        chosen.append(rest[int(errors.argmin())])
+    return chosen
+
+
+# Speech
+
+
+class _Spoken:
+    """Spoken texts with their maps, and what sets of heads make of them."""
+
+    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
+        self.texts: Sequence[Spoken] = texts
+        self.maps = [prepared(each) for each in maps]
+
+    def errors(self, sets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+        """Mean seconds between known and found beginnings, (texts, sets)."""
+        return np.stack([np.abs(self._off(n, sets)).mean(1) for n in range(len(self.texts))])
+
+    def scored(self, heads: Sequence[int] | None, names: Sequence[str]) -> Scored:
+        offs = self._all_off(heads)
+        shares = tuple(interval_of(row) for row in self.within(heads).tolist())
+        return Scored(tuple(names[h] for h in heads or ()), interval_of([float(off.mean()) for off in offs]), shares)
+
+    def within(self, heads: Sequence[int] | None) -> NDArray[np.float64]:
+        """The share of each text's words that are found within 50 and 100 ms, (2, texts)."""
+        offs = self._all_off(heads)
+        return np.array([[float((off <= limit + 1e-9).mean()) for off in offs] for limit in WITHIN])
+
+    def _all_off(self, heads: Sequence[int] | None) -> list[NDArray[np.float64]]:
+        return [np.abs(self._off(n, [heads])[0]) for n in range(len(self.texts))]
+
+    def _off(self, number: int, sets: Sequence[Sequence[int] | None]) -> NDArray[np.float64]:
+        """Found minus known beginnings of each set, (sets, words); of None those on a straight line."""
+        text, maps = self.texts[number], self.maps[number]
+        _, n, m = maps.shape
+        starts = np.empty((len(sets), n))
+        size = max(1, BATCH // (n * m))
+        for at in range(0, len(sets), size):
+            part = sets[at : at + size]
+            lines = np.full((n, m), 0, np.float32)
+            lines[np.arange(n), np.arange(n) * m // n] = 1
+            scores = np.stack([lines if heads is None else maps[list(heads)].mean(0) for heads in part])
+            starts[at : at + size] = path_starts(scores)
+        starts = starts[:, list(text.starts)] * text.seconds_per_key
+        off: NDArray[np.float64] = starts - np.array(text.begins)
+        return off
+
+
+def prepared(maps_hns: Maps) -> Maps:
+    """Each key's weights over the rows, mean 0 and deviation 1, then the median of neighbouring keys."""
+    mean, deviation = maps_hns.mean(1, keepdims=True), maps_hns.std(1, keepdims=True)
+    scores = (maps_hns - mean) / np.maximum(deviation, np.finfo(np.float32).tiny)
+    half = min(SMOOTH, scores.shape[2] - 1 + scores.shape[2] % 2) // 2
+    wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
+    smooth: Maps = np.median(windows, axis=-1).astype(np.float32)
+    return smooth
+
+
+def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
+    """The best monotone path through each map (K,N,M), from its first cell to its last: the first column of each row.
+
+    A step goes one row down, one column on, or both; the sum of scores on the way is the largest. Cells of one diagonal
+    hang on the two before it alone, so they are computed at once.
+    """
+    K, N, M = scores_knm.shape
+    best = np.full((K, N + 1, M + 1), -np.inf)
+    best[:, 0, 0] = 0
+    step = np.zeros((K, N + 1, M + 1), np.int8)  # 0: both, 1: a row down, 2: a column on
+    for diagonal in range(2, N + M + 1):
+        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
+        j = diagonal - i
+        ways = np.stack([best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]])
+        step[:, i, j] = ways.argmax(0)
+        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
+    starts = np.zeros((K, N), np.int64)
+    k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
+    while (i > 0).any():
+        on = i > 0
+        starts[k[on], i[on] - 1] = j[on] - 1
+        way = step[k, i, j]
+        i, j = np.where(on & (way != 2), i - 1, i), np.where(on & (way != 1), j - 1, j)
+    return starts
+
+
+# Text
+
+
+class _Linked:
+    """Linked texts with their maps, and what sets of heads make of them."""
+
+    def __init__(self, texts: Sequence[Any], maps: Sequence[Maps]) -> None:
+        self.texts: Sequence[Linked] = texts
+        self.maps = maps
+
+    def errors(self, sets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
+        """Alignment error rates, (texts, sets): 1 - 2 |found and known| / (|found| + |known|)."""
+        return np.array([[self._rate(n, heads) for heads in sets] for n in range(len(self.texts))])
+
+    def scored(self, heads: Sequence[int] | None, names: Sequence[str]) -> Scored:
+        rates = [self._rate(n, heads) for n in range(len(self.texts))]
+        (shares,) = self.within(heads).tolist()
+        return Scored(tuple(names[h] for h in heads or ()), interval_of(rates), (interval_of(shares),))
+
+    def within(self, heads: Sequence[int] | None) -> NDArray[np.float64]:
+        """The share of each text's links that are found, (1, texts)."""
+        shares = []
+        for number, text in enumerate(self.texts):
+            hits = self._found(number, heads) & set(text.links)
+            shares.append(len(hits) / len(text.links))
+        return np.array([shares])
+
+    def _rate(self, number: int, heads: Sequence[int] | None) -> float:
+        known, seen = set(self.texts[number].links), self._found(number, heads)
+        return 1 - 2 * len(known & seen) / (len(known) + len(seen))
+
+    def _found(self, number: int, heads: Sequence[int] | None) -> set[tuple[int, int]]:
+        """The strongest key of each row that has a link; of None the key on a straight line."""
+        rows = sorted({row for row, _ in self.texts[number].links})
+        maps = self.maps[number]
+        n, n_keys = maps.shape[1:]
+        keys = np.arange(n) * n_keys // n if heads is None else maps[list(heads)].mean(0).argmax(-1)
+        return set(zip(rows, map(int, keys), strict=True))

@@ -1,0 +1,373 @@
+"""What somebody asks of a model while touching it: a sentence's maps, what comes next, what changes without a head.
+
+A `Desk` answers one question after another, each a JSON object with the name of what it asks under `do`; `view/look.py`
+puts a page before it. It keeps the latest reading of two texts that stand side by side, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+from headwise.heads.blocks import row_weights
+from headwise.heads.statistics import unknown_head
+from headwise.heads.watch import LONGEST
+from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens, run_body
+from headwise.models.hook import attach
+from headwise.models.open import Folder
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call, head_name, parse_head
+from headwise.words import Note
+
+Array = NDArray[np.float32]
+CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB
+CHARACTERS = 20_000  # of a text, before its tokens are counted
+LISTED, HARDEST = 6, 8  # likeliest tokens of each column; heads that are named for a token
+CLEAR = 0.3  # of its weight, from which a head is said to follow a repeated token
+SLOTS = ("a", "b")  # the text, and the other one beside it
+LARGEST = 10.0  # size of a factor on a head
+QUESTIONS: dict[str, dict[str, type]] = {
+    "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
+    "maps": {"slot": str, "heads": list},
+    "each": {"layer": int, "follow": int},
+}  # the fields of each and their types
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of an attention; where a model runs the same weights again and again (ALBERT), each run is a layer."""
+
+    site: Site
+    run: int
+    heads: list[str]
+
+
+@dataclass
+class Reading:
+    """What a model made of a text, with some heads scaled."""
+
+    text: str
+    ids: list[int]
+    changes: dict[str, float]
+    at: int  # the position whose prediction is shown
+    plain: Tensor  # chances (V,) there, or the mean last state (C,), with all heads as they are
+    now: Tensor  # the same with the changes
+    maps: list[Array] = field(default_factory=list)  # (T,S) of each head, those that did not run are empty
+
+
+class Desk:
+    """A model that answers a page, a question at a time."""
+
+    def __init__(self, folder: Folder) -> None:
+        if folder.tokens is None:
+            raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it")
+        if not reads_tokens(folder.model):
+            raise HeadwiseError(
+                f"{folder.name} reads no text but what its encoder hears or sees; "
+                f"hw.look(model, *inputs) shows the heads on inputs of your own"
+            )
+        self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
+        self.layers = self._called()
+        self.heads = [name for layer in self.layers for name in layer.heads]
+        self.signs = self.tokens.specials - {self.tokens.unknown}  # ids that stand for no text
+        self.longest = min(folder.context or LONGEST, LONGEST, int((CELLS / len(self.heads)) ** 0.5))
+        self.readings: dict[str, Reading] = {}
+
+    @torch.no_grad()
+    def _called(self) -> list[Layer]:
+        """The attentions that read a text, in the order of their calls: a tower of images is none of them."""
+        order: list[Site] = []
+        model = self.folder.model
+        sites = sites_of(model)
+        with attach({site: partial(_noted, order, site) for site in sites}), evaluating(model):
+            word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
+            run_body(model, torch.tensor([[*self.tokens.frame[0], word, *self.tokens.frame[1]]]))
+        if len(set(order)) == len(order):
+            return [Layer(site, 0, site.heads) for site in sites if site in order]
+        layers, numbers, runs = list[Layer](), Counter[str](), Counter[Site]()
+        for site in order:  # a layer is then numbered by its place among the calls of its stack
+            part = parse_head(site.head(0))[0]
+            name = f"{part}.L{numbers[part]}" if part else f"L{numbers[part]}"
+            layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)]))
+            numbers[part] += 1
+            runs[site] += 1
+        return layers
+
+    def about(self) -> dict[str, Any]:
+        """What a page knows before anything is asked."""
+        fields = ("name", "part", "layer", "head")
+        return {
+            "model": self.folder.name,
+            "family": self.folder.family,
+            "heads": [dict(zip(fields, (name, *parse_head(name)), strict=True)) for name in self.heads],
+            "predicts": self.kind,
+            "mask": self.mask_text,
+            "longest": self.longest,
+        }
+
+    @property
+    def mask_text(self) -> str | None:
+        """What is typed where a word is to be hidden; None for a model that fills in none."""
+        mask: str | None = getattr(self.tokens, "mask", None)
+        return mask if self.kind == "masked" else None
+
+    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a question of the page's; HeadwiseError says, as a note where it can, why a text is not read."""
+        ways: dict[str, Callable[..., dict[str, Any]]] = {"read": self._read, "maps": self._maps, "each": self._each}
+        name = str(asked.get("do"))
+        values = {key: asked.get(key) for key in QUESTIONS.get(name, {})}
+        if not values or any(type(value) is not QUESTIONS[name][key] for key, value in values.items()):
+            raise HeadwiseError("this is no question of the page's")
+        return ways[name](**values)
+
+    # A text
+
+    def _read(self, slot: str, text: str, changes: dict[str, Any], at: int, follow: int) -> dict[str, Any]:
+        """Read a text with some heads scaled; the numbers of its heads, and what comes next.
+
+        An empty text takes away the one beside.
+        """
+        if slot not in SLOTS:
+            raise HeadwiseError(f"slot={slot!r} is none of {', '.join(SLOTS)}")
+        if slot == "b" and not text.strip():
+            self.readings.pop("b", None)
+            return self._next(follow)
+        changes = {self._checked(name): _factor(factor) for name, factor in changes.items()}
+        ids = self._ids(text)
+        words = self._words(text, ids)
+        at = self._place(ids, at)
+        before = self.readings.get(slot)
+        same = before is not None and (before.ids, before.at) == (ids, at)
+        maps: dict[str, Array] = {}
+        now = self._run(ids, at, changes, maps)
+        plain = before.plain if same and before else self._run(ids, at, {}) if changes else now
+        nothing = np.zeros((0, 0), np.float32)
+        reading = Reading(text, ids, changes, at, plain, now, [maps.get(name, nothing) for name in self.heads])
+        self.readings[slot] = reading
+        return {"words": words, "at": at, **self._overview(reading), **self._next(follow)}
+
+    def _ids(self, text: str) -> list[int]:
+        if len(text) > CHARACTERS:
+            raise HeadwiseError(Note.of("look.too_many", characters=len(text), most=CHARACTERS))
+        if not text.strip():
+            raise HeadwiseError(Note.of("look.empty"))
+        before, after = self.tokens.frame
+        ids = [*before, *self.tokens.encode(text), *(after if self.kind != "next" else [])]
+        if len(ids) > self.longest:
+            key = "look.beyond_context" if self.longest == self.folder.context else "look.too_long"
+            raise HeadwiseError(Note.of(key, tokens=len(ids), longest=self.longest))
+        return ids
+
+    def _words(self, text: str, ids: Sequence[int]) -> list[tuple[str, bool, int, bool]]:
+        """Of each token its text, whether a gap is before it, line ends that it holds, and whether it is a sign."""
+        n_before = len(self.tokens.frame[0])
+        shown = self.tokens.shown(ids)
+        try:
+            places = self.tokens.places(text)
+        except HeadwiseError:  # a tokenizer that does not say: what it shows of each token is all there is
+            places = []
+        words: list[tuple[str, bool, int, bool]] = []
+        done = 0
+        for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
+            if not n_before <= n < n_before + len(places):
+                sign = i in self.signs
+                words.append((piece.strip() or piece, sign or piece[:1].isspace(), piece.count("\n"), sign))
+                continue
+            start, end = places[n - n_before]
+            between, there = text[done:start], text[start:end]
+            gap = bool(re.match(r"\s", between + there)) or done == 0
+            again = end <= done < len(text) or not there  # more tokens of a character that is shown already
+            label = "\u00b7" if again else there.strip()
+            words.append((label, gap, (between + there).count("\n"), i in self.signs))
+            done = max(done, end)
+        return words
+
+    def _place(self, ids: Sequence[int], at: int) -> int:
+        """Where something is predicted: where the page points, behind the text, or at the first hidden word; or -1."""
+        if self.kind != "masked":
+            return at if 0 <= at < len(ids) else len(ids) - 1
+        hidden = self.tokens.encode(self.mask_text) if self.mask_text else []
+        places = [n for n, i in enumerate(ids) if i in hidden and i in self.signs]
+        return at if at in places else places[0] if places else -1
+
+    @torch.no_grad()
+    def _run(
+        self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
+    ) -> Tensor:
+        """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
+        scales = {
+            (layer.site, layer.run): (layer, torch.tensor([changes.get(name, 1.0) for name in layer.heads]))
+            for layer in self.layers
+            if maps is not None or set(changes) & set(layer.heads)
+        }
+        runs = Counter[Site]()
+
+        def take(site: Site, call: Call) -> Tensor | None:
+            layer, scale = scales.get((site, runs[site]), (None, None))
+            runs[site] += 1
+            if layer is None or scale is None:
+                return None
+            if maps is not None:
+                weights = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
+                maps.update(zip(layer.heads, weights, strict=True))
+            return call.out * scale[:, None, None].to(call.out) if set(changes) & set(layer.heads) else None
+
+        with attach({site: partial(take, site) for site, _ in scales}), evaluating(self.folder.model):
+            return self._outcome(torch.tensor([ids]), at)[0]
+
+    def _outcome(self, ids: Tensor, at: int) -> Tensor:
+        """Chances (B,V) of the token at a place, or the mean (B,C) of the last states where none is predicted."""
+        model = self.folder.model
+        if self.kind is not None and at >= 0:
+            last = self.kind == "next" and at == ids.shape[1] - 1
+            return logits(model, ids, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
+        return last_states(model, ids).float().mean(1).cpu()
+
+    # What its heads do
+
+    def _overview(self, reading: Reading) -> dict[str, Any]:
+        """What each head does in this text, and for each token the heads that look hardest from there."""
+        kinds = [self._kind(reading.ids, weights) for weights in reading.maps]
+        result: dict[str, Any] = {"kinds": kinds, "hardest": self._hardest(reading)}
+        first, other = map(self.readings.get, SLOTS)
+        if first is not None and other is not None and len(first.ids) == len(other.ids):
+            result["differ"] = self._hardest(first, other)
+        return result
+
+    def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
+        """Where a head looks in this text, and with what part of its weight."""
+        T, numbers = len(ids), np.array(ids)
+        if weights.shape != (T, T):  # it did not run, or looks at another text
+            return "elsewhere", 0.0
+        rows = weights[1:] if T > 1 and not weights[0, 1:].any() else weights  # the first of a causal map has no choice
+        first_row = T - len(rows)
+        t, s = np.arange(first_row, T)[:, None], np.arange(T)[None]
+        alike = (numbers[:, None] == numbers)[first_row:] & (t != s)
+        behind = np.zeros_like(alike)  # the token before this key is the same as the one that looks
+        behind[:, 1:] = alike[:, :-1] & (t != s)[:, 1:]
+        for name, places in (("induction", behind), ("duplicate_token", alike)):
+            able = (places & (rows > 0)).any(1)
+            if able.any() and (mass := float((rows * places)[able].sum(1).mean())) >= CLEAR:
+                return name, mass
+        signs = np.isin(numbers, list(self.signs))
+        left = np.ones_like(alike)
+        masses: dict[str, float] = {}
+        places_of = {"first_token": s == 0, "delimiter": signs[None], "self": t == s, "previous_token": s == t - 1}
+        for name, places in {**places_of, "next_token": s == t + 1, "elsewhere": s >= 0}.items():
+            masses[name] = float((rows * (places & left)).sum(1).mean())
+            left = left & ~places
+        name = max(masses, key=masses.__getitem__)
+        return name, masses[name]
+
+    def _hardest(self, reading: Reading, other: Reading | None = None) -> list[list[tuple[int, int, float]]]:
+        """For each token heads, the key and the weight of their hardest look from there, the hardest first.
+
+        The first token, signs and the token itself do not count: there most heads rest. With `other`, a text of as many
+        tokens: the heads whose look differs most, and by how much.
+        """
+        T = len(reading.ids)
+        skipped = np.isin(np.array(reading.ids), list(self.signs))
+        skipped[0] = True
+        best, keys = np.zeros((len(self.heads), T), np.float32), np.zeros((len(self.heads), T), int)
+        for n, weights in enumerate(reading.maps):
+            if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
+                continue
+            looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
+            if looks.shape[1] == T:
+                looks[:, skipped] = 0
+                np.fill_diagonal(looks, 0)
+            keys[n] = looks.argmax(1)
+            best[n] = looks.max(1)
+        order = np.argsort(-best, axis=0, kind="stable")[:HARDEST]
+        return [[(int(n), int(keys[n, t]), round(float(best[n, t]), 4)) for n in order[:, t]] for t in range(T)]
+
+    def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
+        """The maps of some heads by their numbers, as arrays; `view/look.py` packs them."""
+        reading = self.readings.get(slot)
+        maps = {} if reading is None else dict(enumerate(reading.maps))
+        return {"maps": {n: maps[n] for n in heads if type(n) is int and n in maps}}
+
+    # What comes next
+
+    def _next(self, follow: int) -> dict[str, Any]:
+        """The likeliest tokens of both texts, with their chances as the model is and with its heads scaled."""
+        reading, other = self.readings.get("a"), self.readings.get("b")
+        if reading is None:
+            return {}
+        if self.kind is None or reading.at < 0:
+            state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
+            if other is not None and (self.kind is None or other.at < 0):
+                state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
+            return {"state": state}
+        columns = [reading.plain, reading.now, *([other.now] if other is not None and other.at >= 0 else [])]
+        follow = follow if 0 <= follow < len(reading.plain) else int(reading.plain.argmax())
+        likeliest = [int(i) for column in columns for i in column.topk(min(LISTED, len(column))).indices]
+        ids = sorted({*likeliest, follow}, key=lambda i: -max(float(column[i]) for column in columns))
+        rows = [(i, self._token(i), *(float(column[i]) for column in columns)) for i in ids]
+        longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
+        return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
+
+    def _token(self, i: int) -> str:
+        """A token as its text, without the gap before it; a line end as its sign."""
+        text = self.tokens.shown([i])[0]
+        return text.strip() or "\u23ce" * text.count("\n") or "\u00b7"
+
+    def _each(self, layer: int, follow: int) -> dict[str, Any]:
+        """What becomes of the answer without each head of one layer alone, all of them in one batch."""
+        reading = self.readings.get("a")
+        if reading is None or not 0 <= layer < len(self.layers):
+            raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
+        return {"each": self._without_each(reading, self.layers[layer], follow), "left": len(self.layers) - 1 - layer}
+
+    def _without_each(self, reading: Reading, layer: Layer, follow: int) -> list[tuple[str, float, str]]:
+        """Of each head of a layer its name, and the chance of the followed token and the likeliest without it."""
+        runs = Counter[Site]()
+        n_heads = len(layer.heads)
+
+        def silence(call: Call) -> Tensor | None:
+            runs[layer.site] += 1
+            if runs[layer.site] - 1 != layer.run:
+                return None
+            out = call.out.clone()
+            for n in range(n_heads):
+                out[n, n] = 0
+            return out
+
+        with torch.no_grad(), attach({layer.site: silence}), evaluating(self.folder.model):
+            outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
+        rows = []
+        for name, outcome in zip(layer.heads, outcomes, strict=True):
+            if self.kind is None or reading.at < 0:
+                rows.append((name, _cosine(reading.plain, outcome), ""))
+            else:
+                rows.append((name, float(outcome[follow]), self._token(int(outcome.argmax()))))
+        return rows
+
+    def _checked(self, name: str) -> str:
+        if name not in self.heads:
+            raise unknown_head(name, self.heads)
+        return name
+
+
+def _noted(order: list[Site], site: Site, call: Call) -> None:
+    order.append(site)
+
+
+def _factor(factor: Any) -> float:
+    if not isinstance(factor, int | float) or not abs(factor) <= LARGEST:
+        raise HeadwiseError(f"a head is scaled by at most {LARGEST:g}, and not by {factor!r}")
+    return float(factor)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))

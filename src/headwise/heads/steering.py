@@ -1,0 +1,260 @@
+"""Steer a model by its heads: add a direction to what a head gives, or scale it, with a certificate of what that does.
+
+The direction is the mean difference of what a head gives in two kinds of text ("difference in means": Marks & Tegmark
+2023, arXiv 2310.06824; added to a running model: Turner et al. 2023, arXiv 2308.10248; at heads: Li et al. 2023,
+arXiv 2306.03341). It acts where W_O reads the head, so it is exact with grouped heads and behind gates.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.documents import Document, listening
+from headwise.heads.effect import by_site
+from headwise.heads.patching import patch
+from headwise.intervals import Interval, interval_of
+from headwise.models.ask import device_of, evaluating, logits, require_next
+from headwise.models.hook import attach
+from headwise.models.open import ids_of
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call
+
+CLEAR = 0.1  # share of the difference that a head must carry on average to be part of a direction
+DRAWS = 5  # of random directions in random heads, as a control
+MOST_MOVED = 5  # tokens that a certificate names
+
+Texts = Sequence[Sequence[int] | str]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """What to add to which heads, and what came of it on pairs of texts from which it was not made."""
+
+    vectors: dict[str, Tensor]  # head -> (E,): what it gives more of in the clean texts
+    strength: float  # by which the vectors were multiplied for what follows
+    n_pairs: int  # from which the vectors were made
+    success: Interval  # share of held-out corrupted texts that get the clean answer
+    before: Interval  # the same share without steering: 0, for pairs that are answered alike are left out
+    control: Interval  # the same share with random directions of the same lengths, in other heads where there are any
+    elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
+    moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
+
+    def __repr__(self) -> str:
+        return (
+            f"Direction({', '.join(self.vectors)}: {self.success.mean:.0%} of {self.success.n} held-out texts get the "
+            f"clean answer ({self.before.mean:.0%} before, {self.control.mean:.0%} by random directions), "
+            f"{self.elsewhere.mean:.3f} nats elsewhere)"
+        )
+
+
+@contextmanager
+def steer(model: nn.Module, changes: Direction | Mapping[str, Tensor | float], strength: float = 1.0) -> Iterator[None]:
+    """Add to what heads give, or scale it, inside this block, in every call and at every token.
+
+        with hw.steer(model, {"L0.H1": direction, "L1.H2": 0.5}):
+            model(ids)
+
+    changes   for each head a vector (E,) to be added, or a number by which what it gives is multiplied; or a
+              `Direction` of `hw.direction`
+    strength  of all changes: vectors are multiplied by it, and a factor f becomes 1 + strength (f - 1)
+
+    Raises HeadwiseError for a head that the model does not have, for a vector of another width than the head's, and at
+    the end of a block in which none of the heads was reached.
+    """
+    wanted = changes.vectors if isinstance(changes, Direction) else dict(changes)
+    sites = sites_of(model)
+    chosen = by_site(sites, wanted)
+    for name, change in wanted.items():
+        if not torch.as_tensor(change).isfinite().all():
+            raise HeadwiseError(f"what {name} is to give is not finite")
+
+    def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
+        out = call.out.clone()
+        for h in chosen[site.name]:
+            out[:, h] = _steered(site.head(h), out[:, h], wanted[site.head(h)], strength)
+        return out
+
+    with listening(model, changed, sites=[site for site in sites if site.name in chosen]):
+        yield
+
+
+def _steered(name: str, out_bte: Tensor, change: Tensor | float, strength: float) -> Tensor:
+    if not isinstance(change, Tensor):
+        return out_bte * (1 + strength * (change - 1))
+    if tuple(change.shape) != (out_bte.shape[-1],):
+        raise HeadwiseError(f"{name} gives vectors of {out_bte.shape[-1]}, and its direction is {tuple(change.shape)}")
+    return out_bte + strength * change.to(out_bte)
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def direction(
+    model: nn.Module,
+    clean: Texts,
+    corrupted: Texts,
+    *,
+    heads: Sequence[str] | None = None,
+    other: Texts = (),
+    held_out: float = 0.5,
+    strength: float = 1.0,
+    seed: int = 0,
+) -> Direction:
+    """The direction from corrupted to clean texts in the heads that carry the difference, with its certificate.
+
+    clean, corrupted  pairs of texts, as ids or, of a model that `hw.open` opened, as strings; the two of a pair have
+               as many tokens, each in its place
+    heads      where to steer; default those that carry a tenth of the difference or more, by `hw.patch`
+    other      texts on which the steered model is held to the plain one; default the held-out corrupted ones, without
+               the answer
+    held_out   share of the pairs from which the direction is not made; on them it is judged
+    strength   with which it is judged
+
+    Both answers are what the model likes best at the last token. Pairs that it answers alike are left out. Raises
+    HeadwiseError where fewer than four pairs remain, or where no head carries a tenth.
+    """
+    require_next(model)
+    with evaluating(model):
+        pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
+        rng = random.Random(seed)
+        rng.shuffle(pairs)
+        n_held = min(max(2, round(held_out * len(pairs))), len(pairs) - 2)
+        held, made_from = pairs[:n_held], pairs[n_held:]
+        names = list(heads) if heads is not None else _carriers(model, made_from)
+        means = _differences(model, made_from)
+        for name in names:
+            if name not in means:
+                by_site(sites_of(model), [name])  # says which heads there are
+        vectors = {name: means[name] for name in names}
+
+        def successes(changes: Mapping[str, Tensor]) -> list[float]:
+            with steer(model, changes, strength):
+                return [float(_likeliest(model, pair.corrupted) == pair.answer) for pair in held]
+
+        controls = [successes(_random_direction(vectors, means, rng)) for _ in range(DRAWS)]
+        texts = _as_ids(model, other) or [pair.corrupted[:-1] for pair in held]
+        elsewhere, moved = _divergence(model, vectors, strength, texts)
+        return Direction(
+            vectors=vectors,
+            strength=strength,
+            n_pairs=len(made_from),
+            success=interval_of(successes(vectors)),
+            before=interval_of([float(_likeliest(model, pair.corrupted) == pair.answer) for pair in held]),
+            control=interval_of([value for values in controls for value in values]),
+            elsewhere=interval_of(elsewhere),
+            moved=moved,
+        )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    clean: list[int]
+    corrupted: list[int]
+    answer: int  # to the clean text
+
+
+def _as_ids(model: nn.Module, texts: Texts) -> list[list[int]]:
+    return [[int(token) for token in ids_of(model, text)] for text in texts]
+
+
+def _answered(model: nn.Module, clean: list[list[int]], corrupted: list[list[int]]) -> list[_Pair]:
+    """The pairs that the model answers differently."""
+    if len(clean) != len(corrupted):
+        raise HeadwiseError(f"there are {len(clean)} clean texts and {len(corrupted)} corrupted ones; they are pairs")
+    pairs: list[_Pair] = []
+    for number, (good, bad) in enumerate(zip(clean, corrupted, strict=True)):
+        if len(good) != len(bad) or not len(good):
+            raise HeadwiseError(
+                f"pair {number} has {len(good)} clean tokens and {len(bad)} corrupted ones; both need as many"
+            )
+        answer = _likeliest(model, good)
+        if answer != _likeliest(model, bad):
+            pairs.append(_Pair(good, bad, answer))
+    if len(pairs) < 4:
+        raise HeadwiseError(
+            f"the model answers {len(pairs)} of {len(clean)} pairs differently, and a direction that is judged on "
+            f"others than it is made from needs 4; pass more pairs"
+        )
+    return pairs
+
+
+def _likeliest(model: nn.Module, ids: Sequence[int]) -> int:
+    return int(logits(model, torch.tensor([list(ids)]), last=True)[0, -1].argmax())
+
+
+def _carriers(model: nn.Module, pairs: Sequence[_Pair]) -> list[str]:
+    """The heads that carry a clear share of the difference, those with the largest first."""
+    effects: dict[str, list[float]] = defaultdict(list)
+    for pair in pairs:
+        patching = patch(model, pair.clean, pair.corrupted)
+        for name, effect in patching.effects.items():
+            effects[name].append(effect.mean)
+    means = {name: sum(values) / len(values) for name, values in effects.items()}
+    ordered = sorted(means, key=lambda name: -means[name])
+    clear = [name for name in ordered if means[name] >= CLEAR]
+    if not clear:
+        raise HeadwiseError(
+            f"no head carries {CLEAR:.0%} of the difference; {ordered[0]} carries most, {means[ordered[0]]:.1%}. "
+            f"Name the heads to steer with heads="
+        )
+    return clear
+
+
+def _differences(model: nn.Module, pairs: Sequence[_Pair]) -> dict[str, Tensor]:
+    """What each head gives more of at the last token of the clean texts, the mean over pairs, (E,)."""
+    sums: dict[str, Tensor] = {}
+    sites = sites_of(model)
+
+    def add(site: Site, call: Call) -> None:
+        good, bad = call.out[:, :, -1].float().cpu()
+        for h, change in enumerate(good - bad):
+            name = site.head(h)
+            sums[name] = sums[name] + change if name in sums else change
+
+    with attach({site: partial(add, site) for site in sites}):
+        for pair in pairs:
+            logits(model, torch.tensor([pair.clean, pair.corrupted]), last=True)
+    return {name: total / len(pairs) for name, total in sums.items()}
+
+
+def _random_direction(
+    vectors: Mapping[str, Tensor], every: Mapping[str, Tensor], rng: random.Random
+) -> dict[str, Tensor]:
+    """Directions drawn at random, each as long as one of the vectors, in heads that have none where there are some."""
+    free = [name for name in every if name not in vectors]
+    if len(free) < len(vectors):
+        free = list(every)
+    drawn: dict[str, Tensor] = {}
+    for name, vector in zip(rng.sample(free, len(vectors)), vectors.values(), strict=True):
+        noise = torch.tensor([rng.gauss(0, 1) for _ in every[name]])
+        drawn[name] = noise * (vector.norm() / noise.norm())
+    return drawn
+
+
+def _divergence(
+    model: nn.Module, vectors: Mapping[str, Tensor], strength: float, texts: list[list[int]]
+) -> tuple[list[float], dict[int, float]]:
+    """KL(plain || steered) in nats: the mean of each text, and of the tokens behind which it is largest."""
+    of_text: list[float] = []
+    of_token: dict[int, list[float]] = defaultdict(list)
+    for text in texts:
+        if not text:
+            continue
+        ids = torch.tensor([text], device=device_of(model))
+        plain = logits(model, ids)[0].float().log_softmax(-1)
+        with steer(model, vectors, strength):
+            steered = logits(model, ids)[0].float().log_softmax(-1)
+        nats = (plain.exp() * (plain - steered)).sum(-1)
+        of_text.append(float(nats.mean()))
+        for token, value in zip(text, nats.tolist(), strict=True):
+            of_token[token].append(value)
+    means = Counter({token: sum(values) / len(values) for token, values in of_token.items()})
+    return of_text, dict(means.most_common(MOST_MOVED))

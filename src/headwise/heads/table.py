@@ -1,0 +1,509 @@
+"""Tables of heads: head x statistic x document. How they are read, drawn and written; and that of a survey.
+
+    HeadTable   heads by name     to_frame(by=), text(), html(), which a notebook shows
+      Seen      of some calls     of each head every row, as `watch` saw it (`headwise.heads.watch`)
+      Survey    of a corpus       of each head means over documents with intervals, controls, roles, effects, examples
+    HeadRow     one head of it    head.entropy, head["entropy"], head.means, a card in a notebook
+
+In plain types and NumPy arrays: no torch here.
+
+A head earns a role when its score reaches the threshold and the lower bound of its interval over documents lies above
+both controls: attention spread evenly over what the mask allows, and the largest score that any head of the same model
+reaches with untrained weights. A single document gives no interval, so no role that a text decides. Of a relation a
+third control is the head itself, at the same distances from other tokens: a head that looks two tokens back wherever
+it stands has found nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import tomllib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.files import packaged, read_text
+from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
+from headwise.intervals import Interval
+from headwise.markup import Markup, escaped, number, picture, plural
+from headwise.records import parse_head
+from headwise.table import Cell, Table
+from headwise.words import Note, key_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+BY = ("head", "document")
+BLUE = "30,90,200"
+
+Row = dict[str, Any]
+
+
+class HeadRow(Statistics[V]):
+    """One head of a table."""
+
+    if TYPE_CHECKING:  # fields of one kind of head, properties of the other
+
+        @property
+        def name(self) -> str: ...
+        @property
+        def thumbnail(self) -> NDArray[np.float32]: ...
+
+    @property
+    @abstractmethod
+    def means(self) -> dict[str, float]:
+        """The mean of each statistic."""
+
+    def picture(self, height: int) -> Markup:
+        """The thumbnail as HTML."""
+        return picture(self.thumbnail.tolist(), f"{self.name}: keys to the right, queries downwards", height)
+
+    def card(self, roles: str = "", drawn: str = "") -> str:
+        """Roles, the numbers in words, and the picture or what is drawn instead."""
+        words = f" ({roles}) {self.in_words()}" if roles else f" {self.in_words()}"
+        return f"<div><p><b>{escaped(self.name)}</b>{escaped(words)}</p>{drawn or self.picture(160)}</div>"
+
+    def in_words(self) -> str:
+        """The main numbers as one sentence."""
+        means = self.means
+        parts = []
+        if "distance" in means:
+            direction = "back" if means["distance"] >= 0 else "ahead"
+            parts.append(f"looks {abs(means['distance']):.1f} tokens {direction} on average")
+        parts.append(f"its largest weight is {means['confidence']:.2f} on average")
+        parts.append(f"{100 * means['first']:.0f} % of its attention rests on the first token")
+        sentence = "; ".join(parts) + "."
+        return sentence[0].upper() + sentence[1:]
+
+
+H = TypeVar("H", bound=HeadRow[Any])
+
+
+TOOLS = ("transformer_lens", "nnsight", "headvis")
+# What TransformerLens calls the attention of a stack; it has no other stacks.
+LENS = {
+    "": "blocks.{}.attn",
+    "encoder": "encoder.{}.attn",
+    "decoder": "decoder.{}.attn",
+    "cross": "decoder.{}.cross_attn",
+}
+
+
+class HeadTable(Mapping[str, H]):
+    """Heads by name: `table["L3.H5"].entropy`."""
+
+    places: Mapping[str, tuple[str, int]]  # of a site the module of its W_O, and a head's width there, where known
+
+    def alias(self, name: str, tool: str) -> str:
+        """What another tool calls what a head gives to W_O.
+
+        tool  "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
+              `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
+        """
+        part, layer, head = parse_head(self._name_there(name))
+        site = self._name_there(name).rpartition(".")[0]
+        if tool == "transformer_lens" and part in LENS:
+            return f"{LENS[part].format(layer)}.hook_z[..., {head}, :]"
+        if tool == "headvis" and not part:
+            return f"L{layer}H{head}"
+        if tool == "nnsight" and site in self.places:
+            module, width = self.places[site]
+            return f"{module}.input[..., {head * width}:{(head + 1) * width}]"
+        if tool in TOOLS:
+            raise HeadwiseError(
+                f"{tool} has no name for {name}: the module of its W_O, or its stack, is not known there"
+            )
+        raise HeadwiseError(f"the names of {tool!r} are not known; one of {', '.join(TOOLS)}")
+
+    def _name_there(self, name: str) -> str:
+        """The name of a head in its own model. Raises HeadwiseError for one that the table does not have."""
+        return self[name].name
+
+    @abstractmethod
+    def head_records(self) -> list[Row]:
+        """A row a head."""
+
+    @abstractmethod
+    def document_records(self) -> list[Row]:
+        """A row a head and document."""
+
+    def records(self, by: str = "head") -> list[Row]:
+        """Names and numbers, a row a head or, with by="document", a row a head and document. None: not measured."""
+        if by not in BY:
+            raise HeadwiseError(f"by={by!r} is not known; one of {', '.join(BY)}")
+        return self.head_records() if by == "head" else self.document_records()
+
+    def to_frame(self, by: str = "head") -> DataFrame:
+        """The records as a pandas DataFrame; NaN was not measured. Raises HeadwiseError where pandas is missing.
+
+        by  "head" has a row a head; "document" a row a head and document, which a survey keeps with by_document=True
+        """
+        return frame(self.records(by))
+
+    def columns(self) -> dict[str, Sequence[Cell]]:
+        """What a shown table has beside the name and the means, a cell a head."""
+        return {}
+
+    @abstractmethod
+    def measured(self) -> Sequence[str]:
+        """The statistics, in the order in which they are shown."""
+
+    def table(self, pictures: bool = False) -> Table:
+        """A line for each head: its picture where it is asked for, `columns`, and the mean of each statistic."""
+        columns = dict(self.columns())
+        if pictures:
+            columns = {"map": [head.picture(64) for head in self.values()], **columns}
+        means = [head.means for head in self.values()]
+        for name in self.measured():
+            columns[name] = [number(of_head.get(name), 3) for of_head in means]
+        return Table(["head", *columns], [list(row) for row in zip(self, *columns.values(), strict=True)])
+
+    def text(self, width: int = 100) -> str:
+        """The table as plain text, for a terminal of that width."""
+        return self.table().text(width)
+
+    def html(self) -> str:
+        """The table as HTML, with a picture of each head."""
+        return self.table(pictures=True).html()
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def frame(records: Sequence[Row]) -> DataFrame:
+    """Records as a pandas DataFrame; pandas is imported only here."""
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        raise HeadwiseError("a table in Python needs pandas: pip install 'headwise[tables]'") from None
+    return pandas.DataFrame(list(records))
+
+
+def parquet(records: Sequence[Row]) -> bytes:
+    """Records as a Parquet file."""
+    file = io.BytesIO()
+    try:
+        frame(records).to_parquet(file, engine="pyarrow", index=False)
+    except ImportError:
+        raise HeadwiseError("a Parquet file needs pyarrow: pip install 'headwise[tables]'") from None
+    return file.getvalue()
+
+
+def token_map(weights: NDArray[np.float32], rows: Sequence[str], keys: Sequence[str]) -> str:
+    """The weights (T,S) as a table whose lines are the tokens that look, and whose columns those that are looked at."""
+    style = "width:1.4em;height:1.4em"
+    lines = []
+    for token, line in zip(rows, weights.tolist(), strict=True):
+        cells = (f'<div title="{p:.3f}" style="background:rgba({BLUE},{p:.3f});{style}"></div>' for p in line)
+        lines.append([token, *map(Markup, cells)])
+    return Table(["", *keys], lines).html()
+
+
+@dataclass(frozen=True)
+class Role:
+    """A job that a head can have, and the rule by which it earns it."""
+
+    name: str  # "previous token"
+    score: str  # the statistic that decides, a key of `HeadProfile.scores`
+    threshold: float  # the least score
+    meaning: str  # in a line
+    source: str
+
+    def earned(self, scores: Mapping[str, Interval], *controls: Mapping[str, float]) -> bool:
+        """Does a head with these scores have the role?"""
+        if self.score not in scores:
+            return False
+        score = scores[self.score]
+        return score.mean >= self.threshold and all(score.low > control.get(self.score, -inf) for control in controls)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation between tokens, such as that of a verb to its subject, whose right answers the text brings along."""
+
+    name: str
+    meaning: str  # in a line
+    source: str  # where its pairs come from
+    n_pairs: int
+    n_documents: int
+    offset: int  # the fixed distance, query - key, that is right most often
+    offset_accuracy: float  # and how often it is: a head of that distance could have this accuracy
+
+
+@dataclass(frozen=True)
+class Followed:
+    """How well one head follows a relation; means over pairs, then over documents."""
+
+    mass: Interval  # weight on the right tokens
+    accuracy: Interval  # share of the tokens that look whose largest weight is on a right one
+    even: float  # control: the mass of attention that is spread evenly
+    elsewhere: float  # control: the head's weight at the same distances from other tokens; nan where there are none
+    untrained: float  # control: the largest mass of any head of the untrained model; nan where it was not measured
+    example: tuple[str, str, float]  # a good pair: the tokens that look, those looked at, the weight
+
+    @property
+    def lead(self) -> float:
+        """How far the mass lies above the highest of the three controls."""
+        return self.mass.mean - max(x for x in (self.even, self.elsewhere, self.untrained) if not math.isnan(x))
+
+
+# Lower edges of the bins of `HeadProfile.distances`: 0, 1, 2 to 3, 4 to 7, ...
+DISTANCES = (0, *(2**n for n in range(24)))
+
+
+@dataclass(frozen=True)
+class Example:
+    """Where in the text a head looked hard, at another token than the first and the one that looks."""
+
+    document: int
+    row: int  # the token that looks, counted from the first of the document
+    key: int
+    looks: str
+    at: str
+    weight: float
+
+
+MASS = 0.4  # of the attention; heads that are named in papers lie well above, even attention well below
+
+
+def relation_role(relation: Relation) -> Role:
+    """The role of following a relation."""
+    return Role(relation.name, relation.name, MASS, relation.meaning, relation.source)
+
+
+ROLES = tuple(
+    Role(name, score, threshold, Note.of(key_of("job", name)), source)
+    for name, score, threshold, source in tomllib.loads(read_text(packaged("roles", "toml")))["roles"]
+)
+
+
+@dataclass(frozen=True, repr=False)
+class HeadProfile(HeadRow[Interval]):
+    """What one head does on many documents; numbers are means over rows, then over documents."""
+
+    name: str  # "L3.H5"; in a model of several stacks "encoder.L3.H5", "cross.L3.H5"
+    part: str  # the stack: "", "encoder", "decoder", "cross", ...
+    layer: int
+    head: int
+    scores: dict[str, Interval]  # statistic -> mean and interval over documents; see `Survey.statistics`
+    uniform: dict[str, float]  # the same for attention spread evenly over what the mask allows
+    roles: tuple[str, ...]  # names of `Survey.roles`
+    importance: float | None  # Michel et al. 2019; None where the model has no loss
+    ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
+    thumbnail: NDArray[np.float32]  # (b,b) exact means of the weights over blocks of the first document
+    first_key: NDArray[np.float32]  # (b,) what of the thumbnail's first column the first key alone accounts for
+    received: NDArray[np.float32]  # (n,) mean weight that each token of the passage receives from a query
+    top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
+    top_weights: NDArray[np.float32]  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
+    was: str = ""  # its name in its own model, where it has got that of the head that it is compared with
+    relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
+    distances: tuple[int, ...] = ()  # rows by how far away their largest weight is, in bins from `DISTANCES` on
+    attended: tuple[tuple[str, float], ...] = ()  # the tokens that receive most of its attention, and their shares
+    examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
+    by_document: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # where asked for: (documents,) means
+
+    def __getitem__(self, name: str) -> Interval:
+        """The mean of a statistic and its interval over documents."""
+        if name not in self.scores:
+            raise unknown_statistic(name, self.scores)
+        return self.scores[name]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each statistic over the documents."""
+        return {name: score.mean for name, score in self.scores.items()}
+
+    def __repr__(self) -> str:
+        facts = [f"{name}={self.means[name]:.4g}" for name in ("entropy",) if name in self.scores]
+        facts += [f"roles: {', '.join(self.roles) or 'none'}"]
+        facts += [] if self.ablation is None else [f"loss without it {self.ablation.mean:+.4g}"]
+        return f"{self.name}({'; '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        return self.card(", ".join(self.roles))
+
+
+@dataclass(frozen=True)
+class Survey(HeadTable[HeadProfile]):
+    """What every head of a model does on a text: `survey["L3.H5"].entropy` is its mean and interval over documents."""
+
+    model: str  # how the reader knows the model
+    family: str  # "headwise", or the model type in transformers
+    texts: tuple[str, ...]  # where the text came from
+    n_documents: int
+    n_tokens: int
+    longest: int  # tokens of the longest document
+    statistics: dict[str, str]  # name -> meaning and unit, in the order to be shown
+    roles: tuple[Role, ...]  # those that were looked for
+    untrained: dict[str, float] | None  # the largest score of any head of the same model with untrained weights
+    loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
+    ablated: str | None  # "zero" or "mean"; None where heads were not silenced
+    tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
+    passage: int  # n
+    profiles: tuple[HeadProfile, ...]  # in the order of the model
+    notes: tuple[str, ...]  # what was left out and why, in full sentences
+    relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
+    digest: str = ""  # SHA-256 of the files of the weights, or of the tensors of a model that was made in memory
+    places: Mapping[str, tuple[str, int]] = field(
+        default_factory=dict
+    )  # of each site W_O's module, a head's width there
+
+    def card(self) -> dict[str, Any]:
+        """What was measured of every head, with its controls and its names in other tools, as plain data.
+
+        `headwise heads --card` writes it; docs/card.schema.json says what its fields are.
+        """
+        even: dict[str, Row] = {}  # of each site; a head whose mask is another has its own
+        heads = {profile.name: self._card_of(profile, even) for profile in self.profiles}
+        return {
+            "schema": "headwise-card-1",
+            "model": self.model,
+            "family": self.family,
+            "weights_sha256": self.digest or None,
+            "text": {
+                "sources": list(map(_source, self.texts)),
+                "documents": self.n_documents,
+                "tokens": self.n_tokens,
+                "longest": self.longest,
+            },
+            "statistics": dict(self.statistics),
+            "roles": [
+                {"name": role.name, "score": role.score, "threshold": role.threshold, "meaning": str(role.meaning)}
+                for role in self.roles
+            ],
+            "untrained": None if self.untrained is None else {key: _short(x) for key, x in self.untrained.items()},
+            "loss": _short(self.loss),
+            "ablated": self.ablated,
+            "notes": [str(note) for note in self.notes],
+            "even": even,
+            "heads": heads,
+        }
+
+    def _card_of(self, profile: HeadProfile, even: dict[str, Row]) -> Row:
+        control = {key: _short(value) for key, value in profile.uniform.items() if key in profile.scores}
+        of_site = even.setdefault(profile.name.rpartition(".")[0], control)
+        names = {}
+        for tool in TOOLS:
+            with suppress(HeadwiseError):  # it has no name there
+                names[tool] = self.alias(profile.name, tool)
+        return {
+            "roles": list(profile.roles),
+            "statistics": {key: _bounds(score) for key, score in profile.scores.items()},
+            **({} if control == of_site else {"even": control}),
+            "elsewhere": {key: _short(score.elsewhere) for key, score in profile.relations.items()},
+            "reach": {"half": _reach(profile.distances, 0.5), "nine_tenths": _reach(profile.distances, 0.9)},
+            "importance": _short(profile.importance),
+            "ablation": None if profile.ablation is None else _bounds(profile.ablation),
+            "names": names,
+        }
+
+    def _name_there(self, name: str) -> str:
+        return self[name].was or name
+
+    def __getitem__(self, name: str) -> HeadProfile:
+        for profile in self.profiles:
+            if profile.name == name:
+                return profile
+        raise unknown_head(name, [profile.name for profile in self.profiles])
+
+    def __iter__(self) -> Iterator[str]:
+        return (profile.name for profile in self.profiles)
+
+    def __len__(self) -> int:
+        return len(self.profiles)
+
+    def head_records(self) -> list[Row]:
+        """Columns: name, part, layer, head, roles (joined by `;`); of each statistic its mean, low, high and uniform,
+        the last being that of even attention; of each relation accuracy and elsewhere; importance; ablation, low and
+        high."""
+        rows = []
+        for profile in self.profiles:
+            row = _name(profile) | {"roles": "; ".join(profile.roles)}
+            for key in self.statistics:
+                row |= _three(key, profile.scores.get(key)) | {f"{key}_uniform": _finite(profile.uniform.get(key))}
+            for relation in self.relations:
+                score = profile.relations.get(relation.name)
+                row[f"{relation.name}_accuracy"] = None if score is None else _finite(score.accuracy.mean)
+                row[f"{relation.name}_elsewhere"] = None if score is None else _finite(score.elsewhere)
+            rows.append(row | {"importance": _finite(profile.importance)} | _three("ablation", profile.ablation))
+        return rows
+
+    def document_records(self) -> list[Row]:
+        """The mean of each statistic in each document, where they were kept."""
+        if not any(profile.by_document for profile in self.profiles):
+            raise HeadwiseError("the survey keeps no document by itself; take it with by_document=True")
+        rows = []
+        for profile in self.profiles:
+            for n in range(self.n_documents):
+                means = {key: _finite(float(values[n])) for key, values in profile.by_document.items()}
+                rows.append(_name(profile) | {"document": n} | means)
+        return rows
+
+    def renamed(self, pairs: Mapping[str, str]) -> Survey:
+        """The survey whose heads have the names of their counterparts in another model: `pairs` has theirs, then these.
+
+        A head without a counterpart is `L0.H1 (gone)`.
+        """
+        known = {here: there for there, here in pairs.items()}
+        names = ((profile, known.get(profile.name, f"{profile.name} (gone)")) for profile in self.profiles)
+        return replace(self, profiles=tuple(replace(each, name=name, was=each.name) for each, name in names))
+
+    def __repr__(self) -> str:
+        return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
+
+    def measured(self) -> Sequence[str]:
+        return list(self.statistics)
+
+    def columns(self) -> dict[str, Sequence[Cell]]:
+        losses = [None if profile.ablation is None else profile.ablation.mean for profile in self.profiles]
+        return {
+            "roles": [", ".join(profile.roles) for profile in self.profiles],
+            "loss without it": [number(loss, 3, signed=True) for loss in losses],
+        }
+
+
+def _source(text: str) -> str:
+    """The name of a file without its folders; of a text that was passed as it is, its beginning."""
+    words = text.split()
+    return PurePath(text).name if len(words) == 1 else f"{' '.join(words)[:60]} ..."
+
+
+def _short(value: float | None) -> float | None:
+    """Four digits, which the same text gives again on the same machine; None for what was not measured."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+def _bounds(score: Interval) -> list[float | None]:
+    return [_short(score.mean), _short(score.low), _short(score.high)]
+
+
+def _reach(distances: Sequence[int], part: float) -> int | None:
+    """Within how many tokens this part of the rows has its largest weight; the upper edge of a bin."""
+    reached = 0
+    for count, edge in zip(distances, DISTANCES[1:], strict=False):
+        reached += count
+        if reached >= part * sum(distances) > 0:
+            return int(edge) - 1
+    return None
+
+
+def _name(profile: HeadProfile) -> Row:
+    return {key: getattr(profile, key) for key in ("name", "part", "layer", "head")}
+
+
+def _three(key: str, value: Interval | None) -> Row:
+    bounds = (None, None, None) if value is None else (value.mean, value.low, value.high)
+    return {name: _finite(bound) for name, bound in zip((key, f"{key}_low", f"{key}_high"), bounds, strict=True)}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,249 @@
+"""Every nn.MultiheadAttention of a model becomes a layer of ours that answers the same call."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+from torch.utils._pytree import tree_leaves
+
+from headwise.errors import HeadwiseError
+from headwise.layer.importing.importers import Imported, from_torch
+from headwise.layer.layer import MultiHeadAttention
+from headwise.markup import amount
+from headwise.masks import Allowed, Bias, Causal, Mask
+from headwise.records import Call
+from headwise.rungs.tensor import trace
+
+ROUNDS = 5  # of each model, one after the other in turn
+Answer = tuple[Tensor, Tensor | None]
+
+
+class TorchAttention(nn.Module):
+    """A `MultiHeadAttention`, as `.layer`, behind the call of nn.MultiheadAttention and with its attributes.
+
+    A query that may attend to nothing gives 0, with weights of 0; torch gives NaN. Weights are those before dropout.
+    """
+
+    in_proj_bias = None  # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
+    _qkv_same_embed_dim = False
+
+    def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
+        super().__init__()
+        self.layer, self.batch_first = layer, batch_first
+        self.embed_dim, self.num_heads, self.head_dim = layer.spec.d_in, layer.spec.n_heads, layer.spec.head_dim
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> Answer:
+        """Masks mean what they mean in torch: True may not be attended to, numbers are added to the scores."""
+        alone = query.ndim == 2
+        sources = [query, key, value] if key is not query or value is not query else [query]
+        if alone:
+            sources = [source[None] for source in sources]
+        elif not self.batch_first:
+            sources = [source.transpose(0, 1) for source in sources]
+        weights: list[Tensor] = []
+        thread = threading.get_ident()
+
+        def look(call: Call) -> None:
+            if threading.get_ident() == thread:
+                weights.append(trace(call.q, call.k, call.v, call.options).weights)
+
+        mask = self._mask(sources, key_padding_mask, attn_mask, is_causal)
+        if need_weights:
+            self.layer.watchers.append(look)
+        try:
+            out: Tensor = self.layer(*sources, mask=mask)
+        finally:
+            if need_weights:
+                self.layer.watchers.remove(look)
+        if alone:
+            out = out[0]
+        elif not self.batch_first:
+            out = out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        (maps,) = weights
+        maps = maps.mean(1) if average_attn_weights else maps
+        return out, maps[0].to(out.dtype) if alone else maps.to(out.dtype)
+
+    def _mask(
+        self, sources: Sequence[Tensor], padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> Mask | None:
+        masks: list[Mask] = []
+        if is_causal:
+            masks.append(Causal(offset=0))
+            if attn_mask is not None and _is_causal(attn_mask):  # said twice: Causal alone has a faster path
+                attn_mask = None
+        if attn_mask is not None:
+            if attn_mask.ndim == 3:  # (B*H,T,S)
+                attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
+            masks.append(_theirs(attn_mask))
+        if padding is not None:
+            masks.append(_theirs(padding.reshape(sources[0].shape[0], 1, 1, -1)))
+        whole: Mask | None = None
+        for mask in masks:
+            whole = mask if whole is None else whole & mask
+        return whole
+
+
+def _theirs(mask: Tensor) -> Mask:
+    return Allowed(~mask) if mask.dtype == torch.bool else Bias(mask)
+
+
+def _is_causal(mask: Tensor) -> bool:
+    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)
+    causal = later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -math.inf)
+    return torch.equal(mask, causal)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A copy of a model whose nn.MultiheadAttention are layers of ours.
+
+    model       the copy; the model that was passed is as it was
+    layers      the path of each module that was replaced -> its certificate
+    difference  largest absolute difference of both models' outputs on `inputs`
+    seconds     of a forward pass on `inputs`: before and after, the median of five, in turn
+    peak        bytes of the tensors that live at once during it: before and after
+    The last three are None where nothing was measured.
+    """
+
+    model: nn.Module
+    layers: dict[str, Imported]
+    difference: float | None = None
+    seconds: tuple[float, float] | None = None
+    peak: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        worst = max(done.difference for done in self.layers.values())
+        lines = [
+            f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
+        ]
+        if self.seconds is not None and self.peak is not None:
+            before, after = map(amount, self.peak)
+            times = f"{1000 * self.seconds[0]:.3g} ms -> {1000 * self.seconds[1]:.3g} ms"
+            lines.append(f"the model within {self.difference:.2g}; forward {times}, peak {before} -> {after}")
+        return "\n".join(lines)
+
+
+def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> Replaced:
+    """A copy of `model` in which a `MultiHeadAttention` answers where an nn.MultiheadAttention did, with certificates.
+
+        done = hw.replace(model)                     # layers, and how far each is from what it replaces
+        done = hw.replace(model, inputs=(src, tgt))  # also what both models give and take on these arguments
+        with hw.watch(done.model) as seen: done.model(src, tgt)
+
+    The call stays: query, key, value, key_padding_mask, attn_mask, need_weights, average_attn_weights, is_causal, with
+    batch_first or without. In evaluation nn.TransformerEncoder has a kernel of its own, which is not used any more:
+    with padding it gives 0 where the copy gives a number for the padded token.
+    HeadwiseError names every module that cannot be replaced, and then nothing is.
+    """
+    layers, refused = {}, []
+    for path, module in _attentions(model):
+        try:
+            if type(module) is not nn.MultiheadAttention:
+                raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
+            if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+                raise HeadwiseError("it has hooks, which would be lost; remove them first")
+            layers[path] = from_torch(module)
+        except HeadwiseError as error:
+            refused.append(f"{path}: {error}")
+    if refused:
+        raise HeadwiseError(f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}")
+    if not layers:
+        raise HeadwiseError(
+            f"{type(model).__name__} has no nn.MultiheadAttention inside; import_attention knows others"
+        )
+    done = Replaced(_with(copy.deepcopy(model), layers), layers)
+    return done if inputs is None else _measured(model, done, (inputs,) if isinstance(inputs, Tensor) else inputs)
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            yield path or "the model itself", module
+
+
+def _with(model: nn.Module, layers: dict[str, Imported]) -> nn.Module:
+    """The model with these layers; a module that stands at two places is replaced at both."""
+    ours: dict[nn.Module, TorchAttention] = {}
+    for path, module in _attentions(model):
+        ours[module] = TorchAttention(layers[path].layer, module.batch_first).train(module.training)
+        _freeze(module, layers[path].layer)
+    for parent in list(model.modules()):
+        if isinstance(parent, nn.TransformerEncoder):
+            parent.use_nested_tensor = False  # which hands the weights of its first layer to a kernel
+        for name, child in parent._modules.items():
+            if child in ours:
+                parent._modules[name] = ours[child]
+    return ours.get(model, model)
+
+
+def _freeze(module: nn.MultiheadAttention, layer: Any) -> None:
+    """What is not trained there is not trained here."""
+    for name in "qkv":
+        theirs = getattr(module, f"{name}_proj_weight") if module.in_proj_weight is None else module.in_proj_weight
+        linear = getattr(layer, f"{name}_proj")
+        linear.weight.requires_grad_(theirs.requires_grad)
+        if module.in_proj_bias is not None:
+            linear.bias.requires_grad_(module.in_proj_bias.requires_grad)
+    for ours, theirs in zip(layer.o_proj.parameters(), module.out_proj.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+
+
+def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replaced:
+    """With the difference of the whole models, their time and their memory."""
+    if model.training:
+        raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
+    both = model, done.model
+    with torch.no_grad():
+        before, after = ([x for x in tree_leaves(each(*inputs)) if isinstance(x, Tensor)] for each in both)
+        differences = [float((x - y).abs().max()) for x, y in zip(before, after, strict=True)]
+        rounds = [[_seconds(each, inputs) for each in both] for _ in range(ROUNDS)]
+        peaks = [_peak(each, inputs) for each in both]
+    seconds = [statistics.median(times) for times in zip(*rounds, strict=True)]
+    return dataclasses.replace(
+        done, difference=max(differences), seconds=(seconds[0], seconds[1]), peak=(peaks[0], peaks[1])
+    )
+
+
+def _seconds(model: nn.Module, inputs: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    for x in tree_leaves(model(*inputs)):
+        if isinstance(x, Tensor) and x.is_cuda:
+            torch.cuda.synchronize(x.device)
+    return time.perf_counter() - start
+
+
+def _peak(model: nn.Module, inputs: Sequence[Any]) -> int:
+    """The most bytes that were asked for and not yet given back at one moment of a pass."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch's profiler writes lines to standard error
+    with profile(profile_memory=True) as profiler:
+        model(*inputs)
+    live = peak = 0
+    for event in profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak

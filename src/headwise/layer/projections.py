@@ -1,0 +1,86 @@
+"""The parameters of a layer, as its spec says: Linears, gains, sinks; and modules that have shapes alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headwise.records import Call
+from headwise.rungs.tensor import Rotation
+from headwise.spec import AttentionSpec
+
+_numbers = itertools.count()
+
+
+class Projections(nn.Module):
+    """What `MultiHeadAttention` computes with; its docstring names the parts."""
+
+    def __init__(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None, **fields: Any
+    ) -> None:
+        super().__init__()
+        spec = self.spec = AttentionSpec(**fields)
+        linear = partial(nn.Linear, device=device, dtype=dtype)
+        norm = partial(nn.RMSNorm, eps=spec.qk_norm_eps, device=device, dtype=dtype)
+        latent_norm = norm if spec.latent_norm else nn.Identity
+        zeros = partial(torch.zeros, device=device, dtype=dtype)
+        if spec.q_latent_dim is None:
+            self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
+        else:
+            self.q_down = linear(spec.d_in, spec.q_latent_dim, bias=spec.q_bias)
+            self.q_latent_norm = latent_norm(spec.q_latent_dim)
+            self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
+        if spec.latent_dim is None:
+            self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
+            self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
+        else:
+            self.kv_down = linear(spec.d_context, spec.latent_dim + spec.rope_dim, bias=spec.kv_bias)
+            self.kv_latent_norm = latent_norm(spec.latent_dim)
+            self.kv_up = linear(spec.latent_dim, spec.n_heads * spec.up_dim, bias=False)
+        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
+        self.q_norm = norm(spec.head_dim) if spec.qk_norm else None
+        self.k_norm = norm(spec.head_dim) if spec.qk_norm else None
+        self.sink = nn.Parameter(zeros(spec.n_heads)) if spec.sink else None
+        buckets = spec.relative_bias
+        self.relative_bias = nn.Parameter(zeros(buckets.n_buckets, spec.n_heads)) if buckets else None
+        self.watchers: list[Callable[[Call], Tensor | None]] = []  # what one returns takes the place of `out`
+        rotated, last = (spec.head_dim, False) if spec.latent_dim is None else (spec.rope_dim, True)
+        self._rotation = Rotation(spec.rope, rotated, last) if spec.rope else None
+        self._number = next(_numbers)  # by which a cache knows its layer
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy is another layer: a cache must not take it for this one, and nobody watches it."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._number, self.watchers = next(_numbers), []
+
+    @classmethod
+    def from_spec(
+        cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The layer that a spec describes."""
+        return cls(**vars(spec), device=device, dtype=dtype)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """The functions of torch.nn.init leave their tensor as it is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        drawn = getattr(func, "__module__", "") == "torch.nn.init"
+        return (args or tuple(kwargs.values()))[0] if drawn else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Modules that are built within this block have shapes and no numbers: they lie on the meta device.
+
+    First weights are not drawn: torch would import its compiler in order to pretend to, which takes over a second.
+    """
+    with torch.device("meta"), _NothingDrawn():
+        yield

@@ -1,0 +1,69 @@
+"""Where a model lies that is named on a command line or in Python: a folder, a GGUF file, a name on the hub.
+
+A name on the hub (owner/name) is looked up in the cache of `huggingface_hub`, and downloaded through it where there is
+a network: weights as safetensors, never pickles or code. A GGUF file becomes a folder once, which is kept in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.files import check_file
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository
+
+
+def located(source: Path) -> Path:
+    """The folder of a model. Raises HeadwiseError where it is named, and neither here nor to be had."""
+    if source.suffix == ".gguf" and source.is_file():
+        return _from_gguf(source)
+    elsewhere = HUB_NAME.fullmatch(str(source)) and not source.exists() and not source.parent.exists()
+    return _from_hub(str(source)) if elsewhere else source
+
+
+def _from_hub(name: str) -> Path:
+    try:
+        import huggingface_hub as hub
+    except ModuleNotFoundError:
+        raise HeadwiseError(
+            f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
+        ) from None
+    options: dict[str, Any] = {"repo_id": name, "allow_patterns": WANTED}
+    with suppress(Exception):  # it is not in the cache, or in a state that the library does not take
+        kept = Path(hub.snapshot_download(**options, local_files_only=True))
+        if any(kept.glob("*.safetensors")) and (kept / "config.json").exists():
+            return kept
+    try:
+        return Path(hub.snapshot_download(**options, etag_timeout=5))
+    except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise HeadwiseError(
+            f"{name} is no folder here, and not in the hub's cache; it could not be downloaded ({reason[:80]}): run "
+            f"`hf download {name}` where there is a network, or pass a folder"
+        ) from None
+
+
+def _from_gguf(path: Path) -> Path:
+    """A folder with the weights of a GGUF file in bfloat16, made once for each content of the file."""
+    check_file(path)
+    state = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:16]
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = base / "headwise" / f"{path.stem}-{key}"
+    if folder.exists():
+        return folder
+    lacking = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
+    from headwise.models.hf import write_gguf
+
+    write_gguf(path, folder)
+    return folder

@@ -1,0 +1,235 @@
+"""The story of one prediction: which heads bring the answer, which work against it, and by which paths.
+
+`heads/why.py` measures it; here it is put into words and tables, for the terminal, a notebook and the page.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from headwise.markup import escaped, number
+from headwise.table import Table, say
+from headwise.words import Note, phrase
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = ("head", "adds", "carries", "looks", "without")
+
+
+@dataclass(frozen=True)
+class StoryHead:
+    """A head in the story of a prediction."""
+
+    head: str
+    adds: float | None  # to the logit of the answer, minus that of the other, nats; None: not known of this model
+    at: int | None  # the position where it acts; None where it reads another text than `tokens`
+    looks: tuple[tuple[int, float], ...]  # from there: positions and weights, the three strongest that are no specials
+    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
+    brings: float | None  # share of the difference to the corrupted text that it carries; below 0 it works against it
+
+
+@dataclass(frozen=True)
+class StoryKeys:
+    """What the keys and the values of a key/value head carry, apart."""
+
+    head: str  # L3.KV1
+    k: float  # share of the difference
+    v: float
+
+
+@dataclass(frozen=True)
+class StoryPath:
+    """What one head brings through what another reads."""
+
+    sender: str
+    receiver: str  # a head, or for at k and v a key/value head
+    reader: str  # the head itself, or of those that read the key/value head the one that carries most
+    at: str  # q, k or v
+    effect: float  # share of the difference
+
+
+@dataclass(frozen=True)
+class Story:
+    """Why a model predicts what it predicts; also the JSON of `headwise why`. A notebook shows it; `text()`."""
+
+    CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
+    MOST: ClassVar[int] = 12  # heads that are silenced, followed, and shown in the table
+
+    model: str
+    asks: str  # which token the model answers with: "next", "masked" or "first"
+    prompt: str
+    tokens: tuple[str, ...]
+    corrupt: str | None
+    corrupted: tuple[str, ...] | None
+    answer: str
+    other: str  # what the answer is compared with
+    predicted: str
+    predicted_probability: float
+    probability: float  # of the answer
+    counts: str  # "logits": the answer's minus the other's, or "probability": the answer's log-probability
+    clean_value: float  # what counts, of the prompt, nats
+    corrupted_value: float | None  # and of the corrupted text
+    logit: float  # of the answer minus that of the other, nats: the sum of all parts where these are known
+    embedding: float | None
+    bias: float | None
+    feed_forwards: dict[str, float]
+    layers: tuple[str, ...]  # of the model, from the first to the last: L0, or encoder.L0
+    heads: tuple[StoryHead, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
+    keys: tuple[StoryKeys, ...]  # of the key/value heads that the first of these read
+    paths: tuple[StoryPath, ...]
+    notes: tuple[str, ...]  # which token an answer was taken for, and what was left out
+
+    def moves(self, part: StoryHead) -> float:
+        """How many nats of what counts come with a head: above 0 towards the answer."""
+        if part.brings is not None and self.corrupted_value is not None:
+            return part.brings * (self.clean_value - self.corrupted_value)
+        return part.adds if part.adds is not None else -(part.without or 0.0)
+
+    @property
+    def told(self) -> list[StoryHead]:
+        """The heads that have a place in the story: those with a clear share, or else the three that move most."""
+        clear = [part for part in self.heads[: self.MOST] if abs(part.brings or 0.0) >= self.CLEAR]
+        return clear or list(self.heads[:3])
+
+    def opening(self, lang: str = "en") -> list[str]:
+        """What is predicted, what it is compared with, and which heads bring it and which work against it."""
+        values = self._words() | {"text": _plain(self.prompt), "chance": f"{self.probability:.3f}"}
+        lines = [phrase(f"why.predicts_{self.asks}", lang, **values)]
+        if self.predicted != self.answer:
+            chance = f"{self.predicted_probability:.3f}"
+            lines.append(phrase("why.rather", lang, predicted=_bare(self.predicted), chance=chance))
+        if self.corrupted_value is None:
+            lines.append(phrase("why.compared", lang, **values))
+        else:
+            clean, corrupted = (number(value, 2) for value in (self.clean_value, self.corrupted_value))
+            values |= {"text": _plain(self.corrupt or ""), "clean": clean, "corrupted": corrupted}
+            lines.append(phrase(f"why.corrupted_{self.counts}", lang, **values))
+        return [*lines, *self._sides(lang)]
+
+    def _sides(self, lang: str) -> list[str]:
+        """The heads on either side, the strongest first, in a line each."""
+        lines = []
+        for key, sign in (("why.bring", 1), ("why.against", -1)):
+            heads = [part for part in self.told if sign * self.moves(part) > 0]
+            names = ", ".join(f"*{part.head}* ({self._amount(part)})" for part in heads)
+            if heads:
+                lines.append(phrase(key, lang, heads=names, count=len(heads), **self._words()))
+        return lines
+
+    def _amount(self, part: StoryHead) -> str:
+        return number(self.moves(part), 2, signed=True) if part.brings is None else _percent(part.brings)
+
+    def sentence(self, part: StoryHead, lang: str = "en") -> str:
+        """A head in words: what it carries or adds, where it looks, and what happens without it."""
+        values = self._words() | {"head": part.head}
+        words = []
+        if part.brings is not None:
+            key = "why.carries" if part.brings >= 0 else "why.opposes"
+            words.append(phrase(key, lang, share=_percent(abs(part.brings)), **values))
+        elif part.adds is not None:
+            key = "why.adds" if part.adds >= 0 else "why.takes"
+            words.append(phrase(key, lang, adds=f"{abs(part.adds):.2f}", **values))
+        if part.looks:
+            t, weight = part.looks[0]
+            key, here = ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
+            words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
+        if part.without is not None:
+            chances = (self.probability, self.probability * math.exp(part.without))
+            before, after = (f"{chance:.3f}" for chance in chances)
+            words.append(phrase("why.without", lang, before=before, after=after, **values))
+        return " ".join(words)
+
+    def word(self, t: int) -> str:
+        """A token of the text; with its place where the text has it several times: "John (11)", counted from 1."""
+        bare = _bare(self.tokens[t])
+        several = [_bare(token) for token in self.tokens].count(bare) > 1
+        return f"{bare} ({t + 1})" if several else bare
+
+    def table(self, lang: str = "en") -> Table:
+        """The heads of the story in numbers."""
+        rows = [
+            (
+                part.head,
+                number(part.adds, 2, signed=True),
+                number(part.brings, 2, signed=True),
+                ", ".join(f"{self.word(t)} {weight:.2f}" for t, weight in part.looks),
+                number(part.without, 2, signed=True),
+            )
+            for part in self.heads[: self.MOST]
+        ]
+        return Table([phrase(f"why.column_{name}", lang) for name in COLUMNS], rows)
+
+    def closing(self, lang: str = "en") -> list[str]:
+        """What the numbers mean, key/value heads and paths, and what a reader must know."""
+        lines = []
+        if self.embedding is not None and self.bias is not None:
+            adds = math.fsum(part.adds or 0.0 for part in self.heads)
+            values = {"logit": f"{self.logit:.2f}", "heads": f"{adds:+.2f}", "embedding": f"{self.embedding:+.2f}"}
+            values |= {"bias": f"{self.bias:+.2f}", "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}"}
+            lines.append(phrase("why.sum", lang, **values))
+        lines.append(phrase("why.columns", lang))
+        for each in (each for each in self.keys if max(abs(each.k), abs(each.v)) >= self.CLEAR):
+            lines += [phrase("why.keys", lang, head=each.head, k=_percent(each.k), v=_percent(each.v))]
+        for path in self.paths:
+            values = {"sender": path.sender, "receiver": path.receiver, "share": _percent(path.effect)}
+            lines.append(phrase(f"why.path_{path.at}", lang, **values))
+        return [
+            *lines,
+            *(phrase(note.key, lang, **note.facts) if isinstance(note, Note) else note for note in self.notes),
+        ]
+
+    def print(self, console: Console, lang: str = "en") -> None:
+        """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
+        for line in self.opening(lang):
+            say(console, line.replace("*", ""))
+        for part in self.told:
+            say(console, f"  {self.sentence(part, lang)}".replace("*", ""))
+        self.table(lang).print(console, (0, 3))
+        for line in self.closing(lang):
+            say(console, line.replace("*", ""))
+
+    def text(self, width: int = 100, lang: str = "en") -> str:
+        """What `headwise why` prints on a console of that width."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        self.print(Console(file=file, width=width), lang)
+        return file.getvalue()
+
+    def _repr_html_(self) -> str:
+        opening, closing = (
+            "".join(f"<p>{_strong(line)}</p>" for line in lines) for lines in (self.opening(), self.closing())
+        )
+        sentences = "".join(f"<li>{_strong(self.sentence(part))}</li>" for part in self.told)
+        return f"<div>{opening}<ul>{sentences}</ul>{self.table().html()}{closing}</div>"
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{part.head} {self._amount(part)}" for part in self.told[:4])
+        return f"Story({self.prompt!r} -> {self.answer!r}: {parts})"
+
+    def _words(self) -> dict[str, str]:
+        return {"answer": _bare(self.answer), "other": _bare(self.other)}
+
+
+def _bare(token: str) -> str:
+    """A token without the space before it; a token that is nothing else as it is."""
+    return _plain(token.strip() or token)
+
+
+def _plain(text: str) -> str:
+    """A text of others, whose stars are no marks of ours."""
+    return text.replace("*", "\u2217")
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share, 0)} %"
+
+
+def _strong(line: str) -> str:
+    pieces: Sequence[str] = escaped(line).split("*")
+    return "".join(f"<b>{piece}</b>" if place % 2 else piece for place, piece in enumerate(pieces))
