@@ -1,107 +1,138 @@
-"""The check of a layer that reads a text step by step through a cache: the whole text must give the same."""
+"""The check of caches: a text that is read in pieces must give what the whole text gives, and stand in its order."""
 
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headwise.teach.probe import Subject, pick, still_dropout, to_kind
+from headwise.teach.bugs import UncheckedError, Verdict
+from headwise.teach.form import CORRECT, Masks, attend
 from headwise.teach.reading import arrays_of
+from headwise.teach.rotations import LAYOUTS, WIDTHS, Problem, first_right
+from headwise.teach.search import close
+from headwise.teach.subject import (
+    BATCH,
+    HEAD_DIM,
+    HEADS,
+    QUERY,
+    TOKENS,
+    Subject,
+    Target,
+    arrays_in,
+    build,
+    kind_of_arrays,
+    pick,
+    still_dropout,
+    to_array,
+    to_kind,
+)
 
-STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)
+PIECES = (4, 1, 6)  # of a text that a cache gets
+STEPS = ((3, 1, 2, 1), (3, 1, 1, 1, 1), (1,) * 7)  # of the text of a layer
+START = r"(start|offset|pos|position|length|cur|input|cache)_?(pos|position|len|start|ition)?s?"
+FAILS = (
+    RuntimeError,
+    IndexError,
+    NameError,
+    KeyError,
+)  # of shapes and names; of others a call of ours may be the cause
+UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
+READERS = r"get|read|fetch|all|kv|stack|keys_values"
 
 
-def cache_bug(
-    subject: Subject, x: Any, whole: Any, namespace: Mapping[str, Any], code: str
-) -> tuple[str | None, float] | None:
-    """The bug of a layer's cache and the largest difference from the whole text; None where it has no cache.
+# A layer that has a cache.
 
-    x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once; `code` is its own
+
+def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> tuple[str, float] | None:
+    """The bug of a layer's cache, "" for none, and the largest difference from the whole text; None without a cache.
+
+    UncheckedError where no call with it came to an end.
+
+    x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once
     """
-    names = inspect.signature(subject.call).parameters
-    cache = next((n for n in names if re.search(r"cache|past", n) and not n.startswith("use")), None)
-    use = next((n for n in names if re.fullmatch(r"use_?(kv_?)?cache", n)), None)
-    if not any(name and len(re.findall(rf"\b{name}\b", code)) > 1 for name in (cache, use)):
+    names = cache_arguments(subject)
+    code = target.scope.code
+    used = {role for name, role in names.items() if len(re.findall(rf"\b{name}\b", code)) > 1}
+    if not used or (used == {"start"} and "cache" not in code):
         return None  # there is none, or a parameter that the code leaves aside
-    worst: tuple[str | None, float] | None = None
-    for steps in STEPS:
-        for first in _empty_caches(cache, namespace):
-            try:
-                out, held = _step_by_step(subject, x, steps, cache, use, first)
-            except Exception:  # this way of starting or of cutting was a guess
-                continue
-            gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
-            mixed = _out_of_order(held, x, subject, cache, use, first)
-            if gap < 1e-3 and not mixed:
-                return "", gap
-            worst = worst or ("cache-order" if mixed else "cache-offset", gap)
+    # What a first call may get for its cache, as functions that make one.
+    makers: list[Any] = [lambda: None]
+    if "cache" in names.values():
+        makers += [v for v in target.namespace.values() if isinstance(v, type) and "cache" in v.__name__.lower()]
+        makers += [dict, list]
+    worst: tuple[str, float] | None = None
+    failure: Exception | None = None
+    for steps, first in itertools.product(STEPS, makers):
+        try:
+            out, held = _step_by_step(subject, x, steps, names, first)
+        except Exception as error:  # this way of starting or of cutting was a guess
+            failure = failure or error
+            continue
+        gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
+        mixed = _out_of_order(held, x, subject, names, first)
+        if gap < 1e-3 and not mixed:
+            return "", gap
+        worst = worst or ("cache-order" if mixed else "cache-offset", gap)
+    if worst is None:
+        if isinstance(failure, FAILS):
+            return f"cache-raises {type(failure).__name__}: {failure}", 0.0
+        raise UncheckedError("no_steps", failure=f"{type(failure).__name__}: {failure}")
     return worst
 
 
-def _empty_caches(cache: str | None, namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """What a first call may get for its cache, as functions that make one."""
-    yield lambda: None
-    for value in namespace.values():
-        if cache and isinstance(value, type) and "cache" in value.__name__.lower():
-            yield value
-    if cache:
-        yield dict
-        yield list
+def cache_arguments(subject: Subject) -> dict[str, str]:
+    """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
+    names: dict[str, str] = {}
+    for name in inspect.signature(subject.call).parameters:
+        if re.fullmatch(r"use_?(kv_?)?cache", name):
+            names[name] = "use"
+        elif re.search(r"cache|past", name) and not name.startswith("use") and "cache" not in names.values():
+            names[name] = "cache"
+        elif re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name):
+            names[name] = "start"
+    return names
 
 
 def _step_by_step(
-    subject: Subject, x: Any, steps: tuple[int, ...], cache: str | None, use: str | None, first: Any
+    subject: Subject, x: Any, steps: tuple[int, ...], names: dict[str, str], first: Any
 ) -> tuple[Any, list[Any]]:
     """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
     _reset(subject.module)
-    state, outs, start, result = first(), [], 0, None
+    state, outs, start = first(), [], 0
     for n in steps:
         piece = x[:, start : start + n]
+        of_cache = {"cache": state, "use": True, "start": start}
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind), **subject.fixed}
-        if cache:
-            arguments[cache] = state
-        if use:
-            arguments[use] = True
-        parameters = inspect.signature(subject.call).parameters
-        arguments |= {
-            name: start for name in parameters if re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name)
-        }
+        arguments |= {name: of_cache[role] for name, role in names.items()}
         with still_dropout(subject.seen, False, n), np.errstate(all="ignore"):
             result = subject.call(**arguments)
-        out = pick(result, (*piece.shape[:2], x.shape[2]))
-        if out is None:
-            raise ValueError("no output")
-        outs.append(out)
+        outs.append(pick(result, (*piece.shape[:2], x.shape[2])))
         if isinstance(result, tuple) and len(result) > 1:
             later = [r for r in result[1:] if r is not None]
             state = later[-1] if len(later) == 1 or not hasattr(later[-1], "shape") else tuple(later)
         start += n
-    names = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
-    inside = {name: value for name, value in names.items() if re.search("cache|past", name)}
+    kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
+    inside = {name: value for name, value in kept.items() if re.search("cache|past", name)}
     held = [array.value for place in (state, inside) for array in arrays_of(place) if array.value.ndim >= 3]
     _reset(subject.module)
     return np.concatenate(outs, 1), held
 
 
-def _out_of_order(held: list[Any], x: Any, subject: Subject, cache: str | None, use: str | None, first: Any) -> bool:
+def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, str], first: Any) -> bool:
     """Do the held keys stand in another order than those of the whole text, held at once?"""
+    total = x.shape[1]
     try:
-        _, whole = _step_by_step(subject, x, (x.shape[1],), cache, use, first)
+        _, whole = _step_by_step(subject, x, (total,), names, first)
     except Exception:  # a cache that takes single tokens alone
         return False
-    total = x.shape[1]
-    for a, b in zip(held, whole, strict=False):
-        if a.shape == b.shape and total in a.shape:
-            axis = a.shape.index(total)
-            first_rows, rows = (np.moveaxis(y, axis, 0).reshape(total, -1) for y in (a, b))
-            if not np.allclose(first_rows, rows, atol=1e-3):
-                ordered, whole_ordered = (y[np.lexsort(np.round(y.T, 3))] for y in (first_rows, rows))
-                return bool(np.allclose(ordered, whole_ordered, atol=1e-2))
-    return False
+    pairs = [(a, b) for a, b in zip(held, whole, strict=False) if a.shape == b.shape and total in a.shape]
+    return any(_misplaced(a, b, a.shape.index(total)) == "cache-order" for a, b in pairs)
 
 
 def _reset(module: Any) -> None:
@@ -112,3 +143,100 @@ def _reset(module: Any) -> None:
     for name, value in list(getattr(module, "__dict__", {}).items()):
         if re.search("cache|past", name) and hasattr(value, "shape"):
             setattr(module, name, None)
+
+
+# A cache by itself, and a function that attends with one.
+
+
+def examine_cache(target: Target) -> Verdict:
+    """The verdict on a cache, or on a function that attends with new tokens to those held."""
+    target.did("pieces")
+    if not isinstance(target.thing, type) and any(QUERY.match(n) for n in inspect.signature(target.thing).parameters):
+        return first_right(target, iter([partial(_decoding, target)]))
+    return first_right(target, (partial(_fill, target, to) for to, _ in LAYOUTS.values()))
+
+
+def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
+    """None where the cache holds the tokens in order; else which bug."""
+    total = whole.shape[axis]
+    if array.ndim != whole.ndim or array.shape[axis] < total:
+        return "cache-order" if array.size == whole.size else "cache-offset"
+    tokens, right = (np.moveaxis(np.take(x, range(total), axis), axis, 0).reshape(total, -1) for x in (array, whole))
+    if close(tokens, right):
+        return None
+    same = tokens.shape == right.shape and close(tokens[np.lexsort(tokens.T)], right[np.lexsort(right.T)])
+    return "cache-order" if same else "cache-offset"
+
+
+def _fill(target: Target, to: Callable[[Any], Any]) -> Problem | None:
+    """What is wrong with keys and values that the cache holds after all pieces; None where it holds none."""
+    rng = np.random.default_rng(0)
+    whole = tuple(to(rng.normal(size=(BATCH, HEADS, sum(PIECES), HEAD_DIM))) for _ in range(2))
+    axis = whole[0].shape.index(sum(PIECES))
+    kind = kind_of_arrays(None, target.source.code)
+    state, call, methods = None, target.thing, []
+    if isinstance(target.thing, type):
+        state = build(target, {**WIDTHS, **target.options.args})
+        methods = [n for n, _ in inspect.getmembers(state, callable) if n in vars(target.thing)]
+        call = getattr(state, next(n for n in sorted(methods, reverse=True) if re.match(UPDATES, n)))
+    past: list[Any] = []
+    for start, end in itertools.pairwise(itertools.accumulate(PIECES, initial=0)):
+        new = [to_kind(np.take(x, range(start, end), axis), kind) for x in whole]
+        result = call(**_arguments_of_update(call, new, past, start))
+        past = list(result) if isinstance(result, tuple) else [result]
+    reader = next((n for n in methods if re.match(READERS, n)), None)
+    if past == [None] and reader:
+        past = list(getattr(state, reader)())
+    for held in (past, vars(state).values() if state else ()):
+        arrays = [a for x in held if (a := to_array(x)) is not None and a.ndim == whole[0].ndim]
+        if len(arrays) < 2:
+            continue
+        for array, right in zip(arrays, whole, strict=False):
+            if (bug := _misplaced(array, right, axis)) is not None:
+                tokens = np.moveaxis(right, axis, 0).reshape(right.shape[axis], -1)[:, :HEAD_DIM]
+                key = int(np.abs(np.take(array, 0, axis).ravel()[:HEAD_DIM] - tokens).sum(-1).argmin())
+                return bug, target.say("by_property_cache-order", key=key)
+        return None, ""
+    return None
+
+
+def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
+    """Arguments of one update: what was held, what is new, and how much was held."""
+    arguments: dict[str, Any] = {}
+    olds, news = list(past), list(new)
+    for name in inspect.signature(call).parameters:
+        if re.search(r"layer|idx", name):
+            arguments[name] = 0
+        elif re.fullmatch(START, name) and name != "cache":
+            arguments[name] = start
+        elif re.search(r"past|cache|old|prev", name):
+            many = re.search(r"_?(k|v|keys?|values?)$", name) is not None
+            arguments[name] = (olds.pop(0) if olds else None) if many else (tuple(past) if past else None)
+        elif news:
+            arguments[name] = news.pop(0)
+    return arguments
+
+
+def _decoding(target: Target) -> Problem:
+    """What is wrong with a function that attends with new tokens to those held: f(q, k, v, past_k, past_v)."""
+    rng = np.random.default_rng(0)
+    kind = kind_of_arrays(None, target.source.code)
+    q, k, v = (rng.normal(size=(BATCH, HEADS, TOKENS, HEAD_DIM)) for _ in range(3))
+    names = list(inspect.signature(target.thing).parameters)
+    old = [n for n in names if re.search(r"past|cache|old|prev", n)]
+    fresh = [n for n in names if n not in old][:3]
+    if len(old) not in (1, 2) or len(fresh) != 3:
+        raise UncheckedError("asks_past", name=target.name, names=", ".join(names))
+    new = {n: to_kind(x[:, :, -1:], kind) for n, x in zip(fresh, (q, k, v), strict=True)}
+    held = [to_kind(x[:, :, :-1], kind) for x in (k, v)]
+    past = dict(zip(old, held, strict=True)) if len(old) == 2 else {old[0]: tuple(held)}
+    arrays = list(arrays_in(target.thing(**new, **past)))
+    for array, whole in zip([a for a in arrays if a.shape == k.shape], (k, v), strict=False):
+        if (bug := _misplaced(array, whole, 2)) is not None:
+            return bug, target.say("by_property_cache-order", key=TOKENS - 1)
+    right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
+    out = next((a for a in arrays if a.shape == right.shape), None)
+    if out is not None and close(out, right):
+        return None, ""
+    gap = float("nan") if out is None else float(np.abs(out - right).max())
+    return "cache-offset", target.say("by_property_cache-offset", gap=gap)

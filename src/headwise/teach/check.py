@@ -14,25 +14,38 @@ An exercise calls it with the learner's file and reads the verdict:
 
 from __future__ import annotations
 
+import ast
 import inspect
+import json
+import re
 import signal
 import sys
 import textwrap
 import threading
+import tokenize
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError
-from headwise.teach.catalogue import words
-from headwise.teach.examine import Options, Target, examine
-from headwise.teach.source import Source, kind_of
-from headwise.teach.verdict import Verdict
+from headwise.errors import HeadwiseError, unknown
+from headwise.markup import listed
+from headwise.records import from_json
+from headwise.teach.bugs import UncheckedError, Verdict, words
+from headwise.teach.caches import examine_cache
+from headwise.teach.examine import examine
+from headwise.teach.loops import NAME, head_loop, helpers
+from headwise.teach.rotations import examine_rotation
+from headwise.teach.sandbox import MEMORY, alone, run_apart
+from headwise.teach.source import Source, candidates, kind_of
+from headwise.teach.subject import Options, Target
 
 SECONDS = 20.0  # for one check, the import of the file included
+LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
 
 
 class TimeOut(BaseException):
@@ -60,53 +73,69 @@ def check(
     HeadwiseError where there is nothing to check: no such file or name, or several candidates. What cannot be built or
     called gives a verdict whose `right` is None.
     """
+    if not 0 < seconds <= LONGEST:
+        raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
-    words(lang)
+    say = words(lang)
     if isinstance(target, str | Path):
-        from headwise.teach.sandbox import check_file
-
-        return check_file(str(target), options, seconds)
+        path, name = _path_and_name(str(target), say)
+        return _check_file(path, name, options, seconds)
     name = getattr(target, "__name__", type(target).__name__)
     source = _source_of(target)
     known = kind_of(source.definitions[name]) if name in source.definitions else None
     kind = known or ("function" if inspect.isfunction(target) else "layer")
     module = sys.modules.get(getattr(target, "__module__", ""), None)
-    subject = Target(target, name, source, vars(module) if module else {})
-    return judged(subject, kind, options, seconds)
+    return judged(Target(target, name, kind, source, options, vars(module) if module else {}), seconds)
 
 
-Engine = Callable[[Target, str, Options], Verdict]
-
-
-def judged(target: Target, kind: str, options: Options, seconds: float, examine_it: Engine | None = None) -> Verdict:
-    """The verdict; an error of the learner's code is a verdict too, with its line.
-
-    examine_it  what examines; default: what is made for that kind
-    """
-    say = words(options.lang)
+def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: None) -> Verdict:
+    """The verdict; an error of the learner's code is a verdict too, with its line. `load` puts the object in first."""
+    lang = target.options.lang
     try:
+        if target.source.is_blank(target.name):
+            name = target.name if target.kind == "function" else "forward"
+            raise UncheckedError("returns_nothing", name=name)
         with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
-            return (examine_it or engine(kind))(target, kind, options)
+            load()
+            verdict = _examined(target)
+            around = (target.say("around_loop"),) * (target.name == NAME)
+            return replace(verdict, not_checked=(*around, *verdict.not_checked))
     except TimeOut:
-        reason = say["too_long"].format(seconds=seconds)
-    except HeadwiseError as error:
-        reason = str(error)
+        reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
-        reason = explained(error, target.source, say)
-    return Verdict(target.name, kind, None, (), tuple(target.checked), (reason, *target.not_checked), options.lang)
+        reason = explained(error, target.source, lang)
+    return target.verdict(None, reason=reason)
 
 
-def engine(kind: str) -> Engine:
-    """What examines a layer, a function, a rotation or a cache."""
-    if kind in ("rotary", "cache"):
-        from headwise.teach.helpers import examine_helper
+def _examined(target: Target) -> Verdict:
+    """The verdict by what it is; of a function that takes other things than attention does, on its loop over heads."""
+    try:
+        return {"rotary": examine_rotation, "cache": examine_cache}.get(target.kind, examine)(target)
+    except UncheckedError:
+        loop = head_loop(target.source.text, target.source.path, target.name) if target.kind == "function" else None
+        if loop is None:
+            raise
+    target.source, target.namespace = loop, dict(target.namespace)
+    run(loop, target.namespace)
+    target.name, target.thing = NAME, target.namespace[NAME]
+    target.__dict__.pop("scope", None)  # of what it was before
+    return examine(target)
 
-        return examine_helper
-    return examine
+
+def run(source: Source, namespace: dict[str, Any]) -> None:
+    """Run the text of a file, or of a loop with what that may use."""
+    if source.numbers_of_lines:
+        namespace.update({**helpers(source), **namespace})
+    exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 
-def explained(error: BaseException, source: Source, say: Mapping[str, str]) -> str:
+def explained(error: BaseException, source: Source, lang: str) -> str:
     """An error of the learner's code in one line, with the line of the file in which it arose."""
+    say = words(lang)
+    if isinstance(error, UncheckedError):
+        return error.text(lang)
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"SyntaxError: {error.msg} ({say['line']} {error.lineno}: {(error.text or '').strip()})"
     calls = traceback.extract_tb(error.__traceback__)
     frames = [f for f in calls if f.filename == source.path]
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -117,7 +146,9 @@ def explained(error: BaseException, source: Source, say: Mapping[str, str]) -> s
     if not frames:
         ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
         return f"{say['ours']} ({text})" if ours and not isinstance(error, TypeError | HeadwiseError) else text
-    return f"{text} ({say['line']} {frames[-1].lineno}: {(frames[-1].line or '').strip()})"
+    line = frames[-1].lineno or 1
+    quote = source.lines[line - 1].strip() if line <= len(source.lines) else ""
+    return f"{text} ({say['line']} {source.number_of(line)}: {quote})"
 
 
 def _source_of(target: Any) -> Source:
@@ -130,7 +161,7 @@ def _source_of(target: Any) -> Source:
         if thing.__name__ in source.definitions:
             return source
         lines, first = inspect.getsourcelines(thing)
-        return Source(textwrap.dedent("".join(lines)), path, max(first - 1, 0))
+        return Source(textwrap.dedent("".join(lines)), path, tuple(range(max(first, 1), max(first, 1) + len(lines))))
     except (OSError, TypeError, SyntaxError):
         return Source("")
 
@@ -170,3 +201,97 @@ def _random_state_kept() -> Iterator[None]:
         np.random.set_state(states[1])
         if torch and states[2] is not None:
             torch.set_rng_state(states[2])
+
+
+# A file, in a process of its own.
+
+
+def _path_and_name(spec: str, say: Mapping[str, str]) -> tuple[Path, str]:
+    """The file of FILE or FILE:NAME, and the name, empty where there is none."""
+    path, name = Path(spec), ""
+    if not path.exists() and ":" in spec:
+        text, name = spec.rsplit(":", 1)
+        path = Path(text)
+    problems = {
+        "no_file": not path.exists(),
+        "is_folder": path.is_dir(),
+        "is_notebook": path.suffix == ".ipynb",
+        "no_python": path.suffix != ".py",
+    }
+    for key, so in problems.items():
+        if so:
+            raise HeadwiseError(say[key].format(path=path))
+    return path.resolve(), name
+
+
+def _check_file(path: Path, name: str, options: Options, seconds: float) -> Verdict:
+    """The verdict on what a file defines under that name, or on the only candidate in it."""
+    say = words(options.lang)
+    target = Target(None, name or path.name, "", Source("", str(path)), options)
+    try:
+        with tokenize.open(path) as file:
+            source = target.source = read_source(file.read(), str(path), name)
+        definitions = source.definitions
+    except (SyntaxError, ValueError) as error:
+        return target.verdict(None, reason=explained(error, target.source, options.lang))
+    names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
+    if len(names) != 1:
+        key = "several_candidates" if names else "no_candidate"
+        raise HeadwiseError(say[key].format(file=path.name, names=listed(names, 6), name=[*names, "NAME"][0]))
+    target.name = names[0]
+    if target.name not in definitions:
+        raise unknown(say["no_name"].format(path=path, name=target.name), target.name, definitions)
+    node = definitions[target.name]
+    target.kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
+    request = {"path": str(path), "name": target.name, "kind": target.kind, "seconds": seconds, "lang": options.lang}
+    request |= {"text": source.text, "numbers": source.numbers_of_lines, "options": asdict(options)}
+    ended = run_apart("headwise.teach.check", request, seconds + 2)
+    if ended.answer:
+        verdict: Verdict = from_json(Verdict, json.loads(ended.answer))
+        return verdict
+    reason = f"{say['exits']} ({ended.code})"
+    if ended.code is None:
+        # The line of the learner's file in which the time ended, as faulthandler wrote it.
+        match = re.search(rf'File "{re.escape(str(path))}", line (\d+)', ended.trace)
+        reason = target.say("too_long", seconds=seconds) + (f" ({say['line']} {match[1]})" if match else "")
+    elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
+        reason = target.say("killed", memory=MEMORY >> 30)
+    return target.verdict(None, reason=reason)
+
+
+def read_source(text: str, path: str = "", name: str = "") -> Source:
+    """The text of a file as it is; or its loop over heads as a function, where it has nothing else to check."""
+    source = Source(text, path)
+    try:
+        known = kind_of(source.definitions[name]) if name in source.definitions else name or candidates(source)
+    except SyntaxError:
+        if (loop := head_loop(text, path)) is None:
+            raise
+        return loop
+    return source if known else head_loop(text, path, name) or source
+
+
+def main() -> None:
+    """In the process of its own: load the file and check it."""
+    import faulthandler
+
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
+    faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
+    path = request["path"]
+    source = Source(request["text"], path, tuple(request["numbers"]))
+    target = Target(None, request["name"], request["kind"], source, Options(**request["options"]))
+
+    def load() -> None:
+        sys.path.insert(0, str(Path(path).parent))
+        module = sys.modules["learner"] = types.ModuleType("learner")
+        module.__file__ = path
+        target.namespace = vars(module)
+        run(source, target.namespace)
+        target.thing = target.namespace[target.name]
+
+    alone(request, source.text, lambda: asdict(judged(target, request["seconds"], load)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,19 +5,21 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_bytes, read_json, read_text, write_whole
-from headwise.teach.catalogue import LANGUAGES, UNKNOWN, catalogue
+from headwise.files import is_unfinished, read_bytes, read_json, read_text, remove_unfinished, write_whole
+from headwise.teach.bugs import UNKNOWN, catalogue, room, words
 from headwise.teach.check import check
-from headwise.teach.exercises import WORDS, Exercise, check_language, exercises, find_exercise, room
-from headwise.teach.marking import Mark, mark
+from headwise.teach.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
+from headwise.words import LANGUAGES
 
-PROGRESS = "progress.json"
+PROGRESS, BACKUP = "progress.json", "backup"
 HINTS = 3
 
 
@@ -31,8 +33,8 @@ class Course:
     tries: dict[str, int] = field(default_factory=dict)  # of exercises that are not right yet, by their number
 
     @property
-    def words(self) -> dict[str, str]:
-        return WORDS[self.language]
+    def words(self) -> Mapping[str, str]:
+        return words(self.language)
 
     @property
     def current(self) -> Exercise | None:
@@ -84,7 +86,10 @@ class Course:
 
     def _named_by_check(self, exercise: Exercise, verdict: Mark) -> Mark:
         """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code."""
-        target = f"{self.path(exercise).resolve()}:{exercise.name_of_class}"
+        names = [exercise.name_of_class, *(a for a, b in COURSE_NAMES.items() if b == exercise.name_of_class)]
+        text = read_text(self.path(exercise))
+        name = next((name for name in names if f"class {name}" in text), names[0])
+        target = f"{self.path(exercise).resolve()}:{name}"
         checked = check(target, causal=exercise.causal, lang=self.language)
         findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
         if not findings:
@@ -100,11 +105,13 @@ class Course:
     def reset(self, exercise: Exercise) -> Path:
         """Make a file as it was at first; returns where the learner's version is kept."""
         path = self.path(exercise)
-        backups = self.folder / "backup"
+        backups = self.folder / BACKUP
         backups.mkdir(exist_ok=True)
-        number = 1
-        while (backup := backups / f"{exercise.name}-{number}.py").exists():
-            number += 1
+        for number in itertools.count(1):
+            backup = backups / f"{exercise.name}-{number}.py"
+            with suppress(FileExistsError):
+                backup.touch(exist_ok=False)  # so that of two calls at once no two have the number
+                break
         write_whole(backup, read_bytes(path) if path.exists() else b"")
         write_whole(path, exercise.source(self.language))
         self.passed = [passed for passed in self.passed if passed != exercise.number]
@@ -115,53 +122,67 @@ class Course:
 
 def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     """The course in a folder, made there if need be; and whether it is new."""
-    if language is not None:
-        check_language(language)
+    say = words(language or "en")
     if folder.exists() and not folder.is_dir():
-        raise HeadwiseError(f"{folder} is a file; pass a folder")
+        raise HeadwiseError(say["course_is_file"].format(folder=folder))
     path = folder / PROGRESS
     new = not path.exists()
-    if new and folder.exists() and any(folder.iterdir()):
-        raise HeadwiseError(f"{folder} is not empty and holds no exercises; pass another folder")
-    course = Course(folder, **({} if new else _read(path)))
+    if new and folder.exists() and not _is_begun(folder):
+        raise HeadwiseError(say["no_course"].format(folder=folder))
+    course = Course(folder) if new else _read(path, say)
     course.language = language or course.language
     folder.mkdir(parents=True, exist_ok=True)
+    for place, names in ((folder, [PROGRESS, *_files()]), (folder / "figures", ["*.svg"]), (folder / BACKUP, ["*.py"])):
+        if place.is_dir():
+            remove_unfinished(place, names, alone=False)
     course.write_files()
     course.save()
     return course, new
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _is_begun(folder: Path) -> bool:
+    """Is there nothing in it, or an exercise: of a first call that was killed, or of a course without its progress?"""
+    unfinished = all(is_unfinished(path.name, [PROGRESS, *_files()]) for path in folder.iterdir())
+    return unfinished or any((folder / name).exists() for name in _files())
+
+
+def _files() -> list[str]:
+    return [exercise.file for exercise in exercises()]
+
+
+def _read(path: Path, say: Mapping[str, str]) -> Course:
     try:
-        content = read_json(path)
-        course = Course(path.parent, **content)
-        check_language(course.language)
+        course = Course(path.parent, **read_json(path))
+        words(course.language)
         for number in [*course.passed, *map(int, course.tries)]:
             find_exercise(number)
         _ = [times + 0 for times in course.tries.values()]
     except (ValueError, TypeError, AttributeError) as error:
-        raise HeadwiseError(f"{path} is damaged ({error}); remove it: the exercises stay as they are") from None
-    return dict(content)
+        raise HeadwiseError(say["damaged"].format(path=path, error=error)) from None
+    return course
 
 
 def told(exercise: Exercise, verdict: Mark, language: str, step: int, file: str, command: str) -> list[str]:
     """What a learner reads of a verdict, line by line; `step` is the number of the hint that is due, 0 for none."""
-    words, texts = WORDS[language], exercise.texts[language]
-    lines = [words[verdict.status].format(number=exercise.number, title=texts["title"], file=file)]
+    say, texts = words(language), exercise.texts[language]
+    lines = [say[verdict.status].format(number=exercise.number, title=texts["title"], file=file)]
     if verdict.status == "passed":
         right = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
-        return [*lines, words[right].format(guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])]
+        lines.append(say[right].format(guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"]))
+        return [*lines, verdict.fix] if verdict.fix else lines
     lines.append(f"  {verdict.evidence}")
     if verdict.bugs:
         known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
-        lines.append(f"  {words['bug'].format(bugs=' '.join([*known, verdict.fix]))}")
+        lines.append(f"  {say['bug'].format(bugs=' '.join([*known, verdict.fix]))}")
     elif verdict.status == "wrong":
-        lines.append(f"  {words['unknown_bug']}")
+        lines.append(f"  {say['unknown_bug']}")
     if verdict.line and verdict.quoted:
-        text = words["line" if verdict.status == "wrong" else "error_line"]
+        text = say["likely_line" if verdict.status == "wrong" else "error_line"]
         lines.append(f"  {text.format(line=verdict.line, quoted=verdict.quoted)}")
     if step:
-        lines.append(f"  {words['hint'].format(step=step, steps=HINTS, hint=texts['hints'][step - 1])}")
+        lines.append(
+            f"  {say['hint'].format(step=step, steps=HINTS, hint=exercise.hint(language, step, verdict.evidence))}"
+        )
     if step == HINTS:
-        lines.append(f"  {words['last_hint'].format(command=f'{command} --solution {exercise.number}')}")
+        lines.append(f"  {say['last_hint'].format(command=f'{command} --solution {exercise.number}')}")
     return lines

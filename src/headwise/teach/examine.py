@@ -3,32 +3,57 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
+import itertools
 import re
+import time
+import traceback
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from headwise.errors import HeadwiseError
-from headwise.teach import arguments as size
-from headwise.teach.arguments import build
-from headwise.teach.caches import cache_bug
-from headwise.teach.catalogue import UNKNOWN, bug_named, words
-from headwise.teach.encodings import ENCODINGS, meanings_of
-from headwise.teach.evidence import evidence_of, stage_of
+from headwise.teach import subject as size
+from headwise.teach.bugs import UNKNOWN, Finding, UncheckedError, Verdict, bug_named, words
+from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Masks, Weights
-from headwise.teach.probe import Subject, kind_of_arrays, read_call, to_kind
-from headwise.teach.reading import Parts, Reading, arrays_of, parts_of, readings, role_of, styles
-from headwise.teach.search import Case, Explanation, Search, close
-from headwise.teach.source import Source
-from headwise.teach.verdict import Finding, Verdict
-from headwise.teach.weights import count_of, renew, same_modules, scale_is_folded
+from headwise.teach.loops import OUTPUTS
+from headwise.teach.reading import (
+    Reading,
+    arrays_of,
+    count_of,
+    heads_of,
+    parts_of,
+    readings,
+    renew,
+    role_of,
+    same_modules,
+    scale_is_folded,
+    styles,
+    width_of,
+)
+from headwise.teach.search import Case, Explanation, Search, close, evidence_of, stage_of
+from headwise.teach.source import ENCODINGS, meanings_of
+from headwise.teach.subject import (
+    KEY,
+    QUERY,
+    VALUE,
+    Subject,
+    Target,
+    arguments_of,
+    build,
+    kind_of_arrays,
+    meaning_of,
+    subject_of,
+    to_kind,
+)
 
 LENGTHS = (7, 4, 6, 3, 5)  # real tokens of the five documents
+CALLS = ("forward", "__call__", "call", "attend", "attention")
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # Rotary positions that are used; a parameter `cos` alone may be left aside.
@@ -36,67 +61,48 @@ TURNS = (
     r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
     r"view_as_complex|1j|inv_freq"
 )
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
+LENGTH = r"(valid|seq|key|x|src|input)?_?(lens?|lengths?)"
+CONTEXTS = r"context|memory|enc\w*|key_value_states|kv|source|other|cond|cross\w*"
 BEYOND = (
     r"tanh|temperature|logit_scale|normalize\(|alibi|softcap|soft_cap|sink|relative_|conv\d?d|sigmoid|window_size|"
     r"sliding|bucket|layernorm|layer_norm\("
 )
 
 
-OF_HEADS = {"split-no-transpose", "join-no-transpose", "layout-mixed", "heads-averaged", "heads-share-projection"}
-OF_WEIGHTS = {"weights-transposed", "output-projection-missing", "bias-dropped", "keys-from-queries"}
+TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"
 
 
-@dataclass
-class Options:
-    """What the caller says. `causal` None guesses; `sizes` are those of --args, `mapping` those of --map."""
-
-    causal: bool | None = None
-    sizes: Mapping[str, Any] = field(default_factory=dict)
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    lang: str = "en"
-    seconds: float = 10.0
+NARROW = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies what scores have lost
+STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
 
-@dataclass
-class Target:
-    """What is checked: an object, its name, the source it stands in, and the names of its file."""
+class Table(dict[str, Any]):
+    """Weights by their names; by their roles where code puts a layer's number before: `layer0.attn_wq`."""
 
-    thing: Any
-    name: str
-    source: Source
-    namespace: Mapping[str, Any] = field(default_factory=dict)
-    checked: list[str] = field(default_factory=list)
-    not_checked: list[str] = field(default_factory=list)
-
-    @property
-    def scope(self) -> Source:
-        """The text of the object and of what it uses."""
-        source = self.source
-        nodes = [source.definitions[name] for name in source.reach(self.name)]
-        if not nodes:
-            return source
-        return Source("\n".join("\n".join(source.lines[n.lineno - 1 : n.end_lineno]) for n in nodes))
-
-    def finding(self, bug: str, evidence: str, lang: str) -> Finding:
-        """A bug of the catalogue with its likely line."""
-        entry = bug_named(bug)
-        line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
-        return Finding(bug, line, quote, evidence, entry.text("fix", lang))
+    def __missing__(self, key: str) -> Any:
+        return next(value for name, value in self.items() if role_of(name) == role_of(key))
 
 
-def examine(target: Target, kind: str, options: Options) -> Verdict:
-    """The verdict on a layer or a function. HeadwiseError where it cannot be built or called."""
-    examiner = Examiner(target, options)
-    return examiner.layer() if kind == "layer" else examiner.function()
+def _of_class(value: Any, number: type) -> Any:
+    if isinstance(value, Table):
+        return Table({name: to_kind(matrix, number) for name, matrix in value.items()})
+    return to_kind(value, number)
+
+
+def examine(target: Target) -> Verdict:
+    """The verdict on a layer or a function. UncheckedError where it cannot be built or called."""
+    examiner = Examiner(target)
+    return examiner.layer() if target.kind == "layer" else examiner.function()
 
 
 class Examiner:
     """One check: the object, what is known of it, and what comes out."""
 
-    def __init__(self, target: Target, options: Options) -> None:
-        self.target, self.options, self.scope = target, options, target.scope
-        self.say = words(options.lang)
+    def __init__(self, target: Target) -> None:
+        self.target, self.options, self.scope = target, target.options, target.scope
         self.rng = np.random.default_rng(0)
+        self.failure = ""  # of the steps through a cache
         self.gap = 0.0  # between step by step and the whole text
         self.bugs: list[str] = []  # those that a property shows, beside the numbers
 
@@ -104,117 +110,210 @@ class Examiner:
 
     def layer(self) -> Verdict:
         thing = self.target.thing
-        instance = build(thing, self.options.sizes, self.target.namespace) if isinstance(thing, type) else thing
+        if not isinstance(thing, type):
+            return self._instance(thing)
+        try:
+            return self._instance(build(self.target, self.options.args))
+        except Exception as error:  # sizes of ours that do not fit theirs, or a bug
+            with contextlib.suppress(Exception):
+                self._clear()
+                return self._instance(build(self.target, self.options.args, theirs=True))
+            self._clear()
+            if not self._is_theirs(error):
+                raise
+            return self._stopped(error)
+
+    def _clear(self) -> None:
+        """Nothing has been tried yet."""
+        self.bugs, self.target.checked, self.target.not_checked = [], [], []
+
+    def _instance(self, instance: Any) -> Verdict:
         if hasattr(instance, "eval") and hasattr(instance, "train"):
             instance.eval()
-        return self._with_weights(instance, _method(instance), instance)
+        call = next((getattr(instance, name) for name in CALLS if name in dir(type(instance))), None)
+        if call is None:
+            raise UncheckedError("no_call", name=type(instance).__name__)
+        return self._with_weights(instance, call, instance)
+
+    def _is_theirs(self, error: Exception) -> bool:
+        """Does the learner's code stop while it attends, whatever it is given?"""
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.target.source.path]
+        if isinstance(error, UncheckedError) or not frames or frames[-1].name == "__init__":
+            return False
+        call = next(getattr(self.target.thing, name) for name in CALLS if hasattr(self.target.thing, name))
+        required = [n for n, p in arguments_of(call).items() if p.default is p.empty and "mask" not in n.lower()]
+        if len(required) > 3 or (
+            len(required) > 1 and not all(p.match(n) for n, p in zip(required, (QUERY, KEY, VALUE), strict=False))
+        ):
+            return False  # what a call was given beside the data was a guess
+        return isinstance(error, STOPS) and not re.search(r"unpack|cuda|NVIDIA", str(error))
+
+    def _stopped(self, error: Exception) -> Verdict:
+        """The verdict on code that stops: wrong, at the line at which it does, and for which lengths."""
+        source = self.target.source
+        line = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source.path][-1].lineno or 1
+        evidence, bug = f"{type(error).__name__}: {' '.join(str(error).split())}", "raises"
+        with contextlib.suppress(Exception):
+            instance = build(self.target, self.options.args)
+            call = next(getattr(instance, name) for name in CALLS if name in dir(type(instance)))
+            subject = subject_of(self.target, call, instance)
+            subject((np.ones((size.BATCH, size.CONTEXT, size.WIDTH)),) * 3)
+            facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
+            evidence, bug = self.target.say("fits_whole", **facts), "length-fixed"
+        finding = replace(self.target.finding(bug, evidence), line=source.number_of(line))
+        return self.target.verdict(False, (replace(finding, quote=source.lines[line - 1].strip()),))
 
     def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
         """The verdict on what has weights, called by `call`."""
-        thing, sizes = self.target.thing, self.options.sizes
         folded = scale_is_folded(parts_of(instance, self.options.mapping))
         renew(arrays_of(instance), self.rng)
         parts = replace(parts_of(instance, self.options.mapping), same_head=same_modules(instance))
-        width = self._width(parts, instance)
-        heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h", "n_cabezas"), thing, sizes, size.HEADS)
-        groups = count_of(
-            instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), thing, sizes, None
-        )
+        if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
+            raise UncheckedError("is_mlp", name=self.target.name)
+        width = width_of(parts)
+        heads, groups = heads_of(instance, self.target)
         choices = list(readings(parts, heads, groups, width))
+        kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
+        if heads not in kept:  # no name tells: any number that the object keeps may be theirs
+            choices += [r for n in sorted(kept) if width % n == 0 for r in readings(parts, n, None, width)]
         if folded:
             choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        rotary = self.scope.says(TURNS)
         bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
-        choices = [style for r in choices for style in styles(r, rotary, bases)]
-        subject = self._subject(module, call)
-        longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), None, {}, None)
+        if not self.scope.says(TURNS):
+            bases = []
+        choices = [style for reading in choices for style in styles(reading, bases)]
+        if self.scope.says(RESIDUAL):
+            choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
+        subject = subject_of(self.target, call, module)
+        longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), {})
         shape = (size.BATCH, min(size.TOKENS, longest or size.TOKENS), width)
         inputs = self._inputs(subject, shape)
         # A batch, or one document at a time; where both fail, the error of the batch is the one that is shown.
         subject.rank = next((rank for rank in (3, 2) if self._failure(subject, inputs, rank) is None), 3)
-        return self._judge(subject, choices, inputs, "layer")
+        self.target.kind = "layer"
+        return self._judge(subject, choices, inputs)
+
+    def _is_apart(self, call: Any, module: Any) -> bool:
+        """Does no token change what comes out for another?"""
+        x = self.rng.normal(size=(size.BATCH, size.TOKENS, size.WIDTH))
+        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)
+        with contextlib.suppress(Exception):  # what cannot be called so is judged elsewhere
+            subject = subject_of(self.target, call, module)
+            a, b = (subject((each,) * 3) for each in (x, other))
+            return not close(a[:, 0], b[:, 0]) and close(a[:, 1:], b[:, 1:])
+        return False
 
     def _failure(self, subject: Subject, inputs: tuple[Any, ...], rank: int) -> Exception | None:
         """The error of a call with inputs of that many axes, where there is one."""
         subject.rank = rank
         try:
-            subject(inputs, self._first_mask(subject, inputs))
+            subject(inputs, _first_mask(subject, inputs))
         except Exception as error:
             return error
         return None
-
-    def _width(self, parts: Parts, instance: Any) -> int:
-        """Width of the input, from the matrix of queries."""
-        arrays = parts.weights.get("q") or parts.weights.get("qkv")
-        if not arrays:
-            raise HeadwiseError(
-                f"no weights were found for queries in {self.target.name}; pass --map q=NAME,k=NAME,v=NAME,o=NAME"
-            )
-        array = arrays[0]
-        if array.linear:
-            return int(array.value.shape[1])
-        shape = array.value.shape
-        if size.WIDTH in shape:
-            return size.WIDTH
-        known = count_of(instance, ("d_model", "embed_dim", "d_in", "n_embd", "hidden_size", "dim"), None, {}, None)
-        return known if known is not None and known in shape else int(shape[0] if len(shape) == 2 else max(shape))
 
     # A bare function: attention(q, k, v, mask=None).
 
     def function(self) -> Verdict:
         holder = self._weights_as_arguments()
         if holder is not None:
-            call = functools.partial(self.target.thing, **{n: x for n, x in vars(holder).items() if n != "n_heads"})
-            return self._with_weights(holder, call, None)
-        subject = self._subject(None, self.target.thing)
+            weights = {name: value for name, value in vars(holder).items() if name != "n_heads"}
+            if number := self.target.number:
+                weights = {name: _of_class(value, number) for name, value in weights.items()}
+            return self._with_weights(holder, functools.partial(self.target.thing, **weights), None)
+        subject = subject_of(self.target, self.target.thing, None)
         if len(subject.inputs) != 3:
-            raise HeadwiseError(
-                f"{self.target.name} has no parameters for queries, keys and values; name them q, k, v, or pass a class"
-            )
+            raise UncheckedError("no_qkv", name=self.target.name)
         verdicts: list[Verdict] = []
-        failure: Exception | None = None
-        for rank in self._ranks():
-            heads = size.HEADS if rank == 4 else 1
-            inputs = self._inputs(subject, (size.BATCH, heads, size.TOKENS, size.HEAD_DIM))
+        failures: list[Exception] = []
+        splits = self._sizes_of_split(subject)
+        ranks = self._ranks()
+        # Code that works with a number of heads is tried first with inputs whose last axis holds all of them.
+        joined_forms = [(rank, True) for rank in ranks if splits and rank < 4]
+        for rank, joined in (*joined_forms, *((rank, False) for rank in ranks)):
+            if verdicts and splits and not joined:
+                break  # it splits joined heads itself: what it makes of one head's vectors says nothing
+            self.bugs, self.target.checked, self.target.not_checked = [], [], []
+            alone = size.HEADS if rank == 4 else 1
+            inputs, choices = self._heads_of_function(subject, splits or (alone, alone, size.HEAD_DIM), joined)
             if (error := self._failure(subject, inputs, rank)) is not None:
-                failure = failure or error
+                failures.append(error)
                 continue
-            choice = Reading(Weights(heads, heads, dict.fromkeys("qkvo")))
-            checked, left = list(self.target.checked), list(self.target.not_checked)
-            verdict = self._judge(subject, [choice], inputs, "function")
-            if verdict.right:
-                return verdict
-            verdicts.append(verdict)
-            self.target.checked, self.target.not_checked = checked, left
-            self.bugs.clear()
+            verdicts.append(self._judge(subject, choices, inputs))
+            if verdicts[-1].right:
+                return verdicts[-1]
         if not verdicts:
-            raise HeadwiseError(f"{self.target.name}(q, k, v) fails: {type(failure).__name__}: {failure}")
-        return min(verdicts, key=lambda v: (UNKNOWN in v.bugs, len(v.bugs)))
+            failure = next((error for error in failures if isinstance(error, UncheckedError)), failures[0])
+            if isinstance(failure, UncheckedError):
+                raise failure
+            raise UncheckedError("call_fails", name=self.target.name, error=f"{type(failure).__name__}: {failure}")
+        return min(verdicts, key=lambda verdict: (UNKNOWN in verdict.bugs, len(verdict.bugs)))
+
+    def _sizes_of_split(self, subject: Subject) -> tuple[int, int, int] | None:
+        """Query heads, key/value heads and their width, where the code works with a number of heads; else None.
+
+        Arguments, defaults and constants of the file are the learner's; what is left is ours, and is made to fit them.
+        """
+        args = self.options.args
+        names = [n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Name)]
+        used, variables = {n.id for n in names}, {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        constants = {n: x for n, x in self.target.namespace.items() if n not in variables}
+        defaults = {n: p.default for n, p in inspect.signature(subject.call).parameters.items()}
+        theirs = {
+            meaning_of(n): x for n, x in {**constants, **defaults, **args}.items() if n in used and type(x) is int
+        }
+        ours = {n: meaning_of(n) for n in subject.fixed if n in used and n not in args}
+        if "HEADS" not in {*theirs, *ours.values()}:
+            return None
+        heads = theirs.get("HEADS", size.HEADS)
+        groups = theirs.get("KV_HEADS", size.KV_HEADS if "KV_HEADS" in ours.values() else heads)
+        d = theirs.get("HEAD_DIM") or theirs.get("WIDTH", 0) // heads or size.HEAD_DIM
+        fitting = {"HEADS": heads, "KV_HEADS": groups, "HEAD_DIM": d, "WIDTH": heads * d}
+        others = [n for n in defaults if n in used and n not in (*subject.inputs, subject.mask)]
+        subject.fixed |= {n: fitting[meaning] for n in others if (meaning := meaning_of(n)) in fitting}
+        return heads, groups, d
+
+    def _heads_of_function(
+        self, subject: Subject, sizes: tuple[int, int, int], joined: bool
+    ) -> tuple[tuple[Any, Any, Any], list[Reading]]:
+        """Queries, keys and values: (B,h,T,d), or (B,T,h*d) where `joined`; and how they may be read."""
+        heads, groups, d = sizes
+        if not joined:
+            inputs = self._inputs(subject, *((size.BATCH, n, size.TOKENS, d) for n in (heads, groups)))
+            return inputs, [Reading(Weights(heads, groups, dict.fromkeys("qkvo")))]
+        inputs = self._inputs(subject, *((size.BATCH, size.TOKENS, n * d) for n in (heads, groups)))
+        identity = {role: np.eye(n * d) for role, n in (("q", heads), ("k", groups), ("v", groups))}
+        return inputs, list(styles(Reading(Weights(heads, groups, identity)), []))
 
     def _weights_as_arguments(self) -> Any:
         """Matrices and biases for a function that takes them; None where it takes none."""
         names = list(inspect.signature(self.target.thing).parameters)
         # One of these is a dictionary, with the keys that the code uses.
-        table = next(
-            (n for n in names if re.fullmatch(r"(all_?)?(params?|weights|p|w|theta|pesos|parametros)", n)), None
-        )
-        keys = [n.value for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)] if table else []
-        wanted = [s for s in keys if isinstance(s, str)] if table else [n for n in names if re.match(r"w|b", n, re.I)]
-        roles = {n: role_of(n) for n in wanted}
+        table = next((n for n in names if re.fullmatch(TABLE, n)), None)
+        wanted = [name for name in names if re.match(r"(attn_)?(w|b)", name, re.I)]
+        if table:
+            constants = [node.value for node in ast.walk(self.scope.tree) if isinstance(node, ast.Constant)]
+            wanted = [key for key in constants if isinstance(key, str)]
+        roles = {name: role_of(name) for name in wanted}
+        if table and {"q", "k", "v"} & set(roles.values()):
+            roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}  # which the code forgets
         if not {"q", "k", "v"} <= set(roles.values()):
             return None
         kind = kind_of_arrays(None, self.scope.code)
-        shapes = {n: (size.WIDTH,) * (1 if n.lower().startswith("b") else 2) for n, role in roles.items() if role}
-        arrays = {n: to_kind(self.rng.normal(size=shape), kind) for n, shape in shapes.items()}
-        heads = any(re.search(r"head|^h$|cabeza", n, re.I) for n in names)
-        return types.SimpleNamespace(**({table: arrays} if table else arrays), n_heads=size.HEADS if heads else 1)
+        whole = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))
+        heads, _, d = self._sizes_of_split(whole) or (1, 1, size.WIDTH)
+        shapes = {n: (heads * d,) * (1 if n.lower().startswith("b") else 2) for n, role in roles.items() if role}
+        spread = 1.2 / (heads * d) ** 0.5
+        arrays = {n: to_kind(self.rng.normal(size=shape) * spread, kind) for n, shape in shapes.items()}
+        return types.SimpleNamespace(**({table: Table(arrays)} if table else arrays), n_heads=heads)
 
     def _ranks(self) -> list[int]:
         """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
         text = self.scope.text
+        docs = "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
         unpacked = re.search(r"^\s*([\w]+(?:\s*,\s*\w+)+)\s*=\s*\w+\.(?:shape|size\(\))\s*$", text, re.M)
         written = re.search(
-            r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)", _docs(text), re.M
+            r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)", docs, re.M
         )
         for match in (unpacked, written):
             if match and 2 <= len(names := match[1].split(",")) <= 4:
@@ -224,212 +323,218 @@ class Examiner:
 
     # Both.
 
-    def _subject(self, module: Any, call: Any) -> Subject:
-        inputs, mask, required, fixed = read_call(call, self.options.sizes)
-        if self.options.causal is False:
-            fixed = {k: False if "causal" in k.lower() else v for k, v in fixed.items()}
-        kind = kind_of_arrays(module, self.target.source.code)
-        if module is None:
-            kind = kind_of_arrays(None, self.scope.code + " " + str(inspect.signature(call)).lower())
-        return Subject(call, kind, inputs, mask, required, 4 if module is None else 3, fixed, module=module)
-
-    def _inputs(self, subject: Subject, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
-        """Queries, keys and values: different as far as the code takes them apart."""
-        x, y, z = (self.rng.normal(size=shape) for _ in range(3))
+    def _inputs(self, subject: Subject, shape: tuple[int, ...], of_keys: tuple[int, ...] = ()) -> tuple[Any, Any, Any]:
+        """Queries, keys and values: different as far as the code takes them apart. `of_keys`: where not as queries."""
+        x, y, z = (self.rng.normal(size=each) for each in (shape, of_keys or shape, of_keys or shape))
         return {1: (x, x, x), 2: (x, y, y)}.get(len(subject.inputs), (x, y, z))
 
-    def causal(self, subject: Subject) -> bool | None:
+    def _causal(self, subject: Subject) -> bool | None:
         """Ought it to be causal? None where nothing tells."""
         if self.options.causal is not None:
             return self.options.causal
         told = (
             any("causal" in name.lower() for name in subject.fixed)
             or re.search(CAUSAL_NAME, self.target.name, re.I)
-            or self.scope.says(CAUSAL)
+            or self.scope.says(rf"{CAUSAL}|{OUTPUTS}")  # of a loop: token by token
             or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
         )
         return True if told else None
 
-    def _judge(self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...], kind: str) -> Verdict:
-        causal = self.causal(subject)
+    def _judge(self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...]) -> Verdict:
+        one_query = subject.rank == 1 and subject.mask is None
+        causal = False if one_query else self._causal(subject)
         cases = list(self._cases(subject, inputs, bool(causal)))
         if not cases:
-            raise HeadwiseError(f"no form of the mask that {self.target.name} requires was taken by it")
+            raise UncheckedError("no_form_of_mask", name=self.target.name)
         self._properties(subject, cases[0])
-        fills = [x for x in self.scope.numbers if x <= 0 or x < 1e-3]
-        search = Search(fills, self.options.seconds, self._skipped(choices[0]), "batch-mixed" not in self.bugs)
-        explanation = search.explain(choices, cases)
-        if causal is None and explanation.unexplained[:1] == (cases[0].name,):
-            guess = [replace(case, masks=replace(case.masks, causal=True)) for case in cases]
-            other = search.explain(choices, guess)
-            if not other.unexplained:
-                explanation, cases, causal = other, guess, True
-        self.target.checked.append(self.say["causal"] if causal else self.say["not_causal"])
-        return self._verdict(kind, explanation, cases, subject)
+        fills = [x for x in self.scope.numbers if x < 1e-3]
+        apart = "batch-mixed" not in self.bugs
+        guesses = [False, True] if causal is None else [causal]
+        # What is not told is tried both ways: single bugs first, since the pairs take all the time there is.
+        rounds = list(itertools.product((False, True)[: 1 + apart], guesses))
+        for pairs, guess in rounds:
+            if guess is True and causal is None:
+                tried = [replace(case, masks=replace(case.masks, causal=True)) for case in cases]
+            else:
+                tried = cases
+            search = Search(fills, self.options.seconds / len(rounds), self._has(choices[0]), pairs)
+            explanation = search.explain(choices, tried)
+            if cases[0].name not in explanation.unexplained:
+                break
+        if explanation.unexplained and self.scope.says(r"half\(|float16"):
+            search.tolerance, search.until = NARROW, time.process_time() + 1
+            close_by = search.explain(choices, cases)
+            if not close_by.unexplained and not close_by.bugs:
+                explanation, self.bugs = close_by, [*self.bugs, "softmax-narrow"]
+        if causal is None and guess and cases[0].name not in explanation.unexplained:
+            cases, causal = tried, True
+        if untried := [name for name in arguments_of(subject.call) if name not in {subject.mask, *subject.passed}]:
+            self.target.left_out("untried", names=", ".join(untried))
+        self.target.did("one_query" if one_query else "causal" if causal else "not_causal")
+        return self._verdict(explanation, cases)
 
-    def _skipped(self, reading: Reading) -> frozenset[str]:
-        """Bugs that cannot be: of a function without weights, of a layer without groups or biases."""
+    def _has(self, reading: Reading) -> set[str]:
+        """What this code has, of that which bugs need."""
         w = reading.weights
-        skip: set[str] = set()
-        if w.matrices.get("q") is None:
-            skip |= OF_HEADS | OF_WEIGHTS
-        if w.n_heads == w.n_kv_heads:
-            skip |= {"group-tile", "group-axis"}
-        if w.n_heads == 1:
-            skip |= OF_HEADS
-        if not w.biases:
-            skip.add("bias-dropped")
-        if w.matrices.get("o") is None:
-            skip.add("output-projection-missing")
-        if "rope" not in reading.settings:
-            skip |= {"rope-mixed-layout", "rope-on-values", "rope-positions"}
-        return frozenset(skip)
-
-    def _first_mask(self, subject: Subject, inputs: tuple[Any, ...]) -> Any:
-        T, S = inputs[0].shape[-2], inputs[1].shape[-2]
-        return np.tril(np.ones((T, S), bool)) if subject.mask_required else None
+        has = {
+            "heads": w.matrices.get("q") is not None and w.n_heads > 1,
+            "weights": self.target.kind == "layer",
+            "groups": w.n_heads != w.n_kv_heads,
+            "biases": bool(w.biases),
+            "output": w.matrices.get("o") is not None,
+            "rope": "rope" in reading.settings,
+        }
+        return {what for what, so in has.items() if so}
 
     def _cases(self, subject: Subject, inputs: tuple[Any, ...], causal: bool) -> Iterator[Case]:
         """Plain; and, where a mask can be passed, a causal one and one for each document."""
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
-        inner = causal and not self._mask_is_the_only(subject)
+        has_mask = subject.mask is not None
+        by_itself = any("causal" in name.lower() for name in subject.fixed) or self.options.causal is True
+        # Causal without its argument: the code makes a mask of its own.
+        inner = causal and (not has_mask or by_itself or self.scope.says(r"tril|triu|is_causal|arange"))
         if not subject.mask_required:
             yield Case("plain", inputs, Masks(inner), {"": subject(inputs)})
-            self.target.checked.append(self.say["plain"])
+            self.target.did("plain")
+        yield from self._further(subject, inputs, inner)
         if subject.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
         real = np.arange(T)[None] < np.array(LENGTHS)[:B, None]
-        padding_only = re.search("pad|key", subject.mask, re.I) is not None
-        cases = [] if padding_only else [("mask", past[None, None], Masks(True))]
         each = real[:, None, None] & (past if inner else np.ones((T, T), bool))
-        cases.append(("padding", each, Masks(inner, real)))
-        for name, allowed, masks in cases:
-            outputs = dict(self._masked(subject, inputs, allowed, real if name == "padding" else None))
+        cases = [("mask", past[None, None], None, Masks(True)), ("padding", each, real, Masks(inner, real))]
+        for name, allowed, of_keys, masks in cases[1:] if re.search("pad|key", subject.mask, re.I) else cases:
+            outputs = dict(self._masked(subject, inputs, allowed, of_keys))
             if outputs:
                 yield Case(name, inputs, masks, outputs)
-                self.target.checked.append(self.say[name])
+                self.target.did(name)
             else:
-                self.target.not_checked.append(self.say[f"no_{name}"])
+                self.target.left_out(f"no_{name}")
 
-    def _mask_is_the_only(self, subject: Subject) -> bool:
-        """Does causality come in through the argument alone?"""
-        if subject.mask is None or any("causal" in name.lower() for name in subject.fixed):
-            return False
-        return not self.scope.says(r"tril|triu|is_causal|arange") and self.options.causal is not True
+    def _further(self, subject: Subject, inputs: tuple[Any, ...], inner: bool) -> Iterator[Case]:
+        """What the code takes by choice: lengths of the documents; another text to make keys and values of."""
+        read = [n.id for n in ast.walk(self.scope.tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+        optional = [n for n, p in arguments_of(subject.call).items() if p.default is None and n in read]
+        lengths = next((n for n in optional if re.fullmatch(LENGTH, n)), None)
+        if lengths and subject.rank == 3:
+            counts = to_kind(np.array(LENGTHS), subject.kind)
+            call = replace(subject, fixed={**subject.fixed, lengths: counts})
+            real = np.arange(inputs[0].shape[-2])[None] < np.array(LENGTHS)[:, None]
+            yield from self._tried("padding", call, inputs, Masks(inner, real))
+        context = next((n for n in optional if re.fullmatch(CONTEXTS, n)), None)
+        if context and len(subject.inputs) == 1 and not inner:
+            other = self.rng.normal(size=inputs[0].shape)
+            call = replace(subject, inputs=(*subject.inputs, context))
+            yield from self._tried("context", call, (inputs[0], other, other), Masks())
+
+    def _tried(self, name: str, call: Subject, inputs: tuple[Any, ...], masks: Masks) -> Iterator[Case]:
+        """The case of one more call; where it fails the argument stays among those that were not tried."""
+        with contextlib.suppress(Exception):
+            yield Case(name, inputs, masks, {"": call(inputs)})
+            self.target.did(name)
 
     def _masked(self, subject: Subject, inputs: tuple[Any, ...], allowed: Any, real: Any) -> Iterator[tuple[str, Any]]:
         """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
-        B, T = inputs[0].shape[0], inputs[0].shape[-2]
+        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)
         if real is None:
-            shapes = {
-                "(T,S)": allowed[0, 0],
-                "(B,1,T,S)": np.repeat(allowed, B, 0),
-                "(B,T,S)": np.repeat(allowed[0], B, 0),
-            }
+            shapes = {"(T,S)": allowed[0, 0], "(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
         elif subject.rank < inputs[0].ndim:  # one document at a time
-            shapes = {"(T,S)": np.broadcast_to(allowed, (B, 1, T, T)), "(1,S)": real[:, None, None]}
+            shapes = {"(T,S)": whole, "(1,S)": real[:, None, None]}
         else:
-            shapes = {"(B,1,T,S)": allowed, "(B,T,S)": allowed[:, 0], "(B,1,1,S)": real[:, None, None], "(B,S)": real}
+            shapes = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0], "(B,1,1,S)": real[:, None, None], "(B,S)": real}
         for meaning in meanings_of(self.scope, self.target.source, str(subject.mask)):
             for shape, mask in shapes.items():
-                value = ENCODINGS[meaning](mask)
                 try:
-                    out = subject(inputs, value)
+                    out = subject(inputs, ENCODINGS[meaning](mask))
                 except Exception:  # a form of the mask that this code does not take
                     continue
                 yield f"{shape} {meaning}", out
 
     def _properties(self, subject: Subject, case: Case) -> None:
         """Does dropout rest in eval, and fall on weights; do documents meet; does a cache change anything?"""
-        mask = self._first_mask(subject, case.inputs)
+        mask = _first_mask(subject, case.inputs)
         base, again = (subject(case.inputs, mask) for _ in range(2))
+        same = np.array_equal(base, again, equal_nan=True)
         drops = self.scope.says(r"drop|bernoulli|binomial|rand")
-        if subject.seen.in_eval or (drops and not _same(base, again)):
+        if subject.seen.in_eval or (drops and not same):
             self.bugs.append("dropout-in-eval")
         if drops and hasattr(subject.module, "train"):
             subject.module.train()
             try:
                 subject(case.inputs, mask)
-                self.target.checked.append(self.say["dropout"])
+                self.target.did("dropout")
             except Exception:  # only the check of dropout is lost
-                self.target.not_checked.append(self.say["no_dropout"])
+                self.target.left_out("no_dropout")
             subject.module.eval()
             if subject.seen.on_scores:
                 self.bugs.append("dropout-on-scores")
-        if subject.rank == case.inputs[0].ndim and _same(base, again):
+        if subject.rank == case.inputs[0].ndim and same:
             other = tuple(np.concatenate([self.rng.normal(size=x[:1].shape), x[1:]]) for x in case.inputs)
             other = (other[0],) * 3 if len(subject.inputs) == 1 else other
             if not close(subject(other, mask)[1:], base[1:]):
                 self.bugs.append("batch-mixed")
-            self.target.checked.append(self.say["batch"])
+            self.target.did("batch")
         if subject.module is not None and len(subject.inputs) == 1 and subject.rank == 3:
-            steps = cache_bug(subject, case.inputs[0], base, self.target.namespace, self.scope.code)
+            try:
+                steps = cache_bug(subject, case.inputs[0], base, self.target)
+            except UncheckedError as error:
+                self.target.left_out(error.key, **error.facts)
+                return
             if steps is not None:
-                self.target.checked.append(self.say["steps"])
-                self.bugs += [steps[0]] if steps[0] else []
-                self.gap = steps[1]
+                self.target.did("steps")
+                (bug, _, self.failure), self.gap = steps[0].partition(" "), steps[1]
+                self.bugs += [bug] * bool(bug)
+                subject.passed |= set(cache_arguments(subject))
 
-    def _verdict(self, kind: str, explanation: Explanation, cases: list[Case], subject: Subject) -> Verdict:
-        bugs = list(explanation.bugs)
-        if "mask-missing" in bugs and self.scope.says(r"mask\w*(\[[^\]]*, none\]|\.unsqueeze\((-1|2)\))"):
-            # A number added to a whole row changes nothing: the mask lies on queries.
-            bugs[bugs.index("mask-missing")] = "padding-on-queries"
-        if "mask-missing" in bugs and self.scope.says(r"mask.*\de-\d|\de-\d.*mask"):
-            bugs[bugs.index("mask-missing")] = "mask-weak-fill"  # so weak that it is lost in rounding
-        meeting = {"batch-mixed", "softmax-axis", "mask-head-order"}
-        for bug in self.bugs:
-            if bug == "dropout-on-scores" and "norm-missing" in bugs:
-                continue
-            if bug.startswith("cache") and any(re.match("mask|split|join|softmax|group-axis|batch", b) for b in bugs):
-                continue  # what mixes tokens differs step by step as well
-            if bug == "batch-mixed" and (meeting & set(bugs)):
-                continue
-            bugs.append(bug)
-        if kind == "layer" and self._lacks_output(explanation.reading) and "output-projection-missing" not in bugs:
+    def _verdict(self, explanation: Explanation, cases: list[Case]) -> Verdict:
+        bugs = [self._renamed(bug) for bug in explanation.bugs]
+        for bug in map(self._renamed, self.bugs):
+            hidden_by = bug_named(bug).hidden_by
+            if not any(re.fullmatch(hidden_by, other) for other in bugs):
+                bugs.append(bug)
+        weights = explanation.reading.weights
+        joined = self.scope.says(r"modulelist|for \w+ in self\.\w*heads?|range\(")  # a list of heads: a form of its own
+        several = weights.n_heads > 1 and self.target.kind == "layer"
+        if several and not joined and weights.matrices.get("o") is None:
             bugs.append("output-projection-missing")
-        explained = not explanation.unexplained or "batch-mixed" in bugs
-        if "dropout-in-eval" in bugs and explanation.unexplained:
+        explained = not explanation.unexplained or "batch-mixed" in self.bugs
+        if explanation.unexplained and "dropout-in-eval" in bugs:
             explained = True
-            self.target.not_checked.append(self.say["not_still"])
+            self.target.left_out("not_still")
         right: bool | None = not bugs and explained
         if not explained and self.scope.says(BEYOND):
             right = False if bugs else None
-            self.target.not_checked.append(self.say["beyond"])
-        findings = [self._finding(bug, explanation, cases) for bug in dict.fromkeys(bugs)]
+            self.target.left_out("beyond")
+        if explanation.settings.get("residual"):
+            self.target.did("residual")
+        for fill in (x for x in self.scope.numbers if x <= -1e3 and self.scope.says(r"fill|mask|where")):
+            self.target.left_out("not_16_bits" if fill < -65504 else "weak_16_bits", fill=fill)
+        say = words(self.options.lang)
+        findings = []
+        for bug in dict.fromkeys(bugs):
+            evidence = say["by_property_cache-offset"].format(gap=self.gap)
+            if bug == "cache-raises":
+                evidence = self.failure
+            elif not bug.startswith("cache"):
+                evidence = evidence_of(bug_named(bug), explanation, cases, say)
+            findings.append(self._with_remedy(self.target.finding(bug, evidence), explanation))
         if not explained and right is False:
             case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
-            starts = stage_of(explanation, case, self.say)
-            findings.append(Finding(UNKNOWN, None, "", starts, self.say["unknown_fix"]))
-        return Verdict(
-            self.target.name, kind, right, tuple(findings), tuple(self.target.checked),
-            tuple(self.target.not_checked), self.options.lang,
-        )  # fmt: skip
+            findings.append(Finding(UNKNOWN, None, "", stage_of(explanation, case, say), say["unknown_fix"]))
+        return self.target.verdict(right, tuple(findings))
 
-    def _lacks_output(self, reading: Reading) -> bool:
-        """A class that splits its width into heads and has no W_O; a list of heads, joined, is a form of its own."""
-        several = reading.weights.n_heads > 1 and reading.weights.matrices.get("o") is None
-        return several and not self.scope.says(r"modulelist|for \w+ in self\.\w*heads?|range\(")
+    def _with_remedy(self, finding: Finding, explanation: Explanation) -> Finding:
+        """The finding, with what its remedy means in this code: the letters of an einsum, which bias."""
+        facts = {"roles": ", ".join(f"W_{role.upper()}" for role in explanation.settings.get("no_bias", ""))}
+        keys = {"einsum_fix": "einsum" in finding.quote, "bias_fix": finding.bug == "bias-dropped" and facts["roles"]}
+        more = [self.target.say(key, **facts) for key, so in keys.items() if so]
+        return replace(finding, fix=" ".join([finding.fix, *more]))
 
-    def _finding(self, bug: str, explanation: Explanation, cases: list[Case]) -> Finding:
-        evidence = evidence_of(bug_named(bug), explanation, cases, self.say)
-        if bug.startswith("cache"):
-            evidence = self.say["by_property_cache-offset"].format(gap=self.gap)
-        return self.target.finding(bug, evidence, self.options.lang)
+    def _renamed(self, bug: str) -> str:
+        """The bug that gives the numbers of this one in code such as the learner's."""
+        return next((rule["to"] for rule in bug_named(bug).renamed if self.scope.says(rule["code"])), bug)
 
 
-def _same(a: Any, b: Any) -> bool:
-    return bool(np.array_equal(a, b, equal_nan=True))
-
-
-def _docs(text: str) -> str:
-    """Comments and documentation strings of a text."""
-    return "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
-
-
-def _method(instance: Any) -> Any:
-    """What is called: `forward` of a module, `__call__`, or a method of a telling name."""
-    for name in ("forward", "__call__", "call", "attend", "attention"):
-        if name in dir(type(instance)) and callable(getattr(instance, name, None)):
-            return getattr(instance, name)
-    raise HeadwiseError(f"{type(instance).__name__} cannot be called: it has neither forward nor __call__")
+def _first_mask(subject: Subject, inputs: tuple[Any, ...]) -> Any:
+    """A mask for the first call, where the code will not be called without."""
+    return np.tril(np.ones((inputs[0].shape[-2], inputs[1].shape[-2]), bool)) if subject.mask_required else None

@@ -1,25 +1,41 @@
-"""The exercises: data files, one for each, read into records.
+"""The exercises: data files, one for each, read into records; and their marking.
 
 A solution is the code itself. Lines that end in `#?` are what the learner writes: the blank has `...` in their
 place. `<0>`, `<1>` and so on stand for the notes of the language. A bug is a solution with some text replaced.
+
+Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
+learner's numbers is the learner's bug.
 """
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import copy
+import json
 import re
+import sys
 import textwrap
-import tomllib
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
-from importlib import resources
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError, unknown
-from headwise.teach.catalogue import LANGUAGES
+from headwise.errors import HeadwiseError
+from headwise.teach.bugs import read_toml, room, words
+from headwise.teach.sandbox import alone, run_apart
+from headwise.teach.search import close
+from headwise.words import LANGUAGES
 
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
+SECONDS = 30  # of the learner's process, the import of torch included
+COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
+SHOWN = 60  # characters of a value or call, at most
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,9 @@ class Exercise:
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
     causal: bool = True  # ought that class to be causal by itself?
-    bugs: tuple[dict[str, Any], ...] = ()  # id, replace (pairs of texts), and a sentence for each language
+    bugs: tuple[
+        dict[str, Any], ...
+    ] = ()  # id, replace (pairs of texts), a sentence for each language; `told`: no failure
 
     @property
     def file(self) -> str:
@@ -49,22 +67,22 @@ class Exercise:
             code = code.replace(f"<{index}>", note)
         if solved:
             return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
-        blank = rf"\1...  # {WORDS[language]['fill']}\n"
+        blank = rf"\1...  # {words(language)['fill']}\n"
         return re.sub(r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE)
 
     def heading(self, language: str) -> str:
-        words, title = WORDS[language]["exercise"], self.texts[language]["title"]
-        return words.format(number=self.number, count=len(exercises()), title=title)
+        heading, title = words(language)["exercise"], self.texts[language]["title"]
+        return heading.format(number=self.number, count=len(exercises()), title=title)
 
     def source(self, language: str, solved: bool = False, answer: str = "") -> str:
         """The file that a learner gets: text, question, code."""
-        text, words = self.texts[language], WORDS[language]
+        text, say = self.texts[language], words(language)
         parts = [self.heading(language)]
         parts += [wrapped(text["text"])]
-        parts += [words["picture"].format(figure=self.figure_file(language))] if self.figure else []
-        parts += [f"{words['question']}\n\n{wrapped(text['question'])}"]
+        parts += [say["picture"].format(figure=self.figure_file(language))] if self.figure else []
+        parts += [f"{say['question']}\n\n{wrapped(text['question'])}"]
         head = "\n\n".join(parts)
-        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {words["choose"]}\n\n\n{self.code(language, solved)}'
+        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say["choose"]}\n\n\n{self.code(language, solved)}'
 
     def variants(self) -> dict[str, str]:
         """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
@@ -75,6 +93,17 @@ class Exercise:
     def bugs_of(self, variant: str) -> list[dict[str, Any]]:
         """The bugs of a variant."""
         return [self.bugs[int(place)] for place in variant.split()]
+
+    def hint(self, language: str, step: int, evidence: str) -> str:
+        """The hint of that number, from 1; those on functions that are right already come last."""
+        functions, wrong = re.findall(r"^def (\w+)", self.solution, re.M), re.match(r"\w*", evidence)
+
+        def is_on_another(hint: str) -> bool:
+            subject = re.split(r"\W", hint, maxsplit=1)[0]
+            return subject in functions and wrong is not None and wrong[0] in functions and subject != wrong[0]
+
+        hints: list[str] = sorted(self.texts[language]["hints"], key=is_on_another)
+        return hints[step - 1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -95,36 +124,230 @@ def wrapped(text: str) -> str:
     return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, WIDTH) for part in parts)
 
 
-def room(*names: str) -> Any:
-    """A file of this room."""
-    return resources.files("headwise.teach").joinpath(*names)
-
-
-WORDS: dict[str, dict[str, str]] = tomllib.loads(room("words.toml").read_text(encoding="utf-8"))
-
-
 @cache
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
-    files = sorted(room("exercises").iterdir(), key=lambda file: file.name)
-    return tuple(_read(file) for file in files if file.name.endswith(".toml"))
+    read: list[Exercise] = []
+    for name in sorted(file.name for file in room("exercises").iterdir() if file.name.endswith(".toml")):
+        data = read_toml("exercises", name)
+        texts = {language: data.pop(language) for language in LANGUAGES}
+        read.append(Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data))
+    return tuple(read)
 
 
-def _read(file: Any) -> Exercise:
-    data = tomllib.loads(file.read_text(encoding="utf-8"))
-    name = file.name.removesuffix(".toml")
-    texts = {language: data.pop(language) for language in LANGUAGES}
-    return Exercise(int(name[:2]), name, texts=texts, **data)
-
-
-def find_exercise(number: int) -> Exercise:
+def find_exercise(number: int, language: str = "en") -> Exercise:
     """The exercise of that number, from 1."""
     if not 1 <= number <= len(exercises()):
-        raise HeadwiseError(f"there is no exercise {number}; they are 1 to {len(exercises())}")
+        raise HeadwiseError(words(language)["no_exercise"].format(number=number, count=len(exercises())))
     return exercises()[number - 1]
 
 
-def check_language(language: str) -> str:
-    if language not in LANGUAGES:
-        raise unknown(f"no language {language!r}", language, LANGUAGES)
-    return language
+# Marking.
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is so in one file. `status` is passed, open (something is still to do), wrong, or failed (not checked)."""
+
+    status: str
+    guess: str | None = None  # the answer to the question; None where there is none yet
+    line: int | None = None
+    quoted: str = ""
+    bugs: tuple[str, ...] = ()
+    evidence: str = ""
+    fix: str = ""
+
+
+def mark(exercise: Exercise, source: str, language: str) -> Mark:
+    """Mark a file, whose text is `source`. It runs in a process of its own, with limits, and never in this one."""
+    try:
+        guess = guess_of(source)
+    except SyntaxError as error:
+        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
+        return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
+    blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
+    if blanks or guess is None:
+        say = words(language)
+        missing = [say["unanswered"]] * (guess is None) + [say["blank"].format(line=line) for line in blanks]
+        return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
+    job = {
+        "lang": language,
+        "name": exercise.file,
+        "source": source,
+        "setup": exercise.setup,
+        "calls": exercise.calls,
+        "variants": {"": exercise.code(), **exercise.variants()},
+    }
+    outcomes = run(job)
+    return judge(exercise, source, outcomes, guess, language)
+
+
+def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
+    """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
+    learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
+    values, error = learner["values"], learner.get("error")
+    difference = first_difference(exercise, values, right["values"], language)
+    if difference is None and error is None:
+        return Mark("passed", guess)
+    same = (name for name, x in outcomes.items() if close(values, x["values"]) and x.get("error") == error)
+    variant = next(same, "")
+    bugs = exercise.bugs_of(variant)
+    if difference:
+        status, evidence = "wrong", difference
+        line, quoted = likely_line(exercise, source, variant)
+    else:
+        status, evidence, line = "failed", str(error), learner.get("line")
+        quoted = "".join(source.splitlines()[line - 1 : line]).strip() if line else ""
+        if "end" in learner:
+            evidence = words(language)[learner["end"]].format(seconds=SECONDS)
+        elif learner["call"]:
+            evidence = f"{shortened(learner['call'])}: {error}"
+    named = tuple(bug["id"] for bug in bugs)
+    if bugs and all(bug.get("told") for bug in bugs):
+        status = "passed"
+    return Mark(status, guess, line, quoted, named, evidence, " ".join(bug[language] for bug in bugs))
+
+
+def guess_of(source: str) -> str | None:
+    """The value of `answer` in a file, a, b or c; None where it is another or not there. Raises SyntaxError."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "answer" for t in node.targets):
+            return choice(node.value.value if isinstance(node.value, ast.Constant) else None)
+    return None
+
+
+def choice(value: object) -> str | None:
+    """a, b or c, as people write them; None for anything else."""
+    letter = str(value).strip(" ().").lower()
+    return letter if letter in ("a", "b", "c") else None
+
+
+def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
+    """The outcomes of the calls of a job, made in a process of its own."""
+    ended = run_apart("headwise.teach.exercises", job, seconds)
+    if not ended.answer:
+        end = "timeout" if ended.code is None else "ended"
+        return {job["name"]: {"values": [], "error": "", "end": end}}
+    outcomes: dict[str, Any] = json.loads(ended.answer)
+    return outcomes
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists of what a call gave; the name of its type where it is neither."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
+
+
+def outcome(code: str | Mapping[str, Any], name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
+    """What the calls give: `values`, and where one fails `call`, `error` and `line`.
+
+    code  the text of a file, or the names that it has defined
+    """
+    values: list[Any] = []
+    call = ""
+    try:
+        module: dict[str, Any] = {"__name__": "exercise", "__file__": name} if isinstance(code, str) else {**code}
+        if isinstance(code, str):
+            exec(compile(code, name, "exec"), module)
+            with_course_names(module)
+        inputs: dict[str, Any] = {}
+        exec(compile(setup, "setup", "exec"), inputs)
+        for call in calls:
+            kept = {key: _copied(value) for key, value in inputs.items()}
+            values.append(plain(eval(call, {**module, **kept})))
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == name]
+        line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+        text = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}".removesuffix(": ")
+        return {"values": values, "call": call, "error": text, "line": line}
+    return {"values": values}
+
+
+def with_course_names(names: dict[str, Any]) -> None:
+    """Let a class be known by the exercise's name too, where a course gives it another."""
+    for theirs, ours in COURSE_NAMES.items():
+        if theirs in names:
+            names.setdefault(ours, names[theirs])
+
+
+def _copied(value: Any) -> Any:
+    """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
+    with contextlib.suppress(TypeError):
+        return copy.deepcopy(value)
+    return value
+
+
+def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
+    """The first number that differs, in words; None where all is close."""
+    say = words(language)
+    for call, got, wanted in zip(exercise.calls, values, right, strict=False):  # an error ends the learner's early
+        if close(got, wanted):
+            continue
+        if got is None:
+            return say["nothing"].format(call=shortened(call))
+        shapes = _shape(got), _shape(wanted)
+        if shapes[0] != shapes[1]:
+            pairs = zip(shapes, (got, wanted), strict=True)
+            what = [str(shape) if shape else shortened(str(value)) for shape, value in pairs]
+            return say["shape" if all(shapes) else "gives"].format(call=shortened(call), got=what[0], right=what[1])
+        path = ""
+        while isinstance(got, list):
+            index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
+            got, wanted, path = got[index], wanted[index], f"{path}[{index}]"
+        numbers = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in (got, wanted)]
+        return say["gives"].format(call=shortened(call) + path, got=numbers[0], right=numbers[1])
+    return None
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return (len(value), *_shape(value[0])) if isinstance(value, list) and value else ()
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | None, str]:
+    """The line of the file that looks most like what the first bug makes of the solution."""
+    if not variant:
+        return None, ""
+    before = exercise.code().splitlines()
+    wrong = [line.strip() for line in exercise.variants()[variant.split()[0]].splitlines() if line not in before]
+    candidates = [
+        (SequenceMatcher(None, line.strip(), text).ratio(), -number, line.strip())
+        for number, line in enumerate(source.splitlines(), 1)
+        for text in wrong
+        if text != "pass"
+    ]
+    likeness, number, quoted = max(candidates, default=(0.0, 0, ""))
+    return (-number, quoted) if likeness > 0.6 else (None, "")
+
+
+def mark_names(exercise: Exercise, names: Mapping[str, Any], guess: str | None, language: str) -> Mark:
+    """Mark what a notebook has defined, in its own process; see `mark`."""
+    if guess is None:
+        return Mark("open", evidence=words(language)["unanswered"])
+    outcomes = _outcomes(exercise.setup, exercise.calls, {exercise.file: names, "": exercise.code()})
+    if not close(outcomes[exercise.file]["values"], outcomes[""]["values"]):
+        outcomes |= _outcomes(exercise.setup, exercise.calls, exercise.variants())
+    return judge(exercise, "", outcomes, guess, language)
+
+
+def _outcomes(setup: str, calls: Sequence[str], codes: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: outcome(code, name, setup, calls) for name, code in codes.items()}
+
+
+def main() -> None:
+    """In the process of its own: what the calls give, of the variants first, which are ours, then of the learner."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    codes = {**job["variants"], job["name"]: job["source"]}
+    alone(job, job["variants"][""], lambda: _outcomes(job["setup"], job["calls"], codes))
+
+
+if __name__ == "__main__":
+    main()

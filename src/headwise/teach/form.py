@@ -17,19 +17,19 @@ Settings = Mapping[str, Any]
 
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
-    "scale": "head",  # by what scores are divided: see `_scale`
+    "scale": "head",  # by the root of what scores are divided, or by what; see `attend`
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
     "top": "all",  # or "row": the largest of each row is taken off before a softmax along another axis
     "norm": "softmax",  # or another function of the scores, "shared" out among the keys or not: see `weighted`
-    "see": "past",  # which keys a causal query sees: see `_causal`
+    "see": "past",  # which keys a causal query sees; next, others, future, later, all, or the inverse of the mask
     "fill": -math.inf,  # what stands in the place of a forbidden score
     "fill_by": "replace",  # or "add" to the score
     "fill_at": "scaled",  # or "raw": before the scores are divided
     "empty": "nan",  # what a row without any key gives: nan, zero, or uniform weights
     "mask_at": "scores",  # or "weights": after the softmax
-    "mask_of": "own",  # whose mask a head of a document gets: see `_owner`
-    "padding": "keys",  # what the padding mask lies on: keys, queries, both, nothing
+    "mask_of": "own",  # whose mask a head of a document gets; or cycle, next
+    "padding": "keys",  # what the padding mask lies on: keys, queries, nothing
     "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
     "split_k": "blocks",
     "split_v": "blocks",
@@ -45,11 +45,12 @@ CORRECT: dict[str, Any] = {
     "turned": "",  # those of q, k, v, o that use their matrix transposed
     "group": "repeat",  # how key heads are spread over query heads: repeat, tile, or (axes, axis, how)
     "grouped": "kv",  # those of k, v that are spread so; the other one is right
-    "batch": "apart",  # or how documents meet: see `_mixed`
+    "batch": "apart",  # or "flat": all documents of a batch as one long one
     "rope": None,  # (layout of the turn, layout of the table, base)
     "rope_k": None,  # where keys are turned in another way
     "rope_values": False,
     "start": 0,  # position of the first query; "tokens", "-tokens" are the length of the text
+    "residual": False,  # is the input of queries added to what comes out?
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
 }
 
@@ -93,9 +94,9 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
-    q = _project(weights, x["q"], s["q_from"], "q", s)
-    k = _project(weights, x["k"], s["k_from"], "k", s)
-    v = _project(weights, x[s["v_input"]], s["v_from"], "v", s)
+    q = _project(weights, x["q"], s["q_from"], "q", s, xp)
+    k = _project(weights, x["k"], s["k_from"], "k", s, xp)
+    v = _project(weights, x[s["v_input"]], s["v_from"], "v", s, xp)
     if s["rope"]:
         turn, table, base = s["rope"]
         T = x["q"].shape[1]
@@ -107,11 +108,19 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     if s["split_k"] != "tokens":
         how = {role: s["group"] if role in s["grouped"] else "repeat" for role in "kv"}
         k, v = (_spread(kv, weights.n_heads, how[role], xp) for role, kv in (("k", k), ("v", v)))
-    scores, attention, heads = _mixed(q, k, v, masks, s, xp)
-    return Stages(q, k, v, scores, attention, heads, _out(weights, heads, s, xp))
+    B, H, T, _ = q.shape
+    if s["batch"] == "flat":
+        real = None if masks.real is None else masks.real.reshape(1, -1)
+        q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
+        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, xp)
+        heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
+    else:
+        scores, attention, heads = attend(q, k, v, masks, s, xp)
+    out = _out(weights, heads, s, xp)
+    return Stages(q, k, v, scores, attention, heads, out + x["q"] if s["residual"] else out)
 
 
-def _project(w: Weights, x: Any, role: str, place: str, s: Settings) -> Any:
+def _project(w: Weights, x: Any, role: str, place: str, s: Settings, xp: Any) -> Any:
     """(B,T,C) -> (B,h,T,d), by the matrix of `role`, to stand in the place of q, k or v."""
     matrix = w.matrices.get(role)
     if matrix is None:
@@ -126,7 +135,7 @@ def _project(w: Weights, x: Any, role: str, place: str, s: Settings) -> Any:
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
     if bias is not None and role not in s["no_bias"]:
         projected = projected + bias
-    heads = _split(projected, n, s[f"split_{place}"])
+    heads = _split(projected, n, s[f"split_{place}"], xp)
     if role.upper() in s["shared"]:
         heads = heads[:, :1] + 0 * heads
     gain = w.gains.get(role)
@@ -140,13 +149,15 @@ def normed(x: Any, gain: Any, kind: str) -> Any:
     return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5 * gain
 
 
-def _split(x: Any, n: int, how: str) -> Any:
+def _split(x: Any, n: int, how: str, xp: Any = np) -> Any:
     B, T, width = x.shape
     d = width // n
     if how == "blocks":  # head h is the h-th slice of the width
         return x.reshape(B, T, n, d).swapaxes(1, 2)
     if how == "interleaved":  # head h has every n-th feature
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
+    if how == "overlap":  # head h starts at feature h
+        return xp.stack([x[:, :, h : h + d] for h in range(n)], 1)
     if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
         return x.reshape(B, n, T, d)
     return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
@@ -158,61 +169,31 @@ def _spread(x: Any, n_heads: int, how: Any, xp: Any) -> Any:
     if n_heads == G:
         return x
     r = n_heads // G
-    if how == "repeat":  # 0 0 0 1 1 1
-        return xp.stack([x] * r, 2).reshape(B, n_heads, S, d)
-    if how == "tile":  # 0 1 0 1 0 1
-        return xp.concatenate([x] * r, 1)
-    axes, axis, way = how
+    # "repeat" gives 0 0 0 1 1 1, "tile" gives 0 1 0 1 0 1, of the right axis or of another one
+    axes, axis, way = ("bgsd", 1, how) if isinstance(how, str) else how
     x = x if axes == "bgsd" else x.swapaxes(1, 2)
     x = xp.concatenate([x] * r, axis) if way == "tile" else xp.stack([x] * r, axis + 1)
     return x.reshape(B, n_heads, S, d) if axes == "bgsd" else x.reshape(B, S, n_heads, d).swapaxes(1, 2)
 
 
-def _mixed(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any) -> tuple[Any, Any, Any]:
-    """Attention; documents of the batch stay apart, or meet in one of the known ways."""
-    how = s["batch"]
-    if how == "flat":  # one long document
-        q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
-        real = None if masks.real is None else masks.real.reshape(1, -1)
-        scores, weights, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, xp)
-        B, H, T, _ = q.shape
-        return scores, weights, heads.reshape(H, B, T, -1).swapaxes(0, 1)
-    if how == "swapped":  # the axis of documents taken for that of tokens
-        q, k, v = (x.swapaxes(0, 2) for x in (q, k, v))
-        scores, weights, heads = attend(q, k, v, Masks(masks.causal), s, xp)
-        return scores, weights, heads.swapaxes(0, 2)
-    if how == "rolled":  # keys and values of another document
-        k, v = (xp.concatenate([x[1:], x[:1]], 0) for x in (k, v))
-    if how == "rolled-back":
-        k, v = (xp.concatenate([x[-1:], x[:-1]], 0) for x in (k, v))
-    if how == "reversed":
-        k, v = (xp.flip(x, (0,)) for x in (k, v))
-    scores, weights, heads = attend(q, k, v, masks, s, xp)
-    B, H = heads.shape[:2]
-    if how == "renamed":  # (h*B) read as (B*h)
-        heads = heads.swapaxes(0, 1).reshape(B, H, *heads.shape[2:])
-    if how == "renamed-back":
-        heads = heads.reshape(H, B, *heads.shape[2:]).swapaxes(0, 1)
-    return scores, weights, heads
-
-
 def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e)."""
     (B, H, T, d), S = q.shape, k.shape[2]
-    size = _scale(s, d, H * d, H, T)
+    sizes = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
+    roots = {name: size**0.5 for name, size in sizes.items()}
+    wholes = {f"whole-{name}": size for name, size in sizes.items()}
+    size = float({**roots, **wholes, "none": 1, "times": d**-0.5, "times-width": 1 / d}[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
     if s["scale_at"] == "scores":
         scores = scores / size
     allowed = allowed_by(masks, s, B, H, T, S)
-    masked, ok = scores, None
-    if allowed is not None:
-        ok = xp.asarray(allowed) if xp is np else xp.as_tensor(allowed)
+    masked, ok = scores, None if allowed is None else xp.asarray(allowed)
     if ok is not None and s["mask_at"] == "scores":
         fill = s["fill"] / (size if s["fill_at"] == "raw" else 1)
         blocked = fill if s["fill_by"] == "replace" else scores + fill
         masked = xp.where(ok, scores, blocked)
     if s["top"] == "row":
-        masked = masked - (masked.max(-1) if xp is np else masked.amax(-1))[..., None]
+        masked = masked - xp.amax(masked, -1)[..., None]
     weights = softmax(masked, s["axis"], xp) if s["norm"] == "softmax" else weighted(masked, s["norm"], xp)
     if ok is not None and s["empty"] != "nan" and not ok.any(-1).all():
         rows = ok.any(-1)[..., None]
@@ -241,17 +222,8 @@ def softmax(x: Any, axis: Any, xp: Any) -> Any:
     if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
         return softmax(x.reshape(-1, *x.shape[2:]), 0, xp).reshape(x.shape)
     x = x.swapaxes(axis, -1)
-    top = x.max(-1) if xp is np else x.amax(-1)
-    powers = xp.exp(x - top[..., None])
+    powers = xp.exp(x - xp.amax(x, -1)[..., None])
     return (powers / powers.sum(-1)[..., None]).swapaxes(axis, -1)
-
-
-def _scale(s: Settings, d: int, width: int, n_heads: int, tokens: int) -> float:
-    """What the scores are divided by."""
-    sizes = {"head": d, "model": width, "input": s["input_width"], "heads": n_heads, "tokens": tokens}
-    roots = {name: size**0.5 for name, size in sizes.items()}
-    wholes = {f"whole-{name}": float(size) for name, size in sizes.items()}
-    return float({**roots, **wholes, "none": 1.0, "times": d**-0.5, "times-width": 1 / d}[s["scale"]])
 
 
 def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:
@@ -260,29 +232,22 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         return None
     allowed = np.ones((1, 1, T, S), bool)
     if masks.causal:
-        allowed = allowed & _causal(s["see"], T, S)
-    if masks.real is not None and s["padding"] != "nothing" and len(masks.real) == B:
-        real = np.asarray(masks.real)[_owner(s["mask_of"], B, H)]  # (B,H,S)
-        if s["padding"] != "queries" or T != S:
-            allowed = allowed & real[:, :, None, :]
-        if s["padding"] in ("queries", "both") and T == S:
-            allowed = (allowed if s["padding"] == "both" else np.ones_like(allowed)) & real[:, :, :, None]
-            allowed = allowed & (_causal(s["see"], T, S) if masks.causal else True)
+        ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
+        rules = {
+            "next": ahead <= 1,
+            "others": ahead < 0,
+            "future": ahead > 0,
+            "later": ahead >= 0,
+            "all": ahead < T + S,
+        }
+        allowed = allowed & rules.get(s["see"], ahead <= 0)
+    if masks.real is not None and s["padding"] != "nothing":
+        b, h = np.arange(B)[:, None], np.arange(H)[None]
+        owner = {"cycle": (b * H + h) % B, "next": (b + 1) % B + 0 * h}.get(s["mask_of"], b + 0 * h)
+        real = np.asarray(masks.real)[owner]  # (B,H,S): that of the document whose mask a head gets
+        on_queries = s["padding"] == "queries" and T == S
+        allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
     return ~allowed if s["see"] == "inverse" else allowed
-
-
-def _causal(see: str, T: int, S: int) -> Any:
-    ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
-    rules = {"past": ahead <= 0, "next": ahead <= 1, "others": ahead < 0, "future": ahead > 0, "later": ahead >= 0}
-    rules |= {"all": ahead > -S - T, "corner": ahead <= T - S, "inverse": ahead <= 0}  # all of it is turned at the end
-    return rules[see]
-
-
-def _owner(how: str, B: int, H: int) -> Any:
-    """(B,H): the document whose mask a head of a document gets."""
-    b, h = np.arange(B)[:, None], np.arange(H)[None]
-    rules = {"cycle": (b * H + h) % B, "block": (h * B + b) // H, "next": (b + 1) % B + 0 * h}
-    return rules.get(how, b + 0 * h)
 
 
 def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
@@ -293,14 +258,19 @@ def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
         return heads
     if s["split_q"] == "tokens":  # (B,T,h,e) by then
         joined = heads.reshape(B, H, T * e) if how == "blocks" else heads.swapaxes(1, 2).reshape(B, H, T * e)
-    elif how in ("mean", "sum", "mean-tiled"):
+    elif how in ("mean", "sum"):
         joined = heads.sum(1) / (1 if how == "sum" else H)
-        tiled = how == "mean-tiled" or (matrix is not None and matrix.shape[0] == H * e != e)
-        joined = xp.concatenate([joined] * H, -1) if tiled else joined
+        if matrix is not None and matrix.shape[0] == H * e:
+            joined = xp.concatenate([joined] * H, -1)
     elif how == "interleaved":
         joined = heads.swapaxes(1, 2).swapaxes(2, 3).reshape(B, T, H * e)
     elif how == "raw":
         joined = heads.reshape(B, T, H * e)
+    elif how == "overlap":  # head h is written at feature h, over what stood there
+        pieces = [heads[:, h, :, : 1 if h + 1 < H else e] for h in range(H)]
+        joined = xp.concatenate([*pieces, xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
+    elif how == "reversed":
+        joined = xp.concatenate([heads[:, h] for h in reversed(range(H))], -1)
     else:
         joined = heads.swapaxes(1, 2).reshape(B, T, H * e)
     joined = joined / H if how == "divided" else joined
@@ -310,7 +280,7 @@ def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any = np, times: float = 1.0) -> Any:
+def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any = np) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
@@ -319,11 +289,9 @@ def rotate(x: Any, turn: str, table: str, base: float, start: int = 0, xp: Any =
     if turn == "none":
         return x
     T, d = x.shape[-2:]
-    angles = np.outer((np.arange(T) + start) * times, base ** (-np.arange(0, d, 2) / d))
+    angles = np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
     full = np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
-    cos, sin = np.cos(full), np.sin(full)
-    if xp is not np:
-        cos, sin = (xp.as_tensor(a, dtype=x.dtype) for a in (cos, sin))
+    cos, sin = (xp.asarray(f(full), dtype=x.dtype) for f in (np.cos, np.sin))
     if turn == "interleaved":
         other = xp.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
     else:

@@ -6,17 +6,18 @@ side on which a matrix is multiplied, q and k exchanged. Code that any reading r
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from headwise.errors import HeadwiseError
-from headwise.teach.arguments import NAMES
+from headwise.teach.bugs import UncheckedError
 from headwise.teach.form import Weights
+from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, WIDTH, Target
 
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
@@ -42,8 +43,6 @@ class Parts:
     weights: dict[str, list[Array]] = field(default_factory=dict)
     biases: dict[str, list[Array]] = field(default_factory=dict)
     gains: dict[str, Array] = field(default_factory=dict)
-    n_heads: int | None = None
-    n_kv_heads: int | None = None
     same_head: bool = False  # one module stands in the list of heads several times
 
 
@@ -112,66 +111,47 @@ def role_of(path: str) -> str | None:
 
 
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
-    """The arrays of an object by role.
-
-    mapping  what `--map` says: role -> name of the attribute
-    """
+    """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
     parts = Parts()
-    lists: dict[str, list[Array]] = {}
     for array in arrays_of(target):
         names = [part for part in array.path.split(".") if part]
-        role = next((r for r, name in mapping.items() if name in names or name == ".".join(names)), None)
-        norm = any("norm" in part.lower() or part.lower().startswith("ln") for part in names)
-        role = role or role_of(array.path)
-        if norm:
+        if any("norm" in part.lower() or part.lower().startswith("ln") for part in names):
             side = re.search(r"\b(q|k)", array.path)
             if side and array.value.ndim == 1:
                 parts.gains[side[1]] = array
             continue
-        if role is None:
-            lists.setdefault(".".join(names[:1]), []).append(array)
-            continue
-        flat = array.value.ndim == 1 or (array.value.ndim == 2 and _BIAS.search(array.path) is not None)
-        (parts.biases if flat else parts.weights).setdefault(role, []).append(array)
-    if "q" not in parts.weights and "qkv" not in parts.weights:
-        if len(parts.weights.get("o", ())) > 2:  # `linears`, `projections`: a list of them all
-            lists["o"] = parts.weights.pop("o") + parts.biases.pop("o", [])
-        _numbered(parts, lists)
+        named = (role for role, name in mapping.items() if name in names or name == ".".join(names))
+        role = next(named, None) or role_of(array.path)
+        if role is not None:
+            flat = array.value.ndim == 1 or (array.value.ndim == 2 and _BIAS.search(array.path) is not None)
+            (parts.biases if flat else parts.weights).setdefault(role, []).append(array)
+    if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(parts.weights):
+        # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
+        for arrays in (parts.weights, parts.biases):
+            arrays.update({role: [array] for role, array in zip("qkvo", arrays.pop("o", []), strict=False)})
     return parts
 
 
-def _numbered(parts: Parts, lists: Mapping[str, list[Array]]) -> None:
-    """A list of four Linears without names: W_Q, W_K, W_V, W_O in this order, or the first three of them."""
-    for arrays in lists.values():
-        matrices = [a for a in arrays if a.value.ndim == 2]
-        if len(matrices) in (3, 4):
-            for role, matrix in zip("qkvo", matrices, strict=False):
-                parts.weights.setdefault(role, []).append(matrix)
-            for role, bias in zip("qkvo", [a for a in arrays if a.value.ndim == 1], strict=False):
-                parts.biases.setdefault(role, []).append(bias)
-
-
 def readings(parts: Parts, n_heads: int | None, n_kv_heads: int | None, width: int) -> Iterator[Reading]:
-    """Every reading of the weights, the usual ones first. HeadwiseError where W_Q, W_K and W_V are not found."""
-    if "q" not in parts.weights and "qkv" not in parts.weights:
-        raise HeadwiseError("W_Q was not found among the weights; pass --map q=NAME,k=NAME,v=NAME,o=NAME")
+    """Every reading of the weights, the usual ones first. UncheckedError where none fits."""
+    fused = {"qkv", "kv"} & set(parts.weights)
+    square = any(_is_square(array) for arrays in parts.weights.values() for array in arrays)
     count = 0
-    for fused, side in itertools.product(("blocks", "heads", "features", "kqv", "vqk", "qvk"), ("in-out", "out-in")):
-        reading = _read(parts, n_heads, n_kv_heads, width, fused, side)
-        if reading is None:
-            continue
-        if fused != "blocks" and not ({"qkv", "kv"} & set(parts.weights)):
-            continue
-        if side == "out-in" and not any(_either_side(a, width) for each in parts.weights.values() for a in each):
+    orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk") if fused else ("blocks",)
+    for order, side in itertools.product(orders, ("in-out", "out-in") if square else ("in-out",)):
+        try:
+            reading = _read(parts, n_heads, n_kv_heads, width, order, side)
+        except (ValueError, KeyError, IndexError):  # the shapes do not allow it
             continue
         count += 1
         yield reading
     if not count:
-        shapes = ", ".join(f"{r} {a[0].value.shape}" for r, a in parts.weights.items())
-        raise HeadwiseError(f"the shapes of the weights fit no attention layer: {shapes}; pass --map q=NAME,k=NAME,...")
+        shapes = ", ".join(f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items())
+        raise UncheckedError("no_fit", shapes=shapes)
 
 
-def _either_side(array: Array, width: int) -> bool:
+def _is_square(array: Array) -> bool:
+    """Do the shapes leave open on which side it is multiplied?"""
     return not array.linear and array.value.ndim == 2 and array.value.shape[0] == array.value.shape[1]
 
 
@@ -180,98 +160,155 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
     value = array.value
     if value.ndim == 3:  # einsum parameters: axes told apart by their sizes
         h = value.shape.index(n) if n in value.shape else 0
-        c = next((i for i, size in enumerate(value.shape) if size == width and i != h), None)
-        if c is None:
-            return None
-        d = 3 - h - c
+        axes = [i for i, size in enumerate(value.shape) if size == width and i != h]
+        c, d = axes[0], 3 - h - axes[0]
         moved = value.transpose((h, d, c) if output else (c, h, d))
         return moved.reshape(-1, width) if output else moved.reshape(width, -1)
-    if value.ndim != 2:
-        return None
-    if array.linear:
+    if array.linear or (_is_square(array) and side == "out-in"):
         return value.T
-    if value.shape[0] == value.shape[1]:
-        return value if side == "in-out" else value.T
-    return value if (value.shape[1] if output else value.shape[0]) == width else value.T
+    return value if value.shape[output] == width else value.T
 
 
-def _read(parts: Parts, H: int | None, G: int | None, width: int, fused: str, side: str) -> Reading | None:
-    """One reading, or None where the shapes do not allow it."""
-    w, b, structural = parts.weights, parts.biases, []
-    listed = max((len(each) for role, each in w.items() if role in "qkv"), default=1)
+def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
+    """One reading; ValueError, KeyError or IndexError where the shapes do not allow it."""
+    w, structural = parts.weights, []
+    listed = max((len(arrays) for role, arrays in w.items() if role in "qkv"), default=1)
     H = listed if listed > 1 else H or 1
     G = G or H
     matrices: dict[str, Any] = {"o": None}
-    for role, each in w.items():
-        n = H if role in "qo" else G
-        pieces = [_matrix(a, width, n, side, role == "o") for a in each]
-        if any(piece is None for piece in pieces):
-            return None
+    for role, arrays in w.items():
+        pieces = [_matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays]
         matrices[role] = pieces[0] if role == "o" else np.concatenate(pieces, 1)
-    biases = {role: np.concatenate([a.value.reshape(-1) for a in each]) for role, each in b.items()}
-    if len(w.get("o", ())) > 1:
-        matrices["o"] = np.concatenate([_matrix(a, width, H, side, True) for a in w["o"]], 0)
-    for role in ("qkv", "kv"):
-        if role in matrices and not _unfuse(role, matrices, biases, H, G, fused):
-            return None
-    if not {"q", "k", "v"} <= set(matrices):
-        return None
+    biases = {role: np.concatenate([a.value.reshape(-1) for a in arrays]) for role, arrays in parts.biases.items()}
+    for fused in {"qkv", "kv"} & set(matrices):
+        _unfuse(fused, matrices, biases, H, G, order)
     d = matrices["q"].shape[1] // H
     out, widths = matrices["o"], {matrices[role].shape[1] for role in "qkv"}
     if listed == 1 and H > 1 and out is not None and len(widths) == 1 and out.shape[0] == H * min(widths):
-        d, G = min(widths), H
+        d = min(widths)
         structural.append("heads-share-projection")
         matrices |= {role: np.tile(matrices[role], (1, H)) for role in "qkv"}
         biases = {role: x if role == "o" else np.tile(x, H) for role, x in biases.items()}
-    if d < 1 or matrices["q"].shape[1] % H or matrices["k"].shape[1] % d:
-        return None
-    G = matrices["k"].shape[1] // d
-    if H % G or matrices["v"].shape[1] % G:
-        return None
     if parts.same_head:
         structural.append("heads-share-projection")
+    G = matrices["k"].shape[1] // max(d, 1)
+    if not G or matrices["q"].shape[1] % H or matrices["k"].shape[1] % d or H % G or matrices["v"].shape[1] % G:
+        raise ValueError("heads of other widths")
     gains = {role: a.value for role, a in parts.gains.items() if a.value.shape == (d,)}
     settings = {"qk_norm": "rms"} if gains else {}
     return Reading(Weights(H, G, matrices, biases, gains), settings, tuple(structural))
 
 
-def _unfuse(role: str, matrices: dict[str, Any], biases: dict[str, Any], H: int, G: int, fused: str) -> bool:
+def _unfuse(fused: str, matrices: dict[str, Any], biases: dict[str, Any], H: int, G: int, order: str) -> None:
     """Take W_QKV, or W_KV, apart: "blocks" q | k | v, "heads" (h, 3, d), "features" (h, d, 3), or other orders."""
-    whole, bias = matrices.pop(role), biases.pop(role, None)
-    names = "qkv" if role == "qkv" else "kv"
-    if fused in ("kqv", "vqk", "qvk"):
-        names = fused if role == "qkv" else "vk"
-    n, parts = whole.shape[1], len(names)
+    whole = matrices.pop(fused)
+    names = fused
+    if order in ("kqv", "vqk", "qvk"):
+        names = order if fused == "qkv" else "vk"
+    shares, parts = ([H, G, G] if fused == "qkv" else [1, 1]), len(names)
+    unit, d = whole.shape[1] // sum(shares), whole.shape[1] // parts // H
+    if whole.shape[1] % sum(shares) or (order != "blocks" and G != H):
+        raise ValueError("no whole heads")
 
     def cut(x: Any) -> list[Any]:
-        if fused in ("heads", "features"):
-            d = n // parts // H
-            axes = x.reshape(-1, H, parts, d) if fused == "heads" else x.reshape(-1, H, d, parts).swapaxes(2, 3)
+        if order in ("heads", "features"):
+            axes = x.reshape(-1, H, parts, d) if order == "heads" else x.reshape(-1, H, d, parts).swapaxes(2, 3)
             return [axes[:, :, i].reshape(-1, H * d) for i in range(parts)]
-        if role == "qkv" and n % (H + 2 * G) == 0 and G != H:
-            d = n // (H + 2 * G)
-            return np.split(x.reshape(-1, n), [H * d, (H + G) * d], 1)
-        return np.split(x.reshape(-1, n), parts, 1)
+        return np.split(x.reshape(-1, unit * sum(shares)), unit * np.cumsum(shares)[:-1], 1)
 
-    if n % parts and (role != "qkv" or n % (H + 2 * G)):
-        return False
-    if fused in ("heads", "features") and (G != H or n % (parts * H)):
-        return False
     matrices.update(zip(names, cut(whole), strict=True))
-    if bias is not None:
-        biases.update({name: piece.reshape(-1) for name, piece in zip(names, cut(bias), strict=True)})
-    return True
+    if fused in biases:
+        pieces = [piece.reshape(-1) for piece in cut(biases.pop(fused))]
+        biases.update(zip(names, pieces, strict=True))
 
 
-def styles(reading: Reading, rotary: bool, themes: list[float]) -> Iterator[Reading]:
-    """The readings of the same weights in every layout and, where the code turns queries and keys, every rotation."""
+def styles(reading: Reading, bases: Sequence[float]) -> Iterator[Reading]:
+    """The readings of the same weights in every layout, and in every rotation with one of these bases."""
     interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
     exchanged = {"q_from": "k", "k_from": "q"}
-    same = reading.weights.n_heads == reading.weights.n_kv_heads
-    ropes = [{"rope": (turn, turn, base)} for base in themes for turn in ("half", "interleaved")] if rotary else [{}]
-    norms = [{"qk_norm": kind} for kind in ("rms", "layer")] if reading.weights.gains else [{}]
-    for rope, norm in itertools.product(ropes, norms):
-        for layout in ({}, interleaved) if reading.weights.n_heads > 1 else ({},):
-            for swap in ({}, exchanged) if same else ({},):
-                settings = {**reading.settings, **rope, **norm, **layout, **swap}
-                yield Reading(reading.weights, settings, reading.structural)
+    weights = reading.weights
+    ropes: list[dict[str, Any]] = [{"rope": (turn, turn, base)} for base in bases for turn in ("half", "interleaved")]
+    norms = [{"qk_norm": kind} for kind in ("rms", "layer")]
+    choices: list[list[dict[str, Any]]] = [
+        ropes or [{}],
+        norms if weights.gains else [{}],
+        [{}, interleaved] if weights.n_heads > 1 else [{}],
+        [{}, exchanged] if weights.n_heads == weights.n_kv_heads else [{}],
+    ]
+    for rope, norm, layout, swap in itertools.product(*choices):
+        settings = {**reading.settings, **rope, **norm, **layout, **swap}
+        yield Reading(weights, settings, reading.structural)
+
+
+# What no name tells: counts of heads, folded scales, shared modules.
+
+
+def count_of(instance: Any, names: tuple[str, ...], sizes: Mapping[str, Any]) -> int | None:
+    """A whole number that `sizes`, the object, its config or a module of it keeps under such a name."""
+    kept = vars(instance) if hasattr(instance, "__dict__") else {}
+    configs = [vars(value) for name, value in kept.items() if name in ("config", "cfg") and hasattr(value, "__dict__")]
+    modules = [vars(module) for module in kept.get("_modules", {}).values() if module is not None]
+    for place in (sizes, kept, *configs, *modules):
+        for key, value in place.items():
+            plain = key.lower().strip("_")
+            # Short names must be whole, longer ones may begin a name, the longest may stand anywhere in it.
+            hit = any(plain == n or (len(n) > 2 and plain.startswith(n)) or (len(n) > 5 and n in plain) for n in names)
+            of_groups = re.search("kv|group|key_value", plain) is not None
+            if hit and type(value) is int and of_groups == ("kv_head" in names):
+                return value
+    return None
+
+
+def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
+    """How many heads of queries, and of keys and values, as far as anything tells."""
+    sizes = target.options.args
+    heads = count_of(instance, ("n_head", "num_head", "heads", "h", "n_h", "n_cabezas"), sizes)
+    if heads is None:
+        wanted = inspect.signature(target.thing).parameters
+        takes = [name for name in wanted if re.search(r"head|cabeza|^h$|config|cfg", name, re.I)]
+        heads = HEADS if any(not re.search("dim|size", name) for name in takes) else None
+    return heads, count_of(instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), sizes)
+
+
+def width_of(parts: Parts) -> int:
+    """Width of the input, from the matrix of queries. UncheckedError where there is none."""
+    arrays = parts.weights.get("q") or parts.weights.get("qkv")
+    if not arrays:
+        raise UncheckedError("no_weights")
+    shape = arrays[0].value.shape
+    if arrays[0].linear:
+        return int(shape[1])
+    return WIDTH if WIDTH in shape else int(max(shape))
+
+
+def same_modules(instance: Any) -> bool:
+    """Does a list of heads hold one module several times?"""
+    for child in getattr(instance, "_modules", {}).values():
+        if type(child).__name__ == "ModuleList" and len(child) > 1 and len({id(m) for m in child}) == 1:
+            return True
+    lists = [v for v in vars(instance).values() if isinstance(v, list) and len(v) > 1 and hasattr(v[0], "__dict__")]
+    return any(len({id(m) for m in v}) == 1 for v in lists)
+
+
+def scale_is_folded(parts: Parts) -> bool:
+    """Are the drawn weights of queries smaller than those of values by the square root of a head's width?"""
+    if not {"q", "k", "v"} <= set(parts.weights):
+        return False
+    q, k, v = (float(np.std(parts.weights[role][0].value)) for role in "qkv")
+    return v > 0 and any(0.85 < abs(x / v) * HEAD_DIM**0.5 < 1.18 for x in (q, k, q * k / v if v else q))
+
+
+def renew(arrays: list[Array], rng: np.random.Generator) -> None:
+    """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
+    for array in arrays:
+        shape = array.value.shape
+        spread = 0.4 if len(shape) < 2 else 1.2 / max(shape[-1] if array.linear else shape[-2], 1) ** 0.5
+        numbers = rng.normal(size=shape) * spread + ("norm" in array.path.lower())
+        if isinstance(array.holder, np.ndarray):
+            if array.holder.flags.writeable:
+                array.holder[...] = numbers
+        elif hasattr(array.holder, "detach"):
+            import torch
+
+            with torch.no_grad():
+                array.holder.copy_(torch.from_numpy(numbers))

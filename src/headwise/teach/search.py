@@ -1,18 +1,21 @@
-"""Which bugs explain what a learner's code computes: each is put into the correct form until the numbers agree."""
+"""Which bugs explain what a learner's code computes, and in which numbers of it they show.
+
+Each bug is put into the correct form until the numbers agree.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from headwise.teach.bugs import Bug, catalogue, changes_of
 from headwise.teach.form import CORRECT, Masks, Stages, allowed_by, compute
 from headwise.teach.reading import Reading
-from headwise.teach.switches import SWITCHES, changes
 
 TOLERANCE = 3e-5  # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
 Output = Any
@@ -42,26 +45,32 @@ class Explanation:
 
 
 def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
-    """Are two arrays equal but for rounding? What is not finite must be so in the same places, and not everywhere."""
-    if a.shape != b.shape:
-        return False
+    """Are two results equal but for rounding? What is not finite must be so in the same places."""
+    try:
+        a, b = np.asarray(a, float), np.asarray(b, float)
+    except (ValueError, TypeError):  # text, or lists whose parts have several shapes
+        parts = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
+        return all(map(close, a, b)) if parts else bool(a == b)
     finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)) or not finite.any():
+    if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
         return False
-    size = max(1.0, float(np.abs(b[finite]).max()))
-    return float(np.abs(a[finite] - b[finite]).max()) <= tolerance * size
+    size = max(1.0, float(np.abs(b[finite]).max(initial=0)))
+    return float(np.abs(a[finite] - b[finite]).max(initial=0)) <= tolerance * size
 
 
 class Search:
     """The search for an explanation, within some seconds of processor time, and twice as many of the clock.
 
     fills  numbers of the source that may stand for a forbidden score
-    skip   bugs that are out of the question
+    has    what the code has, of that which bugs need; None: all of it
     pairs  are two bugs at once looked for?
     """
 
-    def __init__(self, fills: Sequence[float], seconds: float, skip: frozenset[str], pairs: bool = True) -> None:
-        self.fills, self.skip, self.pairs = fills, skip, pairs
+    def __init__(
+        self, fills: Sequence[float], seconds: float, has: Collection[str] | None = None, pairs: bool = True
+    ) -> None:
+        self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
+        self.bugs = [bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}]
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
@@ -70,56 +79,44 @@ class Search:
 
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
-        best: Explanation | None = None
-        for bugs, reading, settings in self._combinations(readings, cases[0], {}):
-            best = self._onwards(Explanation(reading, bugs, settings), cases[1:])
-            if not best.unexplained:
-                return best
-            break
-        if best is None:
+        so_far = self._first(readings, cases[0], {})
+        if so_far is None:
             return Explanation(readings[0], unexplained=(cases[0].name,))
-        return best
-
-    def _onwards(self, so_far: Explanation, cases: Sequence[Case]) -> Explanation:
-        for case in cases:
-            base = so_far.settings
-            step = next(self._combinations([so_far.reading], case, base), None)
+        for case in cases[1:]:
+            step = self._first([so_far.reading], case, so_far.settings)
             if step is None:
                 so_far = replace(so_far, unexplained=(*so_far.unexplained, case.name))
-                continue
-            bugs, _, settings = step
-            so_far = replace(so_far, bugs=tuple(dict.fromkeys((*so_far.bugs, *bugs))), settings=settings)
+            else:
+                bugs = tuple(dict.fromkeys((*so_far.bugs, *step.bugs)))
+                so_far = replace(so_far, bugs=bugs, settings=step.settings)
         return so_far
 
-    def _combinations(
-        self, readings: Sequence[Reading], case: Case, base: Mapping[str, Any]
-    ) -> Iterator[tuple[tuple[str, ...], Reading, dict[str, Any]]]:
-        """Whatever reproduces a case: no bug, then one, then two."""
+    def _first(self, readings: Sequence[Reading], case: Case, base: Mapping[str, Any]) -> Explanation | None:
+        """The first that reproduces a case: without a bug, then with one, then with two."""
         for reading in readings:
-            settings = {**reading.settings, **base}
-            if (hit := self._fit(reading, settings, case)) is not None:
-                yield reading.structural, reading, hit
+            if (hit := self._fit(reading, {**reading.settings, **base}, case)) is not None:
+                return Explanation(reading, reading.structural, hit)
         # Pairs of the usual forms of each bug come before those of all forms.
         for number, forms in ((1, None), (2, 2), (2, None)) if self.pairs else ((1, None),):
             for reading in readings:
-                if self._over():
-                    return
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):
-                    if number == 2 and self._over():
-                        return
+                    if self._over():
+                        return None
                     if (hit := self._fit(reading, {**settings, **change}, case)) is not None:
-                        yield (*reading.structural, *names), reading, hit
+                        return Explanation(reading, (*reading.structural, *names), hit)
+        return None
 
     def _sets(
         self, number: int, forms: int | None, settings: Mapping[str, Any], case: Case
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Every bug, or every two of them, in their first forms; what they change in the settings."""
         masked = case.masks.causal or case.masks.real is not None
         singles = [
-            (bug, change)
-            for bug in SWITCHES
-            if bug not in self.skip and (masked or not bug.startswith(("mask", "padding")))
-            for change in itertools.islice(changes(bug, settings, self.fills), forms)
+            (bug.id, change)
+            for bug in self.bugs
+            if masked or "mask" not in bug.needs
+            for change in itertools.islice(changes_of(bug, settings, self.fills), forms)
         ]
         if number == 1:
             yield from (((bug,), change) for bug, change in singles)
@@ -133,7 +130,9 @@ class Search:
         for extra in self._fillings(settings, case):
             whole = {**settings, **extra}
             stages = stages_of(reading, whole, case)
-            if stages is not None and any(close(output, stages.out) for output in case.outputs.values()):
+            if stages is None or not np.isfinite(stages.out).any():
+                continue
+            if any(close(output, stages.out, self.tolerance) for output in case.outputs.values()):
                 return whole
         return None
 
@@ -162,3 +161,77 @@ def stages_of(reading: Reading, settings: Mapping[str, Any], case: Case) -> Stag
             return compute(reading.weights, case.inputs, case.masks, settings)
         except (ValueError, IndexError):
             return None
+
+
+def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Mapping[str, str]) -> str:
+    """A sentence with numbers. The form with the bug gives the learner's output, so its stages are the learner's."""
+    wrong = right = None
+    for case in cases:
+        if case.name in explanation.unexplained:
+            continue
+        wrong = stages_of(explanation.reading, explanation.settings, case)
+        right = stages_of(explanation.reading, explanation.reading.settings, case)
+        if wrong is not None and right is not None and not np.allclose(wrong.out.sum(), right.out.sum()):
+            break
+    known = f"by_property_{bug.id}"
+    if known in say and (wrong is None or right is None or bug.evidence in ("dropout", "batch", "property")):
+        return say[known]
+    if bug.id in explanation.reading.structural:
+        return say["structural"]
+    if wrong is None or right is None:
+        return say["not_finite" if bug.evidence == "difference" else "by_property"]
+    kinds = {"future": _future, "rows": _rows, "scores": _scores}
+    text = kinds[bug.evidence](wrong, right, case, say) if bug.evidence in kinds else None
+    return text or _difference(wrong, right, say)
+
+
+def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+    """The largest weight on a key that a query must not see, or the query that is kept from itself."""
+    B, H, T, S = right.weights.shape
+    if wrong.weights.shape != right.weights.shape:
+        return None
+    allowed = allowed_by(case.masks, CORRECT, B, H, T, S)
+    if allowed is None:
+        return None
+    leak = np.where(np.broadcast_to(allowed, wrong.weights.shape), 0.0, np.nan_to_num(wrong.weights))
+    if np.abs(leak).max() > 1e-4:
+        b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
+        return say["future"].format(document=b, head=h, row=t, weight=float(leak[b, h, t, s]), key=s)
+    return _rows(wrong, right, case, say)
+
+
+def _rows(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+    """The row whose weights add up to something else than 1; a row of NaN adds up to 0."""
+    sums = np.nan_to_num(wrong.weights, posinf=0, neginf=0).sum(-1)
+    off = np.abs(sums - 1)
+    b, h, t = np.unravel_index(off.argmax(), off.shape)
+    return say["rows"].format(document=b, head=h, row=t, total=float(sums[b, h, t])) if off.max() > 1e-3 else None
+
+
+def _scores(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
+    values = [stages.scores[np.isfinite(stages.scores) & (np.abs(stages.scores) < 1e3)] for stages in (wrong, right)]
+    if not all(v.size for v in values):
+        return None
+    return say["scores"].format(wrong=float(values[0].std()), right=float(values[1].std()))
+
+
+def _difference(wrong: Stages, right: Stages, say: Mapping[str, str]) -> str:
+    if wrong.out.shape != right.out.shape or not np.isfinite(wrong.out).all():
+        return say["not_finite"]
+    gap = np.abs(wrong.out - right.out)
+    return say["difference"].format(gap=float(gap.max()), size=float(np.abs(right.out).max()))
+
+
+def stage_of(explanation: Explanation, case: Case, say: Mapping[str, str]) -> str:
+    """What can be said of a difference that nothing explains: its size, and where it starts, as far as can be seen."""
+    reading = explanation.reading
+    right: Any = stages_of(reading, {**reading.settings, **explanation.settings}, case)
+    output = next(iter(case.outputs.values()))
+    if right is None or right.out.shape != output.shape:
+        return say["shape"].format(theirs=output.shape, ours=None if right is None else right.out.shape)
+    gap = np.abs(output - right.out)
+    axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)
+    rows = np.nan_to_num(gap, nan=np.inf).max(axes)
+    first = int((rows > 1e-3).argmax())
+    stage = ("values" if first == 0 else "scores") if case.masks.causal else "any"  # whose row 0 sees only itself
+    return say["starts"].format(gap=float(np.nan_to_num(gap).max()), row=first, stage=say["stage_" + stage])

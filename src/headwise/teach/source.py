@@ -1,12 +1,17 @@
-"""What the text of a learner's file tells: candidates for a check, words, numbers, and lines to quote."""
+"""What the text of a learner's file tells: candidates for a check, numbers, lines to quote, the form of a mask."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from headwise.teach.bugs import read_toml
 
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
@@ -21,7 +26,7 @@ class Source:
 
     text: str
     path: str = ""
-    offset: int = 0  # lines before the text in its file
+    numbers_of_lines: tuple[int, ...] = ()  # of each line of the text in its file, where they are others
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -49,6 +54,10 @@ class Source:
         literals = re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", self.code)
         return list(dict.fromkeys(map(float, literals)))
 
+    def number_of(self, line: int) -> int:
+        """The number in the file of a line of the text, both from 1."""
+        return self.numbers_of_lines[line - 1] if self.numbers_of_lines else line
+
     def says(self, pattern: str) -> bool:
         """Does the code match, comments and documentation left out?"""
         return re.search(pattern, self.code) is not None
@@ -67,7 +76,7 @@ class Source:
                     if re.search(pattern, text) and not text.lstrip().startswith(
                         ("def ", "class ", "import ", '"', "@")
                     ):
-                        return number + self.offset, self.lines[number - 1].strip()
+                        return self.number_of(number), self.lines[number - 1].strip()
         return None
 
     def _spans(self, name: str) -> list[tuple[int, int]]:
@@ -93,6 +102,15 @@ class Source:
         names = {n.id for n in ast.walk(self.definitions[name]) if isinstance(n, ast.Name)}
         names |= {n.attr for n in ast.walk(self.definitions[name]) if isinstance(n, ast.Attribute)}
         return (names & set(self.definitions)) - {name}
+
+    def is_blank(self, name: str) -> bool:
+        """Is a function, or every method of a class but `__init__`, still to be written: `...`, `pass`, or a text?"""
+        node = self.definitions.get(name)
+        bodies = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
+        functions = [f for f in bodies if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
+        steps = [step for function in functions for step in function.body]
+        nothing = [isinstance(s, ast.Pass) or isinstance(getattr(s, "value", None), ast.Constant) for s in steps]
+        return bool(steps) and all(nothing)
 
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
@@ -147,3 +165,50 @@ def candidates(source: Source) -> dict[str, str]:
         if chosen:
             return chosen
     return {}
+
+
+# The forms in which code takes a mask, and what tells which of them a learner means.
+
+ENCODINGS: dict[str, Any] = {
+    "True = may attend": lambda allowed: allowed,
+    "1 = may attend": lambda allowed: allowed.astype(float),
+    "0 or -inf, added": lambda allowed: np.where(allowed, 0.0, -np.inf),
+    "0 or -1e9, added": lambda allowed: np.where(allowed, 0.0, -1e9),
+    "True = forbidden": lambda allowed: ~allowed,
+    "1 = forbidden": lambda allowed: (~allowed).astype(float),
+}
+
+_MAY = r"\b(may|can|keep|kept|attend|visible|allow|valid|real|see|seen|look|puede|permit|ver|se ve)"
+_NOT = r"\b(masked|mask out|forbid|hid|block|ignor|pad|not|cannot|never|prohib|tapa|ocult|future|futuro)"
+
+
+def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
+    """The keys of ENCODINGS that a mask argument of that name may have, by comments, names or the rest of the file."""
+    texts = {"text": scope.text, "code": scope.code, "file": whole.code}
+    rules = [rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name.lower())]
+    told = _told(scope.text) or _told(whole.text)
+    conventions = [told or next((rule["means"] for rule in rules), "")]
+    # A text may say what is added, and in an error message what True would mean: then either is right.
+    conventions += [rule["means"] for rule in rules[:1] if told and "text" in rule]
+    return [meaning for meaning in ENCODINGS if meaning.endswith(tuple(conventions))]
+
+
+def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
+    """Does each text match, or with `no_` not match, what a rule of names.toml says of it?"""
+    for key, pattern in rule.items():
+        text = texts.get(key.removeprefix("no_"))
+        if text is not None and (re.search(pattern.replace("NAME", name), text, re.I) is None) != key.startswith("no_"):
+            return False
+    return True
+
+
+def _told(text: str) -> str | None:
+    """What a text says in so many words, such as "1 = may attend"."""
+    for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
+        for match in re.finditer(rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I):
+            window = re.split(r"\b(0|1|true|false)\b", match[1], flags=re.I)[0]
+            if re.search(_NOT, window, re.I):
+                return "forbidden" if other == "may attend" else "may attend"
+            if re.search(_MAY, window, re.I):
+                return other
+    return None

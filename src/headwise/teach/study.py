@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.training import Corpus
 from headwise.errors import HeadwiseError
-from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.train import evaluate, fit, one_thread
 from headwise.intervals import Interval, interval_of
@@ -20,22 +20,11 @@ from headwise.lab.compare.experiment import Arm, Experiment, Report
 from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, verbs_or_text
 from headwise.lab.compare.results import Comparison, Metric
 from headwise.lab.compare.run import compare, silent
-from headwise.teach.catalogue import Bug, bug_named, words
+from headwise.teach.bugs import Bug, bug_named, changes_of, words
 from headwise.teach.form import Masks, Stages, Weights, compute
-from headwise.teach.switches import changes
 
 STEPS, SEEDS = 400, 3
 LINE = "he will write = él escribirá"
-# Bugs that need something which the training of the verb model lacks: these are shown by the check alone.
-UNTRAINED = {
-    "mask-head-order": "padding",
-    "padding-on-queries": "padding",
-    "cache-offset": "cache",
-    "cache-order": "cache",
-    "dropout-in-eval": "dropout",
-    "dropout-on-scores": "dropout",
-    "bias-dropped": "biases",
-}
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 FUTURE = Metric("future", "share of the weight on later tokens", "", lower_is_better=True)
 ROWS = Metric("rows", "distance of a row's sum from 1", "", lower_is_better=True)
@@ -72,7 +61,7 @@ class Switched:
         right = {"rope": ("half", "half", config.rope_theta)}
         # A row that sees nothing would be NaN and end the training at once: it looks evenly, as with a fill of -1e9.
         fill = {"fill": 0.0 if self.bug == "norm-missing" else -1e9}
-        change = {**fill, **next(changes(self.bug, right))} if self.bug else {}
+        change = {**fill, **next(changes_of(bug_named(self.bug), right))} if self.bug else {}
         for block in model.blocks:
             block.attention = SwitchedAttention(block.attention, {**right, **change})
         return model
@@ -83,13 +72,17 @@ class Switched:
         raise AttributeError(name)
 
 
+def _is_grouped(bug: str) -> bool:
+    return "groups" in bug_named(bug).needs
+
+
 def experiment(bugs: Sequence[str]) -> Experiment:
     """The verb model without a bug, and with each; the bugs of groups have a grouped model to compare with."""
     arms = [Arm(name="correct", shape=SHAPE, build=Switched(None))]
     grouped = {**SHAPE, "n_kv_heads": SHAPE["n_heads"] // 2}
-    if any(bug.startswith("group") for bug in bugs):
+    if any(map(_is_grouped, bugs)):
         arms.append(Arm(name="correct, grouped", shape=grouped, build=Switched(None)))
-    arms += [Arm(name=bug, shape=grouped if bug.startswith("group") else SHAPE, build=Switched(bug)) for bug in bugs]
+    arms += [Arm(name=bug, shape=grouped if _is_grouped(bug) else SHAPE, build=Switched(bug)) for bug in bugs]
     return Experiment(
         name="bugs",
         question="Which bugs does training hide?",
@@ -169,7 +162,7 @@ def study(
     """Train with each bug and without; what is finished in the folder `out` is not trained again."""
     if seeds < SEEDS:
         raise HeadwiseError(f"seeds={seeds} is too few to tell a bug from chance; pass {SEEDS} or more")
-    trained = [bug for bug in bugs if bug_named(bug).id not in UNTRAINED]
+    trained = [bug for bug in bugs if not bug_named(bug).untrained]
     comparison = compare([experiment(trained)], out, seeds, steps, None, workers, report)[0] if trained else None
     return comparison, tuple(shown(bug_named(bug), comparison, lang) for bug in bugs)
 
@@ -181,10 +174,10 @@ def shown(bug: Bug, comparison: Comparison | None, lang: str = "en") -> Shown:
     that of the correct model with the same seed. Whatever is less, nobody sees without the correct curve beside it.
     """
     say = words(lang)
-    if bug.id in UNTRAINED or comparison is None:
-        return Shown(bug.id, None, None, None, None, say["untrained"].format(why=say[f"lacks_{UNTRAINED[bug.id]}"]))
+    if bug.untrained or comparison is None:
+        return Shown(bug.id, None, None, None, None, say["untrained"].format(why=say[f"lacks_{bug.untrained}"]))
     arm = comparison.arm(bug.id)
-    right = comparison.arm("correct, grouped" if bug.id.startswith("group") else "correct").scores
+    right = comparison.arm("correct, grouped" if _is_grouped(bug.id) else "correct").scores
     if arm.failure is not None:
         return Shown(bug.id, None, right["loss"].mean, None, True, say["fails"].format(failure=arm.failure))
     pairs = list(zip(arm.scores["loss"].values, right["loss"].values, strict=True))

@@ -1,5 +1,7 @@
 // --- Comparisons and claims: the tables as they were printed, and plots of every seed and every difference ---
 
+import { PHRASES, byId, element, language, readData, setWord, shadeEdge, svg, worded } from './page/base.js';
+
 const BADGES = { holds: 'holds', 'does not hold': 'fails', depends: 'depends', 'not run here': 'elsewhere' };
 const PLOT = { width: 440, left: 176, right: 18, top: 6, row: 30, bottom: 26 }; // in units of the view box
 const LONGEST = 21; // characters of an arm's name that fit at its left

@@ -1,13 +1,19 @@
-"""Comparisons in words: in the terminal, and the parts that the page and the ledger share."""
+"""Comparisons and the ledger of claims: in the terminal, as a Markdown page, as an HTML page."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import asdict
+from string import Template
+from typing import Any
 
 from rich.console import Console
 
-from headwise.lab.compare.results import Cell, Comparison, Ledger, Metric, Table
-from headwise.view.tables import print_table, say
+from headwise.lab.compare.results import Comparison, Ledger, Metric, ledger_words
+from headwise.markup import escaped
+from headwise.table import Cell, Table, markdown_text, say, shown
+from headwise.view.page.assemble import json_block, package_text, page, word
+from headwise.view.report import plain_data
 
 MISSING = "-"
 
@@ -57,7 +63,7 @@ def metric_table(comparison: Comparison, metric: Metric) -> Table:
             ("the first", MISSING) if far is None else (f"{far.mean:+z.3f}", f"{far.low:+z.3f} to {far.high:+z.3f}")
         )
         rows.append((name, arm.parameters, f"{score.mean.mean:.3f}", f"{score.mean.half_width:.3f}", *differs))
-    return Table(with_unit(metric), ("arm", "parameters", "mean", "±", "difference", "95 % interval"), tuple(rows))
+    return Table(("arm", "parameters", "mean", "±", "difference", "95 % interval"), tuple(rows), with_unit(metric))
 
 
 def with_unit(metric: Metric) -> str:
@@ -65,20 +71,80 @@ def with_unit(metric: Metric) -> str:
     return f"{metric.words}, {metric.unit}" if metric.unit else metric.words
 
 
-def shown(cell: Cell) -> str:
-    """A cell as text: whole numbers in full, others to three digits."""
-    if isinstance(cell, str):
-        return cell
-    if isinstance(cell, int):
-        return f"{cell:,}"
-    return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
-
-
 def _print_table(console: Console, table: Table) -> None:
     say(console, "")
     columns = zip(*table.rows, strict=True)  # those of words at the beginning stand at the left
     words = itertools.takewhile(lambda column: all(isinstance(cell, str) for cell in column), columns)
-    rows = [[shown(cell) for cell in row] for row in table.rows]
-    print_table(console, table.title, table.columns, rows, range(max(1, len(list(words)))))
-    if table.note:
-        say(console, table.note)
+    table.print(console, range(max(1, len(list(words)))))
+
+
+def claims_page(ledger: Ledger) -> str:
+    """The claims with their verdicts, then all that was measured for them, then the machine."""
+    rows = tuple((claim.claim, claim.verdict, claim.measured) for claim in ledger.claims)
+    rules = [f"- **{markdown_text(claim.claim)}** {markdown_text(claim.rule)}" for claim in ledger.claims]
+    parts = [
+        "# What is claimed, and what is so",
+        f"Written by `{ledger.command}`; change it by running that, never by hand.",
+        ledger_words()["introduction"],
+        Table(("claim", "verdict", "measured"), rows).markdown(range(3)),
+        "## How the verdicts are made",
+        "\n".join(rules),
+        "## Counted and timed",
+        *map(_table, ledger.tables),
+        *map(_comparison, ledger.comparisons),
+        "## The machine",
+        "\n".join(f"- {name}: {markdown_text(str(value))}" for name, value in ledger.machine.items()),
+        f"Seeds {ledger.seeds[0]} to {ledger.seeds[-1]}. {spent(ledger)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _comparison(comparison: Comparison) -> str:
+    parts = [f"## {comparison.question}", f"`headwise compare {comparison.name}`. {setting(comparison)}"]
+    parts += [_table(metric_table(comparison, metric)) for metric in comparison.metrics]
+    parts.append("\n".join(f"- {markdown_text(line)}" for line in (*comparison.verdicts, *comparison.notes)))
+    return "\n\n".join((*parts, *map(_table, comparison.tables)))
+
+
+def _table(table: Table) -> str:
+    note = f"\n\n{markdown_text(table.note)}" if table.note else ""
+    return f"**{table.title}**\n\n{table.markdown()}{note}"
+
+
+def page_html(record: Comparison | Ledger, lang: str = "en") -> str:
+    """One comparison, or the ledger with all of its comparisons. What was measured stays as the record says it."""
+    data: dict[str, Any] = {"comparisons": [_comparison_data(record)]} if isinstance(record, Comparison) else {}
+    if isinstance(record, Comparison):
+        title, lede = record.question, setting(record)
+        heading = f'<h1 lang="en">{escaped(title)}</h1>'
+    else:
+        title, lede, heading = word("compare.ledger", "title"), spent(record), word("compare.ledger", "h1")
+        data = {
+            "claims": [asdict(claim) for claim in record.claims],
+            "tables": list(map(_table_data, record.tables)),
+            "comparisons": list(map(_comparison_data, record.comparisons)),
+            "facts": {"command": record.command, **record.machine, "seeds": f"{record.seeds[0]} to {record.seeds[-1]}"},
+        }
+    return page(
+        "compare",
+        Template(package_text("compare.html")).substitute(heading=heading, lede=escaped(lede)),
+        title=title,
+        styles=("compare.css",),
+        script="compare.js",
+        data={"record": json_block(plain_data(data))},
+        words=("compare",),
+        lang=lang,
+    )
+
+
+def _comparison_data(comparison: Comparison) -> dict[str, Any]:
+    metrics = [
+        {"name": metric.name, "words": metric.words, "table": _table_data(metric_table(comparison, metric))}
+        for metric in comparison.metrics
+    ]
+    tables = list(map(_table_data, comparison.tables))
+    return {**asdict(comparison), "setting": setting(comparison), "metrics": metrics, "tables": tables}
+
+
+def _table_data(table: Table) -> dict[str, Any]:
+    return {**asdict(table), "rows": [list(map(shown, row)) for row in table.rows]}

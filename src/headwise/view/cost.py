@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from headwise.cost import Choice, Price, Setting, Variant
-from headwise.cost.measured import Measured
 from headwise.cost.pricing import HeadPrice, LayerPrice
 from headwise.markup import BINARY, DECIMAL, scaled
-from headwise.view.tables import print_table, say
+from headwise.table import Cell, Table, say
+
+if TYPE_CHECKING:
+    from headwise.models.meter import Measured
 
 _binary = partial(scaled, base=1024, units=BINARY)
 _decimal = partial(scaled, base=1000, units=DECIMAL)
@@ -23,7 +26,7 @@ def print_price(console: Console, price: Price) -> None:
     say(console, price.heading)
     _print_parameters(console, price)
     _print_layers(console, price)
-    print_table(console, "Costs", ("", "", ""), price.rows())
+    Table(("", "", ""), price.rows(), "Costs").print(console)
     for note in price.notes:
         say(console, f"note: {note}")
 
@@ -31,12 +34,10 @@ def print_price(console: Console, price: Price) -> None:
 def print_measured(console: Console, price: Price, measured: Measured) -> None:
     """What it takes here, beside what it should."""
     say(console, "")
-    print_table(console, "Measured here", ("", "computed", "measured"), measured.rows(price))
     bandwidth = "times one" if price.setting.bandwidth is None else "the bandwidth that was given"
-    say(
-        console,
-        f"{measured.conditions}; the bounds are by what a large matrix times many rows reaches here, and {bandwidth}",
-    )
+    bounds = f"the bounds are by what a large matrix times many rows reaches here, and {bandwidth}"
+    heading = ("", "computed", "measured")
+    Table(heading, measured.rows(price), "Measured here", f"{measured.conditions}; {bounds}").print(console)
 
 
 def print_models(console: Console, prices: Sequence[Price]) -> None:
@@ -46,24 +47,21 @@ def print_models(console: Console, prices: Sequence[Price]) -> None:
     for price in prices:
         heads = price.layers[0].attention
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        cache = f"{price.cache.bytes_per_token:,}" if price.cache.bytes_per_token else "none"
         sliding = {layer.attention.window for layer in price.layers} - {None}
         all_slide = all(layer.attention.window for layer in price.layers)
         window = "".join(f"{window:,}{'' if all_slide else ', some'}" for window in sliding)
-        rows.append([price.model, *(f"{size:,}" for size in sizes), heads.variant, str(price.n_layers), window, cache])
+        cache = price.cache.bytes_per_token or "none"
+        rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = f"Models, cache in {prices[0].setting.cache_dtype}"
-    print_table(console, title, (*columns, "cache bytes per token"), rows)
+    Table((*columns, "cache bytes per token"), rows, title).print(console)
 
 
 def _print_parameters(console: Console, price: Price) -> None:
     total, active = price.parameters.total, price.parameters.active
-    rows = [
-        (part, f"{count:,}", f"{count / total:.1%}" if count else "tied")
-        for part, count in price.parameters.parts.items()
-    ]
-    rows.append(("total", f"{total:,}", _decimal(total)))
-    rows.append(("active: what one token meets", f"{active:,}", _decimal(active)))
-    print_table(console, "Parameters", ("part", "number", "share"), rows, last=2)
+    parts = price.parameters.parts.items()
+    rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
+    rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
+    Table(("part", "number", "share"), rows, "Parameters").print(console, last=2)
 
 
 def _print_layers(console: Console, price: Price) -> None:
@@ -74,7 +72,7 @@ def _print_layers(console: Console, price: Price) -> None:
     columns = list(map(_layer_rows, groups))
     labels = dict.fromkeys(label for column in columns for label in column)
     rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    print_table(console, "Layers", ("", *map(_names, groups.values())), rows)
+    Table(("", *map(_names, groups.values())), rows, "Layers").print(console)
 
 
 def _names(names: list[str]) -> str:
@@ -87,32 +85,32 @@ def _names(names: list[str]) -> str:
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
 
-def _layer_rows(layer: LayerPrice) -> dict[str, str]:
+def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     rows = _head_rows(layer.attention, "")
     if layer.cross:
         rows |= _head_rows(layer.cross, "cross: ")
-    rows["feed-forward"] = f"{layer.feed_forward_parameters:,}"
+    rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:
         rows["experts per token"] = f"{layer.experts[0]} of {layer.experts[1]}"
-    rows["norms"] = f"{layer.norm_parameters:,}"
-    rows["parameters of the layer"] = f"{layer.parameters:,}"
+    rows["norms"] = layer.norm_parameters
+    rows["parameters of the layer"] = layer.parameters
     if layer.experts:
-        rows["active for one token"] = f"{layer.active_parameters:,}"
+        rows["active for one token"] = layer.active_parameters
     return rows
 
 
-def _head_rows(heads: HeadPrice, prefix: str) -> dict[str, str]:
-    widths = f"{heads.head_dim}" if heads.head_dim == heads.value_dim else f"{heads.head_dim}, values {heads.value_dim}"
-    rows = {
+def _head_rows(heads: HeadPrice, prefix: str) -> dict[str, Cell]:
+    has_two_widths = heads.head_dim != heads.value_dim
+    rows: dict[str, Cell] = {
         "variant": heads.variant,
-        "query heads": f"{heads.n_heads}",
-        "key/value heads": f"{heads.n_kv_heads}" if heads.latent is None else f"latent of {heads.latent}",
-        "head width": widths,
-        "parameters of a query head": f"{heads.query_head_parameters:,}",
-        "of a key/value head": f"{heads.kv_head_parameters:,}",
-        "shared by the heads": f"{heads.shared_parameters:,}" if heads.shared_parameters else "-",
-        "attention": f"{heads.parameters:,}",
-        "cache bytes per token": f"{heads.cache_bytes_per_token:,}" if heads.cache_bytes_per_token else "none",
+        "query heads": heads.n_heads,
+        "key/value heads": heads.n_kv_heads if heads.latent is None else f"latent of {heads.latent}",
+        "head width": f"{heads.head_dim}, values {heads.value_dim}" if has_two_widths else heads.head_dim,
+        "parameters of a query head": heads.query_head_parameters,
+        "of a key/value head": heads.kv_head_parameters,
+        "shared by the heads": heads.shared_parameters or "-",
+        "attention": heads.parameters,
+        "cache bytes per token": heads.cache_bytes_per_token or "none",
     }
     if heads.window is not None:
         rows["window"] = f"{heads.window:,} tokens"
@@ -139,8 +137,8 @@ def print_variants(console: Console, setting: Setting, rows: Sequence[Variant]) 
             cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
     title = f"Variants at context {setting.context:,}, batch {setting.batch:,}"
-    print_table(console, title, ("", *headings), lines)
-    say(console, "* the model as it is. Fewer key/value heads cost quality that no formula gives: measure it.")
+    note = "* the model as it is. Fewer key/value heads cost quality that no formula gives: measure it."
+    Table(("", *headings), lines, title, note).print(console)
 
 
 def print_choice(console: Console, choice: Choice) -> None:

@@ -1,4 +1,7 @@
 // --- The film: what the heads did while the model trained. Its names are its own: other scripts share the page ---
+
+import { PHRASES, byId, bytesOf, element, language, readData, say, setWord, worded } from './page/base.js';
+
 function startFilm() {
   const PLOT = { left: 44, right: 12, top: 26, loss: 128, gap: 44, alike: 44 }; // pixels
   const BEAT = 250; // milliseconds a frame
@@ -318,4 +321,4 @@ function startFilm() {
   return { film, update };
 }
 
-const started = byId('film') ? startFilm() : null; // a page that is served while the model trains adds to it
+export const started = byId('film') ? startFilm() : null; // a page that is served while the model trains adds to it

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from headwise.lab.ladder_certificate import LEAVES, STAGES
+from headwise.lab.ladder import LEAVES, STAGES
 from headwise.markup import BINARY, plural, scaled
 from headwise.records import Ladder, LadderRung
-from headwise.view.tables import print_table, say
+from headwise.table import Cell, Table, say
 
 COURSE = (
     'The stacked heads and the course class are those of "Build a Large Language Model (From Scratch)", section 3.6.'
@@ -36,7 +36,7 @@ def print_ladder(console: Console, ladder: Ladder) -> None:
     say(console, COURSE)
     wrong = [rung.name for rung in ladder.rungs if rung.refused is None and not rung.agrees]
     if ladder.agrees:
-        say(console, "Every rung that can run this layer computes the same function, within what rounding allows.")
+        say(console, "Every rung that can run this layer gives the same on this draw, within what rounding allows.")
     else:
         say(console, f"NOT the same function: {', '.join(wrong)}")
 
@@ -48,7 +48,7 @@ def _print_values(console: Console, ladder: Ladder) -> None:
     rows = [[rung.name, *(_far(rung.differences, key) for key in STAGES), agrees(rung)] for rung in ladder.rungs]
     rows.append(["allowed", *(_far(ladder.tolerances, key) for key in STAGES), ""])
     title = "Certificate: largest difference from the plain loop, float64"
-    print_table(console, title, ("rung", *STAGES, "agrees"), rows, last=1)
+    Table(("rung", *STAGES, "agrees"), rows, title).print(console, last=1)
 
 
 def _print_gradients(console: Console, ladder: Ladder) -> None:
@@ -62,18 +62,18 @@ def _print_gradients(console: Console, ladder: Ladder) -> None:
         cells = [_far(ladder.tolerances, key) if dtype == "float64" else "" for key in LEAVES]
         rows.append(["allowed", *cells, f"{_far(ladder.tolerances, f'timed {dtype}')} {dtype}"])
     title = "Certificate: the same of the gradients, and of the output in the timed precision"
-    print_table(console, title, ("rung", *LEAVES, "output as timed"), rows, last=len(formats))
+    Table(("rung", *LEAVES, "output as timed"), rows, title).print(console, last=len(formats))
 
 
 def _print_costs(console: Console, ladder: Ladder) -> None:
-    rows = []
+    rows: list[list[Cell]] = []
     for rung in ladder.rungs:
         plain, ms, peak = ladder.rungs[0].ms, rung.ms, rung.peak_bytes
         speed = "-" if plain is None or ms is None else f"{_three_digits(plain / ms)}x"
         memory = "-" if peak is None else scaled(peak, 1024, BINARY)
-        rows.append([rung.name, f"{rung.parameters:,}", _three_digits(ms), speed, memory, rung.how])
+        rows.append([rung.name, rung.parameters, _three_digits(ms), speed, memory, rung.how])
     title = f"Costs: {ladder.sizes}, {plural(ladder.threads, 'torch thread')}"
-    print_table(console, title, ("rung", "parameters", "ms", "speed", "memory", "how"), rows, (0, 5))
+    Table(("rung", "parameters", "ms", "speed", "memory", "how"), rows, title).print(console, (0, 5))
 
 
 def _far(differences: Mapping[str, float | None], key: str, absent: str = "-") -> str:

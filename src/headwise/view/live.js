@@ -1,4 +1,8 @@
 // --- The page of a training that goes on: it asks the server that it came from for what is new ---
+
+import { byId, element, setWord, worded } from './page/base.js';
+import { started } from './film.js';
+
 {
   const BREAK = 700; // milliseconds between two questions
   const PATIENCE = 3; // questions in vain

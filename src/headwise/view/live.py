@@ -1,15 +1,19 @@
-"""The live page of a training: served on the loopback address, from threads that training never waits for.
+"""A page that is served on the loopback address: that of a training, from threads that training never waits for, and
+that of a model which answers questions (`view/look.py`). And the film of a training.
 
 `GET /` is the page and `GET /news?after=N` a JSON list of what happened since, from number N on; nothing can be changed
-from outside. Requests must name the loopback address as their host, so that no other site's name can be made to lead
-here (DNS rebinding). Who reads slowly, or not at all, is dropped after some seconds.
+from outside. A page that asks has a secret in its path, `/SECRET/`, and `POST /SECRET/ask` answers one question, JSON
+for JSON; without the secret there is nothing. Requests must name the loopback address as their host, so that no other
+site's name can be made to lead here (DNS rebinding). Who reads slowly, or not at all, is dropped after some seconds.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from string import Template
@@ -18,22 +22,47 @@ from urllib.parse import parse_qs, urlsplit
 
 from headwise.errors import HeadwiseError
 from headwise.markup import escaped
-from headwise.view.film import SCRIPTS, STYLES, WORDS, film_section
-from headwise.view.page.assemble import package_text, page, word
+from headwise.view.page.assemble import json_block, package_text, page, word
+
+FILM_STYLES, FILM_WORDS = ("film.css",), ("film", "role")
+LOSSES = 400  # points of the curve in a page, at most
+
+Film = tuple[dict[str, Any], Sequence[dict[str, Any]], Sequence[dict[str, Any]]]  # header, frames, rows of the losses
+
+
+def film_section() -> str:
+    """Where the script shows a film; hidden where there is none."""
+    return package_text("film.html")
+
+
+def film_data(film: Film, known: Mapping[str, Sequence[str]]) -> str:
+    """The block of data for a report, by the name `film-data`. `known` are the roles that a survey awards each head."""
+    header, frames, losses = film
+    every = -(-len(losses) // LOSSES)
+    kept = [row for n, row in enumerate(losses) if n % every == 0 or "held_out_loss" in row]
+    seen = [{name: frame[name] for name in ("step", "alike", "roles", "maps")} for frame in frames]
+    return json_block({"header": header, "frames": seen, "losses": kept, "known": dict(known)})
+
 
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
 MOST = 16  # clients that are answered at a time
+LONGEST = 2**20  # bytes of a question
+Ask = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Live(ThreadingHTTPServer):
-    """A page and the news, from `start` to `close`; `tell` adds to the news and never waits."""
+    """A page and the news, from its making to `close`; `tell` adds to the news and never waits.
+
+    With `ask` it answers the page's questions, too, below a secret path.
+    """
 
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, port: int, document: str) -> None:
+    def __init__(self, port: int, document: str, ask: Ask | None = None) -> None:
         """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
-        self.document = document
+        self.document, self.ask = document, ask
+        self.base = "" if ask is None else f"/{secrets.token_urlsafe(16)}"  # before every path
         self.asked = -inf  # when somebody asked last
         self._news: list[str] = []
         self._room = threading.BoundedSemaphore(MOST)
@@ -48,7 +77,7 @@ class Live(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/"
+        return f"http://127.0.0.1:{self.server_port}{self.base}/"
 
     def tell(self, kind: str, content: Any) -> None:
         """Add to the news: a header, frame, loss, sample or state."""
@@ -92,12 +121,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "headwise", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self.server.hosts:
-            self._answer(403, "text/plain", f"ask for {self.server.address}")
+        path = self._path()
+        if path is None:
             return
-        self.server.asked = time.monotonic()
         try:
-            address = urlsplit(self.path)
+            address = urlsplit(path)
             after = int(parse_qs(address.query).get("after", ["0"])[0])
         except ValueError:
             address, after = None, -1
@@ -109,6 +137,45 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "text/html", self.server.document)
         else:
             self._answer(404, "text/plain", "there are / and /news")
+
+    def do_POST(self) -> None:
+        if self.server.ask is None:
+            self.send_error(501)
+            return
+        path, origin = self._path(), self.headers.get("Origin")
+        if path is None:
+            return
+        size = self.headers.get("Content-Length", "")
+        if path != "/ask":
+            self._answer(404, "text/plain", "there is /ask")
+        elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
+            self._answer(403, "text/plain", "another site may not ask")
+        elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
+            self._answer(413, "text/plain", f"a question has a length of at most {LONGEST} bytes")
+        else:
+            self._ask(self.rfile.read(int(size)), self.server.ask)
+
+    def _ask(self, content: bytes, ask: Ask) -> None:
+        try:
+            asked = json.loads(content)
+        except (ValueError, RecursionError):
+            asked = None
+        if isinstance(asked, dict):
+            self._answer(200, "application/json", json.dumps(ask(asked), allow_nan=False))
+        else:
+            self._answer(400, "text/plain", "a question is a JSON object")
+
+    def _path(self) -> str | None:
+        """The path below the secret; None, once refused, for another host or another secret."""
+        base, path = self.server.base, self.path
+        if self.headers.get("Host") not in self.server.hosts:
+            self._answer(403, "text/plain", f"ask for http://127.0.0.1:{self.server.server_port}/")
+            return None
+        if not secrets.compare_digest(path[: len(base)].encode(errors="replace"), base.encode()):
+            self._answer(404, "text/plain", "there is nothing here; open the whole address that was printed")
+            return None
+        self.server.asked = time.monotonic()
+        return path[len(base) :] or "/"
 
     def _answer(self, code: int, kind: str, text: str) -> None:
         content = text.encode()
@@ -130,6 +197,5 @@ def live_html(name: str, lang: str = "en") -> str:
     """The page of a training that goes on; it asks its own origin for news, and nobody else."""
     body = Template(package_text("live.html")).substitute(name=escaped(name), film=film_section())
     title = word("film.live_title", "title", name=name)
-    return page(
-        "live", body, title=title, styles=STYLES, scripts=(*SCRIPTS, "live.js"), words=WORDS, lang=lang, news=True
-    )
+    options: dict[str, Any] = {"styles": FILM_STYLES, "words": FILM_WORDS, "lang": lang, "served": "live"}
+    return page("live", body, title=title, script="live.js", **options)

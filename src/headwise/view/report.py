@@ -1,24 +1,230 @@
 """One HTML file in which a person touches the heads of a model: a sentence, every head's map of it, and all numbers.
 
 Python brings the data and the frame; the scripts of the page (`report_*.js`, each one subject) make everything that is
-seen. Whatever a model or a text brings is data: the scripts put it in the page as text.
+seen. Whatever a model or a text brings is data: the scripts put it in the page as text. The data is small, and
+independent of the length of the text: numbers of heads are JSON; pictures, weights and key numbers are base64 of
+little-endian whole numbers.
 """
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.corpus import verbs
 from headwise.files import write_whole
-from headwise.heads.profiles import Survey
+from headwise.heads.table import HeadProfile, Role, Survey
+from headwise.intervals import Interval
 from headwise.markup import escaped
 from headwise.records import HeadMaps, RunSummary
-from headwise.view import film as film_page
+from headwise.view.live import FILM_STYLES, FILM_WORDS, Film, film_data, film_section
 from headwise.view.page.assemble import json_block, package_text, page, word
-from headwise.view.survey_data import plain_data, survey_data
-from headwise.view.survey_words import columns_of
+from headwise.view.survey_words import (
+    Badge,
+    Column,
+    badges_of,
+    columns_of,
+    compared_notes,
+    head_parts,
+    n_layers,
+    only_here,
+    paired,
+    value_of,
+)
+from headwise.view.terminal import visible
+from headwise.words import sent
+
+# The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
+# them, in half the bytes of a float32.
+LEVELS = 65535
+DECIMALS = 6  # of arrays in plain data: float32 has no more that mean anything
+CUT = 1024  # `Survey.tokens` holds no more; a text that long may go on
+
+Shares = NDArray[np.float64]
+
+
+def survey_data(
+    survey: Survey,
+    columns: tuple[Column, ...],
+    maps: HeadMaps | None,
+    summary: RunSummary | None,
+    against: Survey | None,
+    against_maps: HeadMaps | None,
+) -> dict[str, Any]:
+    """The data of the page."""
+    badges = badges_of(survey.roles)
+    wide = any(profile.top_keys.size and int(profile.top_keys.max()) > LEVELS for profile in survey.profiles)
+    return {
+        "model": survey.model,
+        "against": None if against is None else against.model,
+        "extent": {
+            **{name: getattr(survey, name) for name in ("family", "n_documents", "n_tokens", "longest")},
+            "n_heads": len(survey),
+            "n_layers": n_layers(survey),
+        },
+        "texts": list(map(sent, survey.texts)),
+        "loss": survey.loss,
+        "other_loss": None if against is None else against.loss,
+        "ablated": survey.ablated,
+        "notes": [*map(sent, survey.notes), *compared_notes(survey, against)],
+        "only": only_here(survey, against),
+        "columns": columns,
+        "roles": [_role(role, badges[role.name]) for role in survey.roles],
+        "untrained": [(survey.untrained or {}).get(column.key) for column in columns],
+        "has_untrained": survey.untrained is not None,
+        "tokens": [visible(token) for token in survey.tokens],
+        "passage": survey.passage,
+        "wide": wide,
+        "heads": _heads(survey, columns, against, wide),
+        "maps": None if maps is None else _maps(maps, {}),
+        "other_maps": _other_maps(maps, against, against_maps),
+        "run": None if summary is None else _run(summary),
+        "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
+    }
+
+
+def _role(role: Role, badge: Badge) -> dict[str, Any]:
+    return {**vars(badge), **vars(role), "meaning": sent(role.meaning), "source": sent(role.source)}
+
+
+def _run(summary: RunSummary) -> dict[str, Any]:
+    """The run; facts are by the keys of their labels, which its files have in English."""
+    facts = [(name, sent(verbs.NAME if value == verbs.NAME else value)) for name, value in summary.facts.items()]
+    return {**vars(summary), "facts": facts, "has_baseline": summary.baseline_loss is not None}
+
+
+def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[dict[str, Any]]:
+    """Every head: numbers, pictures, the sentence about it, and the same of the head it is compared with."""
+    pictures = shares_of(survey)
+    other_pictures = {} if against is None else shares_of(against)
+    roles = {role.name: place for place, role in enumerate(survey.roles)}
+    heads = []
+    for profile, other in paired(survey, against):
+        head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
+        head |= {name: getattr(profile, name) for name in ("name", "part", "layer", "head")}
+        head |= {"says": head_parts(survey, profile), "roles": [roles[role] for role in profile.roles]}
+        if against is not None and other is not None:
+            head["other"] = _numbers(against, other, columns, *other_pictures[other.name])
+            head["other"] |= {"roles": list(other.roles), "name": other.was or other.name}
+        heads.append(head)
+    return heads
+
+
+def _numbers(
+    survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
+) -> dict[str, Any]:
+    """Statistics and picture of a head."""
+    return {
+        "values": [_interval(value_of(profile, column.key)) for column in columns],
+        "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
+        "rows": shares.shape[0],
+        "columns": shares.shape[1],
+        "length": text_length(survey, profile),
+        "cross": profile.part == "cross",
+        "shares": quantised(shares),
+        "first": quantised(first),
+    }
+
+
+def _text_of(profile: HeadProfile, passage: int, wide: bool) -> dict[str, Any]:
+    """Where each token of the passage looks, and what it receives; received weights are parts of the largest."""
+    received = np.nan_to_num(profile.received[:passage].astype(np.float64))
+    largest = float(received.max(initial=0.0)) or 1.0
+    keys = np.clip(profile.top_keys[:passage], 0, None).astype("<u4" if wide else "<u2")
+    return {
+        "k": keys.shape[1],
+        "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
+        "weights": quantised(profile.top_weights[:passage]),
+        "largest": largest,
+        "received": quantised(received / largest),
+    }
+
+
+def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
+    """For each head what share of its attention a block of queries gives each block of keys, (rows, columns).
+
+    A mean over a block fades as the text grows; a share does not: rows add up to 1, or to less beside a sink. The
+    second array, (rows,), is what of the first column goes to the first key alone. For a text of at most as many tokens
+    as blocks both are the weights themselves.
+    """
+    largest: dict[str, float] = {}  # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
+    for profile in survey.profiles:
+        row = float(profile.thumbnail.sum(axis=1).max())
+        largest[profile.part] = max(row, largest.get(profile.part, 0.0))
+    shares = {}
+    for profile in survey.profiles:
+        blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
+        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
+        if length is not None and length >= blocks:
+            sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
+        shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
+    return shares
+
+
+def text_length(survey: Survey, profile: HeadProfile) -> int | None:
+    """Tokens of the first document, which the thumbnail shows; None where the survey does not tell."""
+    if profile.part == "cross":
+        return None  # its keys are another text
+    if survey.n_documents == 1:
+        return survey.longest
+    return len(survey.tokens) if 0 < len(survey.tokens) < CUT else None
+
+
+def quantised(weights: NDArray[Any]) -> str:
+    """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
+    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS).astype("<u2")
+    return base64.b64encode(levels.tobytes()).decode("ascii")
+
+
+def _maps(maps: HeadMaps, names: dict[str, str]) -> dict[str, Any]:
+    """Every head's map under its name, or under the one that `names` has for it."""
+    # Zeros above every diagonal are left out, which halves the file; the script is told by `causal`.
+    causal = not any(np.triu(head.weights, 1).any() for head in maps.maps)
+    kept = np.tri(len(maps.tokens), dtype=bool) | (not causal)
+    return {
+        "tokens": [visible(token) for token in maps.tokens],
+        "causal": causal,
+        "weights": {names.get(head.name, head.name): quantised(head.weights[kept]) for head in maps.maps},
+    }
+
+
+def _other_maps(maps: HeadMaps | None, against: Survey | None, others: HeadMaps | None) -> dict[str, Any] | None:
+    """The other model's maps, where they are of the same tokens; under the names of the heads here."""
+    if maps is None or against is None or others is None or others.tokens != maps.tokens:
+        return None
+    return _maps(others, {profile.was: profile.name for profile in against.profiles if profile.was})
+
+
+def _interval(value: Interval | None) -> list[float | None] | None:
+    if value is None or math.isnan(value.mean):
+        return None
+    return [_rounded(value.mean), _rounded(value.low), _rounded(value.high), value.n]
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six digits, which is more than is shown; None for what is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+
+
+def plain_data(value: Any) -> Any:
+    """Records, arrays and tuples as dicts and lists; None for what is not finite, which JSON does not have."""
+    if isinstance(value, np.ndarray):
+        return plain_data((value.astype(np.float64).round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
+    if isinstance(value, dict):
+        return {key: plain_data(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return plain_data(vars(value)) if hasattr(value, "__dataclass_fields__") else value
+
 
 STYLES = (
     "report_look.css",
@@ -28,12 +234,7 @@ STYLES = (
     "report_roles.css",
     "report_run.css",
 )
-PARTS = (
-    *("state", "colours", "model", "shown", "pictures", "sentence", "grid", "own", "next", "silence"),
-    *("map", "head", "filter", "table", "roles", "run", "top", "address", "start"),
-)  # in this order one script
-SCRIPTS = ("page/tokens.js", "page/model.js", *(f"report_{name}.js" for name in PARTS))
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "told", "fact", "against")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "note", "fact", "against")
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
@@ -49,7 +250,7 @@ def report_html(
     against_maps: HeadMaps | None = None,
     model: Mapping[str, Any] | None = None,
     lang: str = "en",
-    film: film_page.Film | None = None,
+    film: Film | None = None,
 ) -> str:
     """The report of a survey as one HTML file.
 
@@ -61,29 +262,26 @@ def report_html(
     lang          the language that the page opens in: en or es; a switch is in it
     film          what the heads did while the model trained
     """
+    name, heading = survey.model, f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
+    if against is not None:
+        name = f"{survey.model} · {against.model}"
+        other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
+        heading = f"<bdi>{escaped(survey.model)}</bdi> {other}"
     pane = package_text("report_pane.html")
     blocks = {}
     if film is not None:
-        blocks["film-data"] = film_page.film_data(film, {profile.name: profile.roles for profile in survey.profiles})
+        blocks["film-data"] = film_data(film, {profile.name: profile.roles for profile in survey.profiles})
     body = Template(package_text("report.html")).substitute(
-        heading=_heading(survey, against), film=film_page.film_section() if film else "", panes=2 * pane
+        heading=heading, film=film_section() if film else "", panes=2 * pane
     )
-    name = survey.model if against is None else f"{survey.model} · {against.model}"
     data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps)
     return page(
         "report",
         body,
         title=word("report.title", "title", model=name),
-        styles=(*STYLES, *film_page.STYLES),
-        scripts=(*SCRIPTS, *film_page.SCRIPTS),
+        styles=(*STYLES, *FILM_STYLES),
+        script="report_start.js",
         data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},
-        words=(*WORDS, *film_page.WORDS),
+        words=(*WORDS, *FILM_WORDS),
         lang=lang,
     )
-
-
-def _heading(survey: Survey, against: Survey | None) -> str:
-    if against is None:
-        return f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
-    other = f'<bdi class="against"><small>{word("report.against")}</small> {escaped(against.model)}</bdi>'
-    return f"<bdi>{escaped(survey.model)}</bdi> {other}"

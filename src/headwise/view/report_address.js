@@ -1,5 +1,13 @@
 // --- The address: #L0.H3/5 is a head, enlarged, and a token; a sentence of the reader's own comes third ---
 
+import { byId } from './page/base.js';
+import { beginHead, openHead } from './report_head.js';
+import { hasModel } from './report_model.js';
+import { opening, setOwn, typed } from './report_own.js';
+import { showPoint } from './report_sentence.js';
+import { shown } from './report_shown.js';
+import { heads, numberOf, view } from './report_state.js';
+
 let opened = false; // was the head opened from this page, so that going back closes it?
 
 function addressNow() {
@@ -10,14 +18,14 @@ function addressNow() {
 }
 
 // Opening a head is a step that Back takes again; everything else changes the address in place.
-function changeAddress(step = false) {
+export function changeAddress(step = false) {
   const address = addressNow();
   if (address === location.hash) return;
   if (step) opened = true;
   history[step ? 'pushState' : 'replaceState'](null, '', address || location.href.split('#')[0]);
 }
 
-function leaveAddress() {
+export function leaveAddress() {
   if (!opened) {
     changeAddress();
     return;
@@ -26,7 +34,7 @@ function leaveAddress() {
   if (location.hash !== addressNow()) history.back();
 }
 
-function readAddress() {
+export function readAddress() {
   let parts = [];
   try {
     parts = location.hash.slice(1).split('/').map(decodeURIComponent);

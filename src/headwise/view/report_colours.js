@@ -1,10 +1,13 @@
 // --- Colours of weights ---
 
+import { say } from './page/base.js';
+import { view } from './report_state.js';
+
 const COLOURS = 255;
 const DECADES = 3; // the log scale begins at a thousandth of its end
 const ramps = { plain: [], diverging: [] };
 
-function variable(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+export function variable(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
 function fromHex(text) {
   const value = parseInt(text.slice(1), 16);
@@ -21,7 +24,7 @@ function rampBetween(names) {
   });
 }
 
-function buildRamps() {
+export function buildRamps() {
   ramps.plain = rampBetween(['--ramp-0', '--ramp-1', '--ramp-2', '--ramp-3']);
   ramps.diverging = rampBetween(['--below-2', '--below-1', '--ramp-0', '--above-1', '--above-2']);
 }
@@ -33,23 +36,35 @@ function along(weight, top) {
   return part > 0 ? Math.max(0, 1 + Math.log10(part) / DECADES) : 0;
 }
 
-function colourOf(weight, top, diverging) {
+export function colourOf(weight, top, diverging) {
   if (!diverging) return ramps.plain[Math.round((COLOURS - 1) * along(weight, top))];
   return ramps.diverging[Math.round(((COLOURS - 1) / 2) * (1 + Math.sign(weight) * along(Math.abs(weight), top)))];
 }
 
 // Black or white, whichever stands out more from the colour (relative luminance as contrast rules define it).
-function inkOn(colour) {
+export function inkOn(colour) {
   const [r, g, b] = colour.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? '#000' : '#fff';
 }
 
 // The strip of colours and its two ends, in `place`; `largest` says in words what the last colour stands for.
-function drawLegend(place, diverging, largest) {
+export function drawLegend(place, diverging, largest) {
   const image = new ImageData(COLOURS, 1);
   ramps[diverging ? 'diverging' : 'plain'].forEach((colour, step) => image.data.set([...colour, 255], 4 * step));
   place.querySelector('.ramp').getContext('2d').putImageData(image, 0, 0);
   const part = largest === '1' ? (10 ** -DECADES).toString() : say('report.thousandth');
   place.querySelector('.ramp-low').textContent = diverging ? `−${largest}` : view.log ? part : '0';
   place.querySelector('.ramp-high').textContent = diverging ? `+${largest}` : largest;
+}
+
+// One pixel a cell; the style sheet enlarges it.
+export function paint(canvas, picture) {
+  canvas.width = picture.columns;
+  canvas.height = picture.rows;
+  const image = new ImageData(picture.columns, picture.rows);
+  picture.drawn.forEach((weight, at) => {
+    image.data.set(colourOf(weight, picture.top, picture.diverging), 4 * at);
+    image.data[4 * at + 3] = 255;
+  });
+  canvas.getContext('2d').putImageData(image, 0, 0);
 }

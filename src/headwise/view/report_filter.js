@@ -1,12 +1,17 @@
 // --- Filter: which heads are looked at, in the grid and in the table ---
 
-function matches(number) {
+import { byId, say } from './page/base.js';
+import { boxes, roleWords } from './report_grid.js';
+import { count, heads, view } from './report_state.js';
+import { stopAtFirstRow, table } from './report_table.js';
+
+export function matches(number) {
   const head = heads[number], text = `${head.name} ${roleWords(head)}`.toLowerCase();
   return (!view.roles.size || head.roles.some((role) => view.roles.has(role))) &&
     view.words.every((word) => text.includes(word));
 }
 
-function filterChanged() {
+export function filterChanged() {
   const left = heads.map((_, number) => matches(number)), kept = left.filter(Boolean).length;
   const all = kept === heads.length && !view.roles.size && !view.words.length;
   for (const row of table.tBodies[0].rows) row.hidden = !left[row.dataset.number];
@@ -18,19 +23,19 @@ function filterChanged() {
   stopAtFirstRow();
 }
 
-function toggleRole(button) {
+export function toggleRole(button) {
   const role = Number(button.dataset.role);
   if (!view.roles.delete(role)) view.roles.add(role);
   button.setAttribute('aria-pressed', String(view.roles.has(role)));
   filterChanged();
 }
 
-function searchFor(text) {
+export function searchFor(text) {
   view.words = text.toLowerCase().split(/\s+/).filter(Boolean);
   filterChanged();
 }
 
-function showAll() {
+export function showAll() {
   view.roles.clear();
   byId('find').value = '';
   for (const button of document.querySelectorAll('.choose')) button.setAttribute('aria-pressed', 'false');

@@ -1,21 +1,31 @@
 // --- The grid of small pictures ---
 
+import { byId, element, say, worded } from './page/base.js';
+import { drawLegend, paint } from './report_colours.js';
+import { openHead } from './report_head.js';
+import { hasModel, modelMissing } from './report_model.js';
+import { pictureOf, rowOf, storedOf } from './report_pictures.js';
+import { lookThrough } from './report_sentence.js';
+import { shown } from './report_shown.js';
+import { toggleSilence } from './report_silence.js';
+import { cut, data, distinct, heads, inWords, roleName, shortName, view } from './report_state.js';
+
 const FRAME_MS = 12; // time given to drawing before the page may answer again
 const DOTS = 96; // cells of a side of a small picture, at most
 const LABELLED = 12; // tokens: up to so many have a label at each row and column of a small picture
 const stale = new Set(), inSight = new Set(); // numbers of heads
-let pictures = [], boxes = [], watcher = null, drawing = 0;
+export let pictures = [], boxes = [], watcher = null, drawing = 0;
 
-function badge(role) {
+export function badge(role) {
   const { name, letter, kind } = data.roles[role], sign = element('span', `badge r${kind}`, letter);
   sign.setAttribute('aria-hidden', 'true');
   sign.title = roleName(name);
   return sign;
 }
 
-function roleWords(head) { return head.roles.map((role) => roleName(data.roles[role].name)).join(', '); }
+export function roleWords(head) { return head.roles.map((role) => roleName(data.roles[role].name)).join(', '); }
 
-function makeGrid() {
+export function makeGrid() {
   const parts = distinct(heads.map((head) => head.part));
   for (const part of parts) {
     if (parts.length > 1) byId('grid').append(worded('h3', '', `report.part_${part}`));
@@ -83,7 +93,7 @@ function stopAtHead(number) {
   }
 }
 
-function nameHeads() {
+export function nameHeads() {
   heads.forEach((head, number) => {
     const silent = view.silenced.has(head.name), roles = roleWords(head), picture = pictures[number];
     const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
@@ -96,7 +106,7 @@ function nameHeads() {
 }
 
 // What the letters stand for, above the pictures and above the table.
-function makeLetters() {
+export function makeLetters() {
   const earned = data.roles.map((_, role) => role).filter((role) => heads.some((head) => head.roles.includes(role)));
   for (const place of document.querySelectorAll('.role-key')) {
     place.hidden = !earned.length;
@@ -109,7 +119,7 @@ function makeLetters() {
 }
 
 // Labels of rows and columns, where they can be read.
-function makeLabels() {
+export function makeLabels() {
   const labelled = shown.exact && shown.tokens.length <= LABELLED && heads.length <= 48;
   byId('grid').classList.toggle('labelled', labelled);
   for (const box of boxes) {
@@ -144,7 +154,7 @@ function drawPicture(number) {
 }
 
 // One change of the style lights the row of the token in every picture.
-function lightRows() {
+export function lightRows() {
   for (const grid of byId('grid').querySelectorAll('.grid')) {
     const number = heads.findIndex((head) => head.part === grid.dataset.part);
     const picture = storedOf(number, view.which === 'other' ? 'other' : 'this');
@@ -174,7 +184,7 @@ function sighted(entries) {
 function countDrawn() { byId('main').dataset.drawn = String(heads.length - stale.size); }
 
 // Those in sight at once, the others a few at a time; a later call replaces one that is still under way.
-function drawGrid() {
+export function drawGrid() {
   const turn = ++drawing;
   heads.forEach((_, number) => stale.add(number));
   inSight.forEach(drawPicture);
@@ -206,7 +216,7 @@ function sayScale() {
 }
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
-function walkGrid(event) {
+export function walkGrid(event) {
   const here = event.target.closest('.head');
   if (!here || event.altKey || event.ctrlKey || event.metaKey) return;
   const number = Number(here.dataset.number);

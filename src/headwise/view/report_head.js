@@ -1,8 +1,21 @@
 // --- The large view: a head, alone or beside another ---
 
+import { byId, element, say } from './page/base.js';
+import { changeAddress, leaveAddress } from './report_address.js';
+import { colourOf, drawLegend, inkOn } from './report_colours.js';
+import { matches } from './report_filter.js';
+import { badge } from './report_grid.js';
+import { drawPane, fillPane, makePane, revealCell } from './report_map.js';
+import { hasModel } from './report_model.js';
+import { pictureOf, rowOf, wordsForCell } from './report_pictures.js';
+import { NAMED, lookThrough, lookWords, pin, point, stopAt, tint } from './report_sentence.js';
+import { lists, receivedBy, shown } from './report_shown.js';
+import { , data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped, view } from './report_state.js';
+import { hideTip } from './report_table.js';
+
 let panes = [], largeWords = [];
 
-function openHead(number) {
+export function openHead(number) {
   hideTip();
   view.opener = document.activeElement;
   lookThrough(number);
@@ -16,7 +29,7 @@ function openHead(number) {
 }
 
 // Where the reader begins: at the token that is looked at, or at the last one.
-function beginHead() {
+export function beginHead() {
   const picture = pictureOf(view.open);
   if (typeof picture !== 'string') {
     const row = rowOf(view.at, view.open, picture);
@@ -32,7 +45,7 @@ function strongest(picture, row) {
   return weights.indexOf(Math.max(...weights));
 }
 
-function showHead() {
+export function showHead() {
   const head = heads[view.open];
   byId('large-title').textContent = head.name;
   showRoles(head);
@@ -99,7 +112,7 @@ function paneName({ number, which }) {
 }
 
 // The token that is looked at has changed, in the sentence or in a map: rows, words and numbers follow.
-function followPoint() {
+export function followPoint() {
   const picture = panes[0].picture, row = picture ? rowOf(view.at, view.open, picture) : -1;
   if (row >= 0 && row !== view.row) {
     view.row = Math.min(row, picture.rows - 1);
@@ -120,7 +133,7 @@ function showCell() {
     wordsForCell(pane.number, pane.picture, view.row, view.column)).join('\n');
 }
 
-function chooseCell(row, column) {
+export function chooseCell(row, column) {
   const picture = panes[0].picture, inside = (value, size) => Math.min(size - 1, Math.max(0, value));
   if (!picture) return;
   const cell = [inside(row, picture.rows), inside(column, picture.columns)];
@@ -131,14 +144,14 @@ function chooseCell(row, column) {
   revealToken(shown.exact ? view.column : -1);
 }
 
-function pinRow() {
+export function pinRow() {
   if (!shown.exact) return;
   view.pinned = true;
   changeAddress();
   followPoint();
 }
 
-function stepHead(by) {
+export function stepHead(by) {
   const offered = heads.map((_, number) => number).filter((number) => number === view.open || matches(number));
   view.open = offered[(offered.indexOf(view.open) + by + offered.length) % offered.length];
   view.through = view.open;
@@ -146,14 +159,14 @@ function stepHead(by) {
   changeAddress();
 }
 
-function showSilence() {
+export function showSilence() {
   const button = byId('large-silence'), silent = view.silenced.has(heads[view.open].name);
   button.hidden = !hasModel();
   button.setAttribute('aria-pressed', String(silent));
   button.textContent = say(silent ? 'report.wake' : 'report.silence', { name: heads[view.open].name });
 }
 
-function keysInDialog(event) {
+export function keysInDialog(event) {
   if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
@@ -161,7 +174,7 @@ function keysInDialog(event) {
   stepHead(step);
 }
 
-function closed() {
+export function closed() {
   view.open = -1;
   leaveAddress();
   lookThrough(-1);
@@ -236,6 +249,6 @@ function showNumbers(head) {
   byId('numbers').replaceChildren(top, ...rows);
 }
 
-function columnName(column) { return sayOr(`column.${keyOf(column.key)}`, roleName(column.label)); }
+export function columnName(column) { return sayOr(`column.${keyOf(column.key)}`, roleName(column.label)); }
 
-function columnMeaning(column) { return sayOr(`meaning.${keyOf(column.key)}`, column.meaning); }
+export function columnMeaning(column) { return sayOr(`meaning.${keyOf(column.key)}`, column.meaning); }

@@ -1,12 +1,18 @@
 // --- A large map with its labels, drawn into a pane of the large view ---
 
+import { element, say } from './page/base.js';
+import { colourOf, inkOn, paint, variable } from './report_colours.js';
+import { chooseCell, pinRow } from './report_head.js';
+import { pictureOf, placeLabel } from './report_pictures.js';
+import { heads, view } from './report_state.js';
+
 const SMALLEST_CELL = 4, LARGEST_CELL = 76, LEGIBLE = 13, NUMBERED = 34; // in CSS pixels
 
 // What is said in full where a small picture says it in two words.
 const WHY_MISSING = { 'report.no_map': 'report.no_map_long', 'report.not_there': 'report.not_there_long', 'report.other_size': 'report.other_size_long' };
 
 // A pane holds its elements, the head and the model it shows, and the size of its cells.
-function makePane(box) {
+export function makePane(box) {
   const find = (name) => box.querySelector(name);
   const pane = { box, caption: find('.pane-title'), frame: find('.frame'), map: find('.map'), rows: find('.rows'),
     columns: find('.columns'), missing: find('.missing-words'), small: element('canvas'), number: -1, which: 'this', picture: null, cell: 0, gutter: 0 };
@@ -16,7 +22,7 @@ function makePane(box) {
   return pane;
 }
 
-function fillPane(pane, number, which, share) {
+export function fillPane(pane, number, which, share) {
   Object.assign(pane, { number, which });
   const picture = pictureOf(number, which), missing = typeof picture === 'string';
   pane.picture = missing ? null : picture;
@@ -60,7 +66,7 @@ function layOut(pane) {
   pane.frame.style.gridTemplateColumns = `${pane.gutter}px ${pane.cell * columns}px`;
 }
 
-function drawPane(pane) {
+export function drawPane(pane) {
   if (!pane.picture) return;
   drawMap(pane);
   drawLabels(pane);
@@ -134,7 +140,7 @@ function cellAt(pane, event) {
 }
 
 // When the arrow keys move to a cell outside the frame, scroll just enough to see it beside the sticky labels.
-function revealCell(pane) {
+export function revealCell(pane) {
   if (!pane.picture) return;
   const { frame, cell, gutter } = pane, x = view.column * cell, y = view.row * cell;
   const wide = frame.clientWidth - gutter - cell - 8, tall = frame.clientHeight - gutter - cell - 8;

@@ -1,10 +1,18 @@
 // --- What the model expects next, as it is and without the silenced heads, side by side ---
 
+import { byId, element, say } from './page/base.js';
+import { probabilities } from './page/model.js';
+import { visible, vocabulary } from './report_model.js';
+import { lastPlace, typed } from './report_own.js';
+import { shown } from './report_shown.js';
+import { ranking, showRanking } from './report_silence.js';
+import { bar, distinct, percent, points, quoted, scoped, setText, view } from './report_state.js';
+
 const LISTED = 5; // likeliest tokens of each that are listed
-const next = { chosen: -1 }; // the token whose probability is followed; -1: the one that the text goes on with
+export const next = { chosen: -1 }; // the token whose probability is followed; -1: the one that the text goes on with
 
 // The position that predicts, its probabilities, and the token that is followed there.
-function prediction() {
+export function prediction() {
   const place = view.at < 0 ? lastPlace() : view.at;
   const before = chancesOf(typed.whole, place), after = typed.less === typed.whole ? before : chancesOf(typed.less, place);
   const truth = place + 1 < typed.ids.length ? typed.ids[place + 1] : -1;
@@ -12,11 +20,11 @@ function prediction() {
   return { place, before, after, truth, chosen };
 }
 
-function chancesOf(run, place) { return probabilities(run.logits[place]); }
+export function chancesOf(run, place) { return probabilities(run.logits[place]); }
 
 function ordered(chances) { return Array.from(chances.keys()).sort((a, b) => chances[b] - chances[a]); }
 
-function showNext() {
+export function showNext() {
   const panel = byId('next-panel');
   panel.hidden = !typed.whole || !shown.typed;
   if (panel.hidden) return;
@@ -56,14 +64,6 @@ function nextRow(id, before, after, silent, chosen, truth) {
 
 function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus(); }
 
-function bar(part, kind, tag = 'td') {
-  const cell = element(tag, 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
-  filled.style.width = `${(100 * part).toFixed(2)}%`;
-  track.append(filled);
-  cell.append(track, element('span', 'part', percent(part)));
-  return cell;
-}
-
 // What silence has changed, in a sentence.
 function showVerdict(before, after, chosen, silent) {
   const name = (id) => quoted(visible(vocabulary()[id])), [first, now] = [ordered(before)[0], ordered(after)[0]];
@@ -77,13 +77,4 @@ function showVerdict(before, after, chosen, silent) {
   byId('verdict-below').hidden = byId('large-verdict').hidden = !silent;
 }
 
-// A phrase whose marks are elements; it is made anew with every change, so it does not follow the language by itself.
-function setText(id, key, values) { putWords(byId(id), key, values); }
-
 function silencedNames() { return [...view.silenced].sort().join(', '); }
-
-function scoped(scope, name) {
-  const heading = element('th', '', name);
-  heading.scope = scope;
-  return heading;
-}

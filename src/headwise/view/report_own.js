@@ -1,12 +1,22 @@
 // --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
 
+import { byId, element, say } from './page/base.js';
+import { inputOf, step } from './page/model.js';
+import { nearest } from './page/tokens.js';
+import { changeAddress } from './report_address.js';
+import { longer, model, modelMissing, think, visible, vocabulary } from './report_model.js';
+import { next } from './report_next.js';
+import { flatMap, mapOf, passage, sentence, showText } from './report_shown.js';
+import { ranking } from './report_silence.js';
+import { count, distinct, quoted, view } from './report_state.js';
+
 const WAIT_MS = 60; // after a key, before the model runs
 // whole, less: what the model makes of the sentence as it is, and without the silenced heads
-const typed = { text: '', ids: [], pieces: [], whole: null, less: null };
+export const typed = { text: '', ids: [], pieces: [], whole: null, less: null };
 const FIRST = 48; // tokens of a passage that the page begins with
 let typing = 0;
 
-function startOwn() {
+export function startOwn() {
   const why = modelMissing();
   byId('own').hidden = byId('next-panel').hidden = Boolean(why);
   byId('workbench').hidden = Boolean(why);
@@ -23,7 +33,7 @@ function startOwn() {
 }
 
 // The text that the page opens with, told by the tokens of its maps.
-let opening = '';
+export let opening = '';
 
 function begin() {
   const ids = new Map(vocabulary().map((name, id) => [visible(name), id]));
@@ -33,11 +43,11 @@ function begin() {
 }
 
 // Where the page begins to look: where the last word is predicted, so that its truth is known.
-function restingPlace() { return Math.max(0, typed.ids.length - 2); }
+export function restingPlace() { return Math.max(0, typed.ids.length - 2); }
 
-function lastPlace() { return typed.ids.length - 1; }
+export function lastPlace() { return typed.ids.length - 1; }
 
-function setOwn(text, placed = lastPlace) {
+export function setOwn(text, placed = lastPlace) {
   const { ids, pieces } = inputOf(model, text);
   takeOwn(text, ids, pieces, placed);
 }
@@ -60,7 +70,7 @@ function takeOwn(text, ids, pieces, placed) {
   changeAddress();
 }
 
-function showOwn() {
+export function showOwn() {
   if (!typed.whole) {
     showText(sentence || passage);
     return;
@@ -70,7 +80,7 @@ function showOwn() {
   sayUnknown();
 }
 
-function sayUnknown() {
+export function sayUnknown() {
   const strange = typed.pieces.map((piece, at) => ({ ...piece, at })).filter((piece) => !piece.known);
   byId('own-trouble').textContent = strange.length ? say('report.unknown_words',
     { words: distinct(strange.map((piece) => quoted(visible(piece.text)))).join(', '), sign: quoted(visible(vocabulary()[strange[0].id])) }) : '';

@@ -1,5 +1,9 @@
 // --- What a picture shows: rows, columns, and weights from 0 to 1 row by row ---
 
+import { say } from './page/base.js';
+import { hasMap, shown } from './report_shown.js';
+import { LEVELS, cut, data, heads, inWords, largestOf, named, signed, view, weights } from './report_state.js';
+
 const packed = new Map(); // base64 -> its weights, made when first needed
 
 function kept(base64) {
@@ -9,7 +13,7 @@ function kept(base64) {
 
 // The map of the text shown; for a passage what the survey stored of its document: the share of its attention that a
 // block of rows gives a block of columns.
-function storedOf(number, which) {
+export function storedOf(number, which) {
   if (shown.exact) return hasMap(number, which) ? shown.maps[which].get(heads[number].name) : null;
   const head = which === 'other' ? heads[number].other : heads[number];
   return head && { rows: head.rows, columns: head.columns, weights: kept(head.shares), first: kept(head.first), blocks: true };
@@ -45,25 +49,13 @@ function difference(here, there) {
 }
 
 // The picture of a head; or the key of the phrase that says why there is none.
-function pictureOf(number, which = view.which) {
+export function pictureOf(number, which = view.which) {
   const here = storedOf(number, 'this'), there = storedOf(number, 'other');
   if (which === 'this') return here ? asDrawn(here) : 'report.no_map';
   if (!there) return 'report.not_there';
   if (which === 'other') return asDrawn(there);
   if (!here || here.rows !== there.rows || here.columns !== there.columns || here.blocks !== there.blocks) return 'report.other_size';
   return difference(here, there);
-}
-
-// One pixel a cell; the style sheet enlarges it.
-function paint(canvas, picture) {
-  canvas.width = picture.columns;
-  canvas.height = picture.rows;
-  const image = new ImageData(picture.columns, picture.rows);
-  picture.drawn.forEach((weight, at) => {
-    image.data.set(colourOf(weight, picture.top, picture.diverging), 4 * at);
-    image.data[4 * at + 3] = 255;
-  });
-  canvas.getContext('2d').putImageData(image, 0, 0);
 }
 
 // --- Where a row or a column lies in the text ---
@@ -77,13 +69,13 @@ function spanOf(block, blocks, length) {
 function share(block, blocks) { return `${Math.round((100 * block) / blocks)}–${Math.round((100 * (block + 1)) / blocks)} %`; }
 
 // The row of a picture in which a token lies; -1 where that is not known.
-function rowOf(token, number, picture) {
+export function rowOf(token, number, picture) {
   if (token < 0 || !picture.blocks) return token;
   const head = heads[number];
   return head.length ? Math.floor((token * picture.rows) / head.length) : -1;
 }
 
-function placeLabel(number, picture, block, blocks) {
+export function placeLabel(number, picture, block, blocks) {
   if (!picture.blocks) return cut(shown.tokens[block]);
   const span = spanOf(block, blocks, lengthOf(number));
   if (!span) return share(block, blocks);
@@ -100,7 +92,7 @@ function placeWords(number, picture, block, blocks, isKey) {
   return span[0] < span[1] ? [say('report.tokens_to', { from: span[0], to: span[1] }), true] : [named(span[0], data.tokens), false];
 }
 
-function wordsForCell(number, picture, row, column) {
+export function wordsForCell(number, picture, row, column) {
   const weight = picture.read[row * picture.columns + column];
   const [from, many] = placeWords(number, picture, row, picture.rows, false);
   const [to] = placeWords(number, picture, column, picture.columns, true);

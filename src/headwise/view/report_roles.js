@@ -1,8 +1,14 @@
 // --- The roles: a card each, those that heads have earned first; a card filters ---
 
+import { byId, element, say, svg, told } from './page/base.js';
+import { toggleRole } from './report_filter.js';
+import { badge } from './report_grid.js';
+import { columnName } from './report_head.js';
+import { count, data, figure, heads, quoted, roleName, view } from './report_state.js';
+
 const STRIP = { width: 320, height: 26, margin: 6 };
 
-function makeRoles() {
+export function makeRoles() {
   byId('roles').hidden = !data.roles.length;
   const earners = data.roles.map((_, role) => heads.filter((head) => head.roles.includes(role)).length);
   const order = data.roles.map((_, role) => role).sort((a, b) => (earners[a] === 0) - (earners[b] === 0));
@@ -22,9 +28,9 @@ function makeCard(role, earners) {
   button.append(badge(role), element('span', 'role-name', roleName(name)),
     element('span', 'count', earners ? say('report.n_heads', { count: earners }) : say('report.no_head')));
   button.addEventListener('click', () => toggleRole(button));
-  const words = translated('job', meaning).replace(/`([^`]+)`/g, (_, token) => quoted(token));
+  const words = told(meaning).replace(/`([^`]+)`/g, (_, token) => quoted(token));
   card.append(button, element('p', 'meaning', `${words[0].toUpperCase()}${words.slice(1)}.`), strip(role),
-    element('p', 'rule', `${rule(role)} ${say('report.rule_source', { source: translated('told', source) })}`));
+    element('p', 'rule', `${rule(role)} ${say('report.rule_source', { source: told(source) })}`));
   return card;
 }
 

@@ -1,16 +1,19 @@
 // --- The training run: facts, held-out loss against a baseline, the curve, samples ---
 
+import { byId, element, putWords, say, svg, told } from './page/base.js';
+import { count, data, sayOr, scoped } from './report_state.js';
+
 const CURVE = { width: 640, height: 320, left: 78, right: 34, top: 14, bottom: 62 };
 
-function finite(value) { return value !== null && value !== undefined && Number.isFinite(value); }
+export function finite(value) { return value !== null && value !== undefined && Number.isFinite(value); }
 
-function loss(value) { return finite(value) ? value.toFixed(3) : '–'; }
+export function loss(value) { return finite(value) ? value.toFixed(3) : '–'; }
 
-function makeRun() {
+export function makeRun() {
   byId('run').hidden = !data.run;
   if (!data.run) return;
-  const facts = Object.entries(data.run.facts).flatMap(([name, value]) => [
-    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', translated('told', value))]);
+  const facts = data.run.facts.flatMap(([name, value]) => [
+    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', told(value))]);
   byId('facts').replaceChildren(...facts);
   byId('losses').replaceChildren(...comparison(data.run));
   byId('curve').replaceChildren(...curveFigure(data.run));

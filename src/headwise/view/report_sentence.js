@@ -1,13 +1,24 @@
 // --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
 
+import { byId, element, putWords, say } from './page/base.js';
+import { changeAddress } from './report_address.js';
+import { colourOf, inkOn } from './report_colours.js';
+import { lightRows } from './report_grid.js';
+import { followPoint } from './report_head.js';
+import { hasModel } from './report_model.js';
+import { showNext } from './report_next.js';
+import { looksThrough, shown } from './report_shown.js';
+import { data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
+import { showNow } from './report_table.js';
+
 const MARKED = 0.2; // of the largest weight of a row: tokens from here on are underlined
 const MARK = /^<.+>$/; // a token that stands for no text
-const NAMED = 3; // tokens that are named in words
+export const NAMED = 3; // tokens that are named in words
 const ARC = 0.04; // the least weight that has an arc
 let words = [];
 
 // The words are made once for a text, so that a chosen one keeps the focus while its marks change.
-function makeSentence() {
+export function makeSentence() {
   words = shown.tokens.map((token, at) => {
     const word = element('button', 'word');
     word.type = 'button';
@@ -28,45 +39,45 @@ function makeSentence() {
 }
 
 // A sign such as <|end|> in front is no word of the text: it says what it is.
-function sayBoundary() {
+export function sayBoundary() {
   const first = shown.tokens[0] ?? '', sign = hasModel() && MARK.test(first);
   byId('boundary').textContent = sign ? say('report.boundary', { sign: first }) : '';
 }
 
 // Tab stops once among these elements, at the one that was last used.
-function stopAt(elements, chosen) {
+export function stopAt(elements, chosen) {
   for (const stop of elements) if (stop.tabIndex === 0) stop.tabIndex = -1;
   chosen.tabIndex = 0;
 }
 
 // Looks at a token, at none where it is -1; everything follows.
-function point(at) {
+export function point(at) {
   if (at === view.at) return;
   view.at = at;
   showPoint();
 }
 
-function pin(at) {
+export function pin(at) {
   view.pinned = at >= 0 && !(view.pinned && view.at === at);
   view.at = at;
   showPoint();
   changeAddress();
 }
 
-function free() {
+export function free() {
   view.pinned = false;
   view.at = -1;
   showPoint();
   changeAddress();
 }
 
-function lookThrough(number) {
+export function lookThrough(number) {
   if (number === view.through || view.open >= 0) return;
   view.through = number;
   showTint();
 }
 
-function showPoint() {
+export function showPoint() {
   showTint();
   lightRows();
   showNow();
@@ -84,7 +95,7 @@ function showTint() {
 }
 
 // Colours words by what a token gives them; the last colour is the strongest weight of the whole row, in sight or not.
-function tint(words, at, number) {
+export function tint(words, at, number) {
   const look = at < 0 ? null : looksThrough(number, at), hidden = (key) => view.hideFirst && key === 0;
   const seen = look ? [...look.inside.filter((_, key) => !hidden(key)), ...look.outside.map((far) => far.weight)] : [];
   const top = view.scale === 'own' ? Math.max(...seen, 1e-9) : 1;
@@ -101,7 +112,7 @@ function tint(words, at, number) {
 }
 
 // "At ‘él’ L0.H3 looks at ‘write’ (0.970), ..." and what of it lies beyond the text shown.
-function lookWords(at, number) {
+export function lookWords(at, number) {
   const { inside, outside, whole } = looksThrough(number, at);
   const keys = [...inside.keys()].filter((key) => inside[key] >= 0.0005).sort((a, b) => inside[b] - inside[a]);
   const most = keys.slice(0, NAMED).map((key) => `${quoted(shown.tokens[key])} (${inWords(inside[key])})`).join(', ');
@@ -119,7 +130,7 @@ function lookWords(at, number) {
   return lines.join(' ');
 }
 
-function walkSentence(event) {
+export function walkSentence(event) {
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
   const list = [...event.currentTarget.children], next = list[list.indexOf(event.target.closest('.word')) + step];
@@ -131,7 +142,7 @@ function walkSentence(event) {
 
 // --- Arcs ---
 
-function drawArcs() {
+export function drawArcs() {
   const drawing = byId('arcs');
   byId('line').classList.toggle('arched', view.arcs);
   drawing.replaceChildren();

@@ -1,14 +1,20 @@
 // --- The text that is shown, one for the sentence, the grid, the large view and the table ---
 
+import { drawGrid, makeLabels } from './report_grid.js';
+import { showHead } from './report_head.js';
+import { showOwn } from './report_own.js';
+import { makeSentence, showPoint } from './report_sentence.js';
+import { data, heads, unpacked, view, weights } from './report_state.js';
+
 // tokens  what is written
 // exact   has each head a map of just these tokens? Otherwise pictures are of blocks of the first document, of which
 //         these are the first tokens
 // maps    for each view, 'this' and 'other', a head's name -> its map (rows, columns, weights, first), made when needed
-const passage = { tokens: data.tokens.slice(0, data.passage), exact: false, maps: {} };
-const sentence = data.maps && (data.against === null || data.other_maps) && {
+export const passage = { tokens: data.tokens.slice(0, data.passage), exact: false, maps: {} };
+export const sentence = data.maps && (data.against === null || data.other_maps) && {
   tokens: data.maps.tokens, exact: true, maps: { this: unpackedMaps(data.maps), other: unpackedMaps(data.other_maps) },
 };
-let shown = sentence || passage;
+export let shown = sentence || passage;
 
 // Maps in the file: base64, and without the zeros above the diagonal where the model is causal.
 function unpackedMaps(stored) {
@@ -34,7 +40,7 @@ function squareOf(stored, name) {
   return mapOf(full, size);
 }
 
-function mapOf(full, size) {
+export function mapOf(full, size) {
   return { rows: size, columns: size, weights: full, first: full.filter((_, at) => at % size === 0) };
 }
 
@@ -49,9 +55,9 @@ function showMaps(maps, tokens) {
   showText({ tokens, exact: true, maps: { this: squares } });
 }
 
-function flatMap(rows) { return rows.length && rows[0].length ? Float32Array.from(rows.flatMap((row) => [...row])) : rows; }
+export function flatMap(rows) { return rows.length && rows[0].length ? Float32Array.from(rows.flatMap((row) => [...row])) : rows; }
 
-function showText(text) {
+export function showText(text) {
   const same = Boolean(text.unknown?.includes(true)) === Boolean(shown.unknown?.includes(true)) && text.tokens.length === shown.tokens.length && text.tokens.every((token, at) => token === shown.tokens[at]);
   shown = text;
   if (!same) {
@@ -64,13 +70,13 @@ function showText(text) {
   showPoint();
 }
 
-function hasMap(number, which = view.which) { return shown.exact && Boolean(shown.maps[which]?.has(heads[number].name)); }
+export function hasMap(number, which = view.which) { return shown.exact && Boolean(shown.maps[which]?.has(heads[number].name)); }
 
 // The map behind the sentence: the difference of two models is seen in pictures, and its sentence is that of this model.
 function ownMap(number) { return shown.maps[view.which === 'other' ? 'other' : 'this']?.get(heads[number].name); }
 
 // Where a head looks from a token: the weights on the tokens shown, and its strongest keys beyond them.
-function looksOf(number, token) {
+export function looksOf(number, token) {
   const inside = new Float32Array(shown.tokens.length), outside = [];
   if (shown.exact) {
     const map = ownMap(number);
@@ -89,13 +95,13 @@ function looksOf(number, token) {
 
 const listed = new Map(); // head -> its strongest keys and their weights, unpacked when first needed
 
-function lists(head) {
+export function lists(head) {
   if (!listed.has(head)) listed.set(head, { keys: unpacked(head.keys, data.wide ? 4 : 2), top: weights(head.weights) });
   return listed.get(head);
 }
 
 // The same through one head, or as the mean over all heads that read this text.
-function looksThrough(number, token) {
+export function looksThrough(number, token) {
   if (number >= 0) return looksOf(number, token);
   const readers = heads.map((_, at) => at).filter((at) => !heads[at].cross && (!shown.exact || hasMap(at)));
   const inside = new Float32Array(shown.tokens.length);
@@ -104,7 +110,7 @@ function looksThrough(number, token) {
 }
 
 // What each token receives, the mean over the queries.
-function receivedBy(number) {
+export function receivedBy(number) {
   const size = shown.tokens.length, map = shown.exact && ownMap(number);
   if (map) return shown.tokens.map((_, key) => shown.tokens.reduce((sum, _t, row) => sum + map.weights[row * size + key], 0) / size);
   const head = heads[number];

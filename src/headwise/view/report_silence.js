@@ -1,16 +1,25 @@
 // --- Heads that are silenced, and what each of them means for this very prediction ---
 
-const ranking = new Map(); // name of a head -> the probability of the followed token without it, and the likeliest then
+import { byId, element, putWords, say } from './page/base.js';
+import { likeliest } from './page/model.js';
+import { boxes, nameHeads } from './report_grid.js';
+import { showSilence } from './report_head.js';
+import { hasModel, think, visible, vocabulary } from './report_model.js';
+import { chancesOf, prediction } from './report_next.js';
+import { showOwn, typed } from './report_own.js';
+import { bar, heads, numberOf, percent, points, quoted, setText, view } from './report_state.js';
+
+export const ranking = new Map(); // name of a head -> the probability of the followed token without it, and the likeliest then
 let ranked = {}; // the place and the token that the ranking is of
 
-function toggleSilence(number) {
+export function toggleSilence(number) {
   const name = heads[number].name;
   if (!hasModel()) return;
   if (!view.silenced.delete(name)) view.silenced.add(name);
   silenceChanged();
 }
 
-function wakeAll() {
+export function wakeAll() {
   view.silenced.clear();
   silenceChanged();
   byId('own-text').focus();
@@ -26,7 +35,7 @@ function silenceChanged() {
 
 // Runs the model once for each head, without that head alone. The page answers in between, and what has changed by then
 // ends it.
-async function silenceEach() {
+export async function silenceEach() {
   const { place, chosen } = prediction(), { whole, ids } = typed, tried = new Map();
   for (const [number, head] of heads.entries()) {
     const chances = chancesOf(think(ids, [head.name]), place);
@@ -42,7 +51,7 @@ async function silenceEach() {
 }
 
 // The heads by what their silence takes from the token that is followed, the most first; at another place nothing.
-function showRanking() {
+export function showRanking() {
   const list = byId('ranking'), { place, before, chosen } = prediction(), whole = before[chosen];
   const fits = ranking.size > 0 && ranked.place === place && ranked.chosen === chosen;
   list.hidden = !fits;

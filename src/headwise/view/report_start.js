@@ -1,5 +1,22 @@
 // --- The whole page: what it listens to, and how it begins ---
 
+import { byId, shadeEdge } from './page/base.js';
+import { changeAddress, readAddress } from './report_address.js';
+import { buildRamps } from './report_colours.js';
+import { filterChanged, searchFor, showAll } from './report_filter.js';
+import { drawGrid, makeGrid, makeLabels, makeLetters, nameHeads, walkGrid } from './report_grid.js';
+import { closed, keysInDialog, showHead, stepHead } from './report_head.js';
+import { opening, restingPlace, sayUnknown, setOwn, showOwn, startOwn, typed } from './report_own.js';
+import { makeRoles } from './report_roles.js';
+import { makeRun } from './report_run.js';
+import { drawArcs, free, makeSentence, sayBoundary, showPoint, walkSentence } from './report_sentence.js';
+import { passage, showText, shown } from './report_shown.js';
+import { silenceEach, toggleSilence, wakeAll } from './report_silence.js';
+import { view } from './report_state.js';
+import { hideTip, makeTable, showOverflow, table, turnColumns } from './report_table.js';
+import { sayQuestion, showTop } from './report_top.js';
+import './film.js';
+
 // All that changes with the switches: the pictures, the sentence, the large view.
 function redraw() {
   drawGrid();

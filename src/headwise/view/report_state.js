@@ -1,12 +1,34 @@
 // --- What the page knows and what it shows now ---
 
-const LEVELS = 65535; // a stored weight is a whole number of this many parts
+import { PHRASES, byId, bytesOf, element, language, putWords, readData, say } from './page/base.js';
 
-const data = readData('data');
-const heads = data.heads;
-const numberOf = new Map(heads.map((head, number) => [head.name, number]));
+/**
+ * @typedef {[number, number|null, number|null, number]} Interval  mean, low, high, number of documents
+ *
+ * @typedef {Object} Head  of `view/report.py`
+ * @property {string} name
+ * @property {(Interval|null)[]} values  of each column
+ * @property {number[]} roles  places in `data.roles`
+ * @property {[string, Object][]} says  the sentence, as keys of phrases with their values
+ *
+ * @typedef {Object} Column
+ * @property {string} key
+ * @property {string} label
+ * @property {number} decimals
+ * @property {boolean} signed
+ */
 
-const view = {
+export const LEVELS = 65535; // a stored weight is a whole number of this many parts
+
+/** @type {Object} what `survey_data` of `view/report.py` gives */
+export const data = readData('data');
+/** @type {Head[]} */
+export const heads = data.heads;
+/** @type {Map<string, number>} */
+export const numberOf = new Map(heads.map((head, number) => [head.name, number]));
+
+/** @type {Object} what is shown now */
+export const view = {
   at: -1, pinned: false, // the token that is looked at; one that is pinned stays while the pointer moves on
   through: -1, // the head through which the sentence is seen; -1: all of them
   silenced: new Set(), // names of heads
@@ -15,8 +37,13 @@ const view = {
   open: -1, row: 0, column: 0, beside: '', // the large view
 };
 
-// Whole numbers, little-endian, of two or four bytes each.
-function unpacked(base64, bytes = 2) {
+/**
+ * Whole numbers, little-endian, of two or four bytes each.
+ * @param {string} base64
+ * @param {number} [bytes]
+ * @returns {number[]}
+ */
+export function unpacked(base64, bytes = 2) {
   const stored = bytesOf(base64), numbers = new Array(stored.length / bytes);
   for (let place = 0, at = 0; place < numbers.length; place++, at += bytes) {
     let value = 0;
@@ -26,30 +53,54 @@ function unpacked(base64, bytes = 2) {
   return numbers;
 }
 
-function weights(base64) { return Float32Array.from(unpacked(base64), (level) => level / LEVELS); }
+/**
+ * @param {string} base64
+ * @returns {Float32Array}
+ */
+export function weights(base64) { return Float32Array.from(unpacked(base64), (level) => level / LEVELS); }
 
-function distinct(values) { return [...new Set(values)]; }
+/**
+ * @template T
+ * @param {T[]} values
+ * @returns {T[]}
+ */
+export function distinct(values) { return [...new Set(values)]; }
 
-function largestOf(numbers) { return numbers.reduce((most, value) => Math.max(most, Math.abs(value)), 0); }
+/**
+ * @param {number[]} numbers
+ * @returns {number}
+ */
+export function largestOf(numbers) { return numbers.reduce((most, value) => Math.max(most, Math.abs(value)), 0); }
 
 // --- Numbers and words ---
 
-// A phrase of the table where it has one, else the text that came with the data, which is English.
-function sayOr(key, text) { return key in PHRASES[language()] ? say(key) : text; }
+/**
+ * A phrase of the table where it has one, else the text that came with the data, which is English.
+ * @param {string} key
+ * @param {string} text
+ * @returns {string}
+ */
+export function sayOr(key, text) { return key in PHRASES[language()] ? say(key) : text; }
 
-// Words that Python wrote in English: those of the phrases of this section follow the language, others stay as they are.
-function translated(section, text) {
-  const key = Object.keys(PHRASES.en).find((key) => key.startsWith(`${section}.`) && PHRASES.en[key] === text);
-  return key ? say(key) : text;
-}
+/**
+ * The name of a statistic or a role as the table of phrases has it.
+ * @param {string} name
+ * @returns {string}
+ */
+export function keyOf(name) { return name.replaceAll(' ', '_'); }
 
-// The name of a statistic or a role as the table of phrases has it.
-function keyOf(name) { return name.replaceAll(' ', '_'); }
+/**
+ * @param {string} name
+ * @returns {string}
+ */
+export function roleName(name) { return sayOr(`role.${keyOf(name)}`, name); }
 
-function roleName(name) { return sayOr(`role.${keyOf(name)}`, name); }
-
-// What a head does, in the words made from its numbers when it was measured.
-function putSentence(target, head) {
+/**
+ * What a head does, in the words made from its numbers when it was measured.
+ * @param {Element} target
+ * @param {Head} head
+ */
+export function putSentence(target, head) {
   target.replaceChildren();
   for (const [key, values] of head.says) {
     const part = element('span');
@@ -58,27 +109,49 @@ function putSentence(target, head) {
   }
 }
 
-function inWords(weight) {
+/**
+ * @param {number} weight
+ * @returns {string}
+ */
+export function inWords(weight) {
   const size = Math.abs(weight);
   const value = size > 0 && size < 0.0005 ? say('report.tiny') : size.toFixed(3);
   return weight < -0.0005 ? '−' + value : value;
 }
 
-function signed(weight) { return weight >= 0.0005 ? '+' + inWords(weight) : inWords(weight); }
+/**
+ * @param {number} weight
+ * @returns {string}
+ */
+export function signed(weight) { return weight >= 0.0005 ? '+' + inWords(weight) : inWords(weight); }
 
-// 95 %, 4.7 %, 0.03 %: two digits that mean something.
-function percent(part) {
+/**
+ * 95 %, 4.7 %, 0.03 %: two digits that mean something.
+ * @param {number} part
+ * @returns {string}
+ */
+export function percent(part) {
   const hundred = 100 * part;
   return hundred < 0.005 ? '0 %' : `${hundred < 0.095 ? hundred.toFixed(2) : hundred < 9.95 ? hundred.toFixed(1) : hundred.toFixed(0)} %`;
 }
 
-// The difference of two shares in percentage points: −93, +0.4, 0.
-function points(change) {
+/**
+ * The difference of two shares in percentage points: −93, +0.4, 0.
+ * @param {number} change
+ * @returns {string}
+ */
+export function points(change) {
   return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace(' %', '')}`;
 }
 
-// A number of the table, with the decimals of its column; no zero has a sign.
-function figure(value, column, sign = column.signed) {
+/**
+ * A number of the table, with the decimals of its column; no zero has a sign.
+ * @param {number|null|undefined} value
+ * @param {Column} column
+ * @param {boolean} [sign]
+ * @returns {string}
+ */
+export function figure(value, column, sign = column.signed) {
   if (value === null || value === undefined) return '–';
   const text = Math.abs(value).toLocaleString('en-US',
     { minimumFractionDigits: column.decimals, maximumFractionDigits: column.decimals });
@@ -86,9 +159,18 @@ function figure(value, column, sign = column.signed) {
   return (zero || (value > 0 && !sign) ? '' : value > 0 ? '+' : '−') + text;
 }
 
-function count(number) { return number.toLocaleString('en-US'); }
+/**
+ * @param {number} number
+ * @returns {string}
+ */
+export function count(number) { return number.toLocaleString('en-US'); }
 
-function intervalIn(value, column) {
+/**
+ * @param {Interval|null} value
+ * @param {Column} column
+ * @returns {string}
+ */
+export function intervalIn(value, column) {
   if (!value) return say('report.undefined');
   if (!value[3]) return say('report.no_interval');
   if (value[1] === null || value[2] === null) return say('report.single_document');
@@ -96,18 +178,72 @@ function intervalIn(value, column) {
   return say('report.from_to', { low: figure(value[1], column), high: figure(value[2], column) });
 }
 
-// First strong isolates keep a right-to-left token from turning the words and numbers around it.
-function quoted(token) { return '‘\u2068' + token + '\u2069’'; }
+/**
+ * First strong isolates keep a right-to-left token from turning the words and numbers around it.
+ * @param {string} token
+ * @returns {string}
+ */
+export function quoted(token) { return '‘\u2068' + token + '\u2069’'; }
 
-// At most twelve characters of a token; whole code points, so that an emoji is not cut in half.
-function cut(token, most = 12) {
+/**
+ * At most twelve characters of a token; whole code points, so that an emoji is not cut in half.
+ * @param {string} token
+ * @param {number} [most]
+ * @returns {string}
+ */
+export function cut(token, most = 12) {
   const characters = [...token];
   return characters.length > most ? characters.slice(0, most - 1).join('') + '…' : characters.join('');
 }
 
-function named(token, tokens) {
+/**
+ * @param {number} token
+ * @param {string[]} tokens
+ * @returns {string}
+ */
+export function named(token, tokens) {
   return token in tokens ? say('report.token_named', { token, name: quoted(tokens[token]) }) : say('report.token', { token });
 }
 
-// The name without its stack.
-function shortName(name) { return name.split('.').slice(-2).join('.'); }
+/**
+ * The name without its stack.
+ * @param {string} name
+ * @returns {string}
+ */
+export function shortName(name) { return name.split('.').slice(-2).join('.'); }
+
+// --- Parts of a page ---
+
+/**
+ * A cell with a bar as long as a part of a whole, and that part in words.
+ * @param {number} part
+ * @param {string} kind  the class of the bar
+ * @param {string} [tag]
+ * @returns {HTMLElement}
+ */
+export function bar(part, kind, tag = 'td') {
+  const cell = element(tag, 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
+  filled.style.width = `${(100 * part).toFixed(2)}%`;
+  track.append(filled);
+  cell.append(track, element('span', 'part', percent(part)));
+  return cell;
+}
+
+/**
+ * A phrase whose marks are elements; it is made anew with every change, so it does not follow the language by itself.
+ * @param {string} id
+ * @param {string} key
+ * @param {Object} values
+ */
+export function setText(id, key, values) { putWords(byId(id), key, values); }
+
+/**
+ * @param {string} scope  row or col
+ * @param {string} name
+ * @returns {HTMLElement}
+ */
+export function scoped(scope, name) {
+  const heading = element('th', '', name);
+  heading.scope = scope;
+  return heading;
+}

@@ -1,9 +1,15 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 
-const table = byId('table');
+import { byId, element, say, setWord } from './page/base.js';
+import { badge, roleWords } from './report_grid.js';
+import { columnName, openHead } from './report_head.js';
+import { looksOf, shown } from './report_shown.js';
+import { cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
+
+export const table = byId('table');
 let rowsInOrder = [], sorted = []; // headings with a column of their own, in the order of the cells of a row
 
-function makeTable() {
+export function makeTable() {
   const compared = data.against !== null, head = element('thead'), body = element('tbody');
   const top = element('tr'), below = element('tr');
   const fixed = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']].map(([sort, key]) => heading(sort, say(key), sort));
@@ -37,13 +43,13 @@ function makeTable() {
 }
 
 // A table that is wider than its frame says so: a button leads on to the columns out of sight, and back from the last.
-function showOverflow() {
+export function showOverflow() {
   const frame = table.parentElement, beyond = frame.scrollWidth - frame.clientWidth, ends = frame.scrollLeft >= beyond - 2;
   byId('more-columns').hidden = beyond <= 2;
   setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
 }
 
-function turnColumns() {
+export function turnColumns() {
   const frame = table.parentElement, ends = frame.scrollLeft >= frame.scrollWidth - frame.clientWidth - 2;
   frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
 }
@@ -78,7 +84,7 @@ function tableRow(head, number, compared) {
 }
 
 // The column that follows the sentence: what each head looks at most from the token that is looked at.
-function showNow() {
+export function showNow() {
   if (!sorted.length) return;
   const button = sorted[2].firstChild;
   button.textContent = view.at < 0 ? say('report.looks_now') : say('report.looks_from', { token: quoted(cut(shown.tokens[view.at])) });
@@ -136,7 +142,7 @@ function listenToTable(body) {
   body.addEventListener('focusout', hideTip);
 }
 
-function stopAtFirstRow() {
+export function stopAtFirstRow() {
   const stop = table.tBodies[0].querySelector('[tabindex="0"]');
   if (stop) stop.tabIndex = -1;
   const first = [...table.tBodies[0].rows].find((row) => !row.hidden);
@@ -205,4 +211,4 @@ function tipLines(head, at) {
   return lines.length ? lines : [say('report.no_interval')];
 }
 
-function hideTip() { byId('tip').hidden = true; }
+export function hideTip() { byId('tip').hidden = true; }

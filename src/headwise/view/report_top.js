@@ -1,19 +1,25 @@
 // --- The head of the page: what was looked at, in words ---
 
-function showTop() {
+import { byId, element, say, told } from './page/base.js';
+import { columnMeaning, columnName } from './report_head.js';
+import { hasModel, modelMissing } from './report_model.js';
+import { finite, loss } from './report_run.js';
+import { passage, sentence } from './report_shown.js';
+import { count, data, sayOr, setText } from './report_state.js';
+
+export function showTop() {
   const { family, n_heads, n_layers, n_documents, n_tokens, longest } = data.extent;
   const parts = [family, say('report.extent', { heads: n_heads, layers: n_layers })].filter(Boolean);
   byId('lede').textContent = parts.join(' · ');
   const facts = [say('report.measured_on', { tokens: count(n_tokens), documents: n_documents })];
   if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
-  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map((text) => translated('told', text)).join(', ') }));
+  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map(told).join(', ') }));
   if (finite(data.loss)) facts.push(say('report.mean_loss', { loss: loss(data.loss) }));
   if (data.against !== null && finite(data.other_loss)) facts.push(say('report.mean_loss_of', { model: data.against, loss: loss(data.other_loss) }));
   if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
   byId('measured').textContent = facts.join(' ');
-  const notes = [...data.notes.map((note) => translated('told', note)), ...data.compared.map(([key, values]) => say(key, values))];
-  byId('notes').hidden = !notes.length;
-  byId('notes').replaceChildren(...notes.map((note) => element('li', '', note)));
+  byId('notes').hidden = !data.notes.length;
+  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', told(note))));
   byId('only').hidden = !data.only.length;
   byId('only').replaceChildren(...data.only.map(([model, names]) => element('p', '', say('report.only_in', { model, names }))));
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
@@ -26,4 +32,4 @@ function showTop() {
 }
 
 // The button that leads to the question, and from there to the answer.
-function sayQuestion(asked) { setText('question', asked ? 'report.question_answer' : `report.question_${data.question}`, {}); }
+export function sayQuestion(asked) { setText('question', asked ? 'report.question_answer' : `report.question_${data.question}`, {}); }

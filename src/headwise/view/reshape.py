@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from headwise.reshape.report import Damage, HealPoint, Pair, Reshaped
-from headwise.view.tables import print_table, say
+from headwise.reshape.damage import Damage, Pair
+from headwise.reshape.heal import HealPoint
+from headwise.reshape.job import Reshaped
+from headwise.table import Cell, Table, say
 
 BAR = 20  # columns of the recovery curve
 SHOWN_LAYERS = 12  # entropies of more layers are cut
@@ -19,7 +21,7 @@ def print_changed(console: Console, what: str, notes: tuple[str, ...]) -> None:
 
 def print_damage(console: Console, title: str, damage: Damage) -> None:
     """A row for each number, before and after."""
-    print_table(console, title, ("", "before", "after", "change"), rows_of(damage))
+    Table(("", "before", "after", "change"), rows_of(damage), title).print(console)
 
 
 def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
@@ -34,7 +36,7 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
         rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
-        rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (--json has all)", "", "", ""))
+        rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (all in the JSON)", "", "", ""))
     rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
@@ -51,28 +53,22 @@ def print_curve(console: Console, curve: tuple[HealPoint, ...]) -> None:
     """The distance to the parent at each evaluation, with a bar."""
     largest = max(point.distance for point in curve)
     sign = "#" if console.options.ascii_only else "█"
-    rows = []
+    rows: list[list[Cell]] = []
     for point in curve:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
         length = round(BAR * point.distance / largest) if largest else 0
-        rows.append([f"{point.step:,}", f"{point.tokens:,}", loss, f"{point.distance:.4f}", sign * length])
+        rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
     title = "Healing: distance to the parent, on other held-out text than the tables"
-    print_table(console, title, ("step", "tokens", "held-out loss", "distance", ""), rows, words=(4,))
+    Table(("step", "tokens", "held-out loss", "distance", ""), rows, title).print(console, (4,))
 
 
 def print_reshaped(console: Console, reshaped: Reshaped) -> None:
-    """What comes after the first damage: healing, and the folder."""
+    """What comes after the first damage: healing, and what was won."""
     if reshaped.curve:
         print_curve(console, reshaped.curve)
     if reshaped.healed is not None:
         print_damage(console, f"After healing{_kept(reshaped.curve)}", reshaped.healed)
     say(console, f"in all: {reshaped.won}")
-    if reshaped.out is None:
-        say(console, "nothing was written; pass --out for a model folder")
-    else:
-        say(console, f"verified: {reshaped.verified}")
-        say(console, f"model: {reshaped.out}")
-        say(console, f"compare: headwise heads {reshaped.out} --against {reshaped.source}")
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A survey in the terminal: which head has which role, and a line for each head."""
+"""A survey in the terminal: which head has which role, a line for each head, what belongs together."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from headwise.errors import HeadwiseError, unknown
-from headwise.heads.profiles import HeadProfile, Survey
-from headwise.markup import listed, plural
+from headwise.heads.table import HeadProfile, Survey
+from headwise.markup import listed, number, plural
+from headwise.table import Table, say
 from headwise.view.survey_words import (
     Column,
     both_names,
     columns_of,
     earners,
+    head_sentence,
     label,
     mean_of,
     n_layers,
@@ -26,7 +28,6 @@ from headwise.view.survey_words import (
     short,
     value_of,
 )
-from headwise.view.tables import print_table, say
 
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
 HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # for 80 columns
@@ -48,7 +49,9 @@ def print_survey(console: Console, survey: Survey, sort_by: str = "name", agains
     key = check_order(survey.statistics, sort_by)
     if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
         raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
-    columns = _shown(columns_of(survey, against), key)
+    known = {column.key: column for column in columns_of(survey, against)}
+    keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
+    columns = [known[name] for name in keys if name in known]
     say(console, _facts(survey))
     if against is not None:
         say(console, _facts(against))
@@ -87,7 +90,7 @@ def _print_roles(console: Console, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     named = earners(survey)
     say(console, "")
-    grid = Table.grid(padding=(0, 2))
+    grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
@@ -101,36 +104,24 @@ def _print_roles(console: Console, survey: Survey) -> None:
         say(console, f"roles without a head: {', '.join(missing)}")
 
 
-def _shown(columns: tuple[Column, ...], key: str) -> list[Column]:
-    """The columns of the table, and that by which it is sorted."""
-    known = {column.key: column for column in columns}
-    wanted = [name for name in SHOWN if name in known]
-    if key in known and key not in wanted:
-        wanted.insert(0, key)
-    return [known[name] for name in wanted]
-
-
 def _print_heads(console: Console, survey: Survey, columns: list[Column], key: str, against: Survey | None) -> None:
     pairs = [(p, other) for p, other in paired(survey, against) if against is None or other is not None]
-    if key != "name":
-        pairs.sort(key=lambda pair: _order(_number(pair[0], pair[1], key)))
+    if key != "name":  # the largest first, what has no number last
+        numbers = {p.name: _number(p, other, key) for p, other in pairs}
+        pairs.sort(key=lambda pair: (math.isnan(numbers[pair[0].name]), -numbers[pair[0].name]))
     rows = [
         [both_names(p, other), _roles(p, other)]
         + [_shown_number(_number(p, other, column.key), column, against is not None) for column in columns]
         for p, other in pairs
     ]
     headings = ("head", "roles", *(HEADINGS.get(column.key, column.label) for column in columns))
-    print_table(console, "", headings, rows, words=(0, 1))
-    say(console, "\n".join(f"{name}: {column.meaning}" for name, column in zip(headings[2:], columns, strict=True)))
+    meanings = (f"{name}: {column.meaning}" for name, column in zip(headings[2:], columns, strict=True))
+    Table(headings, rows, note="\n".join(meanings)).print(console, (0, 1))
 
 
 def _number(profile: HeadProfile, other: HeadProfile | None, key: str) -> float:
     """A number of a head, or the difference of two; nan for what is not there."""
     return mean_of(profile, key) - (0.0 if other is None else mean_of(other, key))
-
-
-def _order(number: float) -> tuple[bool, float]:
-    return (math.isnan(number), -number)
 
 
 def _shown_number(number: float, column: Column, compared: bool) -> str:
@@ -142,7 +133,54 @@ def _shown_number(number: float, column: Column, compared: bool) -> str:
 
 
 def _roles(profile: HeadProfile, other: HeadProfile | None) -> str:
+    """The roles of a head; of two, + those that only the first has, and - those that only the second has."""
     if other is None:
         return ", ".join(map(short, profile.roles))
     gained = [f"+{short(role)}" for role in profile.roles if role not in other.roles]
     return ", ".join(gained + [f"-{short(role)}" for role in other.roles if role not in profile.roles])
+
+
+BEST = 2  # heads of a relation that are shown
+RELATION_HEADINGS = ("relation", "head", "mass", "95 %", "even", "untr.", "else.", "right", "offset")
+
+
+def relation_rows(survey: Survey) -> list[list[str]]:
+    """For each relation its best heads: a cell for each of `RELATION_HEADINGS`; a head with the role has a star."""
+    rows = []
+    for relation in survey.relations:
+        heads = [head for head in survey.profiles if relation.name in head.relations]
+        for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[:BEST]:
+            score = head.relations[relation.name]
+            star = "*" if relation.name in head.roles else ""
+            controls = [number(value, 2) for value in (score.even, score.untrained, score.elsewhere)]
+            offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
+            low, high = score.mass.low, score.mass.high
+            span = f"{number(low, 2)}-{number(high, 2)}" if abs(low) + abs(high) < 1e9 else "-"  # of one document none
+            mass = [number(score.mass.mean, 2), span]
+            rows.append(
+                [relation.name, head.name + star, *mass, *controls, number(score.accuracy.mean, 2), offset],
+            )
+    return rows
+
+
+def print_relations(console: Console, survey: Survey) -> None:
+    """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
+    if not survey.relations:
+        return
+    table = Table(
+        RELATION_HEADINGS,
+        relation_rows(survey),
+        "what belongs together",
+        "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; untr.: of "
+        "the best untrained head; else.: of the same head at the same distances from other tokens; right: tokens whose "
+        "largest weight is on a right one; offset: the best fixed distance, and how often it is right; *: has the role",
+    )
+    table.print(console, (0, 1))
+
+
+def print_sentences(console: Console, survey: Survey, lang: str = "en") -> None:
+    """A line for each head, its tokens in quotation marks."""
+    say(console, "")
+    for profile in survey.profiles:
+        sentence = head_sentence(survey, profile, lang, ("“", "”"))
+        say(console, f"{profile.name}: {sentence}")

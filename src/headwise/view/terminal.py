@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.records import HeadMaps
-from headwise.view.tables import say
+from headwise.table import say
 
 LARGEST_SIDE = 40  # cells; a longer text is drawn in blocks
 LABEL_WIDTH = 13

@@ -1,14 +1,19 @@
 // --- The story of a prediction: choose a head, and the words that it looks at are tinted ---
 
+import { byId, element, language, readData, shadeEdge, svg, worded } from './page/base.js';
+
 const story = readData('story');
 let chosen = story.told[0];
 
 function draw() {
-  const opening = byId('opening'), group = byId('heads');
-  opening.replaceChildren(...story.opening[language()].map((line) => strong('p', line)));
+  const group = byId('heads');
+  for (const name of ['opening', 'closing']) {
+    byId(name).replaceChildren(...story[name][language()].map((line) => strong('p', line)));
+  }
   group.replaceChildren(...story.told.map((name, place) => {
     const button = strong('button', story.sentences[language()][place]);
     button.type = 'button';
+    button.className = side(name);
     button.setAttribute('aria-pressed', String(name === chosen));
     button.addEventListener('click', () => choose(name));
     return button;
@@ -25,6 +30,9 @@ function strong(tag, text) {
   return made;
 }
 
+// Which side a head is on: what it moves goes towards the answer, or against it.
+const side = (name) => (story.moves[name] < 0 ? 'against' : 'towards');
+
 function choose(name) {
   chosen = name;
   for (const button of byId('heads').children) {
@@ -34,9 +42,10 @@ function choose(name) {
 }
 
 function tint() {
-  const looks = new Map(story.heads.find((part) => part.head === chosen).looks);
+  const { at, looks: pairs } = story.heads.find((part) => part.head === chosen), looks = new Map(pairs);
   for (const token of document.querySelectorAll('.token')) {
-    const weight = looks.get(Number(token.dataset.token)) || 0;
+    const place = Number(token.dataset.token), weight = looks.get(place) || 0;
+    token.classList.toggle('acts', place === at);
     token.style.setProperty('--look', `${Math.round(100 * weight)}%`);
     token.title = weight ? `${chosen}: ${weight.toFixed(2)}` : '';
   }
@@ -52,7 +61,7 @@ function table() {
   }
   const signed = (x) => (x === null ? '-' : (x > 0 ? '+' : '') + x.toFixed(2));
   const body = made.createTBody();
-  for (const part of story.heads) {
+  for (const part of story.heads.slice(0, Math.max(16, story.told.length))) {
     const row = body.insertRow(), looks = part.looks.map(([t, weight]) => `${story.tokens[t]} ${weight.toFixed(2)}`);
     for (const text of [part.head, signed(part.adds), signed(part.brings), looks.join(', '), signed(part.without)]) {
       row.insertCell().textContent = text;
@@ -75,35 +84,39 @@ function writePrompt() {
 function drawPaths() {
   const width = 640, high = 84, margin = 40; // of the drawing, of a layer, and what stays free around
   const parts = new Map(story.heads.map((part) => [part.head, part]));
-  const numbers = (name) => /L(\d+)\.H(\d+)$/.exec(name).slice(1).map(Number); // layer and head
-  const n = [0, 1].map((at) => 1 + Math.max(...[...parts.keys()].map((name) => numbers(name)[at])));
+  const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
+  const layerOf = (name) => name.replace(/\.H\d+$/, ''), headOf = (name) => Number(/\d+$/.exec(name)[0]);
+  const layers = story.layers.filter((layer) => names.some((name) => layerOf(name) === layer)); // that have a part in it
+  const numbers = (name) => [layers.indexOf(layerOf(name)), headOf(name)];
+  const n = [layers.length, 1 + Math.max(...[...parts.keys()].map(headOf))];
   const height = high * (n[0] + 1) + margin, top = [width / 2, margin / 2 + 12];
   const level = (layer) => height - margin - high * (layer + 0.5);
   const place = (name) => {
     const [layer, head] = numbers(name);
     return [margin + (head + 0.5) * (width - 2 * margin) / n[1], level(layer)];
   };
-  const line = ([x1, y1], [x2, y2], kind, strength) => {
+  const line = ([x1, y1], [x2, y2], way, strength) => {
+    const kind = strength < 0 ? `${way} against` : way;
     const middle = (y1 + y2) / 2, d = `M${x1} ${y1} C${x1} ${middle} ${x2} ${middle} ${x2} ${y2}`;
     return svg('path', { class: kind, d, 'stroke-width': 1 + 5 * Math.min(1, Math.abs(strength)) });
   };
   const node = (name) => {
-    const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: 'node' });
-    const r = 9 + 9 * Math.min(1, Math.abs(brings === null ? adds : brings));
+    const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: `node ${side(name)}` });
+    const r = 9 + 9 * Math.min(1, Math.abs(brings ?? adds ?? story.moves[name]));
     group.dataset.head = name;
     group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 4 }, name));
     return group;
   };
-  const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
   const drawing = byId('drawing');
   drawing.setAttribute('viewBox', `0 0 ${width} ${height}`);
   for (let layer = 0; layer < n[0]; layer++) {
     const y = level(layer);
     drawing.append(svg('line', { class: 'layer', x1: margin, x2: width - margin, y1: y, y2: y }));
-    drawing.append(svg('text', { class: 'name', x: 4, y: y + 4 }, `L${layer}`));
+    drawing.append(svg('text', { class: 'name', x: 4, y: y + 4 }, layers[layer]));
   }
   const whole = Math.max(1, Math.abs(story.logit));
-  drawing.append(...names.map((name) => line(place(name), top, 'direct', parts.get(name).adds / whole)));
+  const direct = names.filter((name) => parts.get(name).adds !== null);
+  drawing.append(...direct.map((name) => line(place(name), top, 'direct', parts.get(name).adds / whole)));
   drawing.append(...story.paths.map((p) => line(place(p.sender), place(p.reader), `path ${p.at}`, p.effect)));
   drawing.append(...names.map(node), svg('text', { class: 'goal', x: top[0], y: top[1] - 4 }, story.answer));
 }

@@ -1,5 +1,7 @@
 // --- How far each head looks: choose how many first tokens stay, and touch a cell ---
 
+import { byId, element, language, readData, setWord, shadeEdge, told, worded } from './page/base.js';
+
 const reach = readData('reach');
 let sinks = Math.max(0, reach.sinks.indexOf(4)), chosen = null;
 
@@ -25,7 +27,7 @@ function draw() {
     return button;
   }));
   byId('map').replaceChildren(heading(), body());
-  byId('notes').replaceChildren(...reach.notes.map((note) => element('li', '', note)));
+  byId('notes').replaceChildren(...reach.notes.map((note) => element('li', '', told(note))));
   tell();
 }
 

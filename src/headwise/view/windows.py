@@ -10,10 +10,10 @@ from rich.console import Console
 
 from headwise.heads.reach import SHARES, SINKS, Windows
 from headwise.markup import number
-from headwise.view.figure import figure_class, write_figure
+from headwise.table import Table, say
 from headwise.view.page.assemble import json_block, package_text, page, word
-from headwise.view.survey_files import COLOURS
-from headwise.view.tables import print_table, say
+from headwise.view.pictures import COLOURS, figure_class, write_figure
+from headwise.words import sent
 
 MOST_COLUMNS = 6  # windows in the table; the page and the files have all
 
@@ -36,7 +36,7 @@ def print_windows(console: Console, reach: Windows, sinks: int) -> None:
     title = (
         f"{reach.model}: mass outside the first {sinks} and the last so many tokens, of {reach.n_documents:,} documents"
     )
-    print_table(console, title, head, rows, words=(0, len(head) - 1))
+    Table(head, rows, title).print(console, (0, len(head) - 1))
     for note in reach.notes:
         say(console, note)
     if lifts := [f"{head.name} (x {math.exp(head.lift.mean):.0f})" for head in reach.heads if head.retrieves]:
@@ -69,14 +69,14 @@ def windows_png(path: str | Path, reach: Windows, sinks: int) -> None:
 
 def windows_html(reach: Windows, lang: str = "en") -> str:
     """The page: a map of heads and windows, for any number of first tokens."""
-    document = reach.document()
+    document = reach.document() | {"notes": list(map(sent, reach.notes))}
     return page(
         "windows",
         Template(package_text("windows.html")).substitute(heading=word("windows.title", "h1", model=reach.model)),
         title=word("windows.title", "title", model=reach.model),
         styles=("windows.css",),
-        scripts=("windows.js",),
+        script="windows.js",
         data={"reach": json_block(document)},
-        words=("windows",),
+        words=("windows", "note"),
         lang=lang,
     )

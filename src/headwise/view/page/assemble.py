@@ -1,10 +1,10 @@
 """Every HTML page of the house is put together here, and is one file that asks for nothing else.
 
-A page has the base style and the base script, then its own. A content security policy lets only these run, known by
-their hashes. A page carries its phrases in every language: static HTML leaves an element empty and names its phrase,
-`<p data-word="report.hint"></p>`, or an attribute's, `<input data-word-placeholder="report.own">`. They are filled in
-here in the first language, so that they stand there without a script too; the base script fills them in again when the
-reader switches.
+A page has the base style and its own, and one script, made of the ES modules that its own imports. A content security
+policy lets only these run, known by their hashes. A page carries its phrases in every language: static HTML leaves an
+element empty and names its phrase, `<p data-word="report.hint"></p>`, or an attribute's,
+`<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they stand there
+without a script too; the base script fills them in again when the reader switches.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from html import unescape
@@ -20,17 +21,50 @@ from string import Template
 from typing import Any
 
 from headwise.markup import escaped
-from headwise.view.page.words import check_lang, phrase_html, phrases, say
+from headwise.words import check_lang, phrase, phrase_html, phrases
 
 _EMPTY = re.compile(r'(<([a-z0-9]+)\b[^<>]*? data-word="([\w.]+)"([^<>]*)>)(</\2>)')
 _ATTRIBUTE = re.compile(r' data-word-([a-z-]+)="([\w.]+)"')
+_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
 
 def package_text(*names: str) -> str:
-    """Files of the room `view`, one after the other; names such as `page/base.js`."""
+    """Files of the room `view`, one after the other; names such as `page/base.css`."""
     room = resources.files("headwise.view")
     return "".join(room.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+def modules(entry: str) -> dict[str, str]:
+    """The ES modules that a page's script is made of, by name, in the order in which a browser would run them.
+
+    A module comes after those that it imports, as the standard has it (ECMA-262, section 16.2.1.6); where two import
+    one another, the one that is come to first runs last, so that neither may use the other before all are there.
+    """
+    texts: dict[str, str] = {}
+    begun: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in begun:
+            return
+        begun.add(name)
+        text = package_text(name)
+        for target in _IMPORT.findall(text):
+            add(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
+        texts[name] = text
+
+    add(entry)
+    return texts
+
+
+def module_script(entry: str) -> str:
+    """One module script of an entry and all that it imports.
+
+    All share the scope of that script, so the lines that import and the word `export` have nothing left to say. That
+    names are declared once, and that each module imports what it takes from others, a test sees to.
+    """
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in modules(entry).values())
 
 
 def page(
@@ -38,42 +72,43 @@ def page(
     body: str,
     *,
     title: str,
+    script: str = "page/base.js",
     styles: Sequence[str] = (),
-    scripts: Sequence[str] = (),
     data: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
     lang: str = "en",
-    news: bool = False,
+    served: str = "",
 ) -> str:
     """A whole HTML document.
 
     name     the class of the body, by which style sheets tell pages apart
     body     HTML, its texts escaped already: header and main, and what a page needs besides
     title    plain text, or the element `word(key, "title", ...)`
-    styles, scripts   files of the room `view`, after the base's own, in this order one sheet and one script
+    script   the module of the room `view` that begins; it brings what it imports
+    styles   files of that room, after the base's own, in this order one sheet
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
     words    sections of words.toml that the page uses, besides `page`
     lang     the language that the page opens in
-    news     the page is served, and may ask its own origin for news
+    served   of a page that may ask its own origin: what its last line says of it, `page.made_by_...`
 
     Raises HeadwiseError for a language that is not in the table.
     """
     check_lang(lang)
     style = package_text("page/base.css", *styles)
-    script = package_text("page/base.js", *scripts)
+    code = module_script(script)
     blocks = {**(data or {}), "words": json_block(phrases(("page", *words)))}
     template = Template(package_text("page/base.html"))
     return template.substitute(
         lang=lang,
-        policy=policy(style, script) + ("; connect-src 'self'" if news else ""),
+        policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
         title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
         style=style,
         name=name,
         body=filled(body, lang),
         data="\n".join(f'<script type="application/json" id="{key}">{block}</script>' for key, block in blocks.items()),
-        script=script,
+        script=code,
         switch=filled('<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang),
-        made_by=filled(word("page.made_by_live" if news else "page.made_by", "p"), lang),
+        made_by=filled(word(f"page.made_by_{served}" if served else "page.made_by", "p"), lang),
     )
 
 
@@ -88,10 +123,10 @@ def filled(html: str, lang: str) -> str:
     """Every phrase that the HTML names, put in its place."""
 
     def element(match: re.Match[str]) -> str:
-        return f"{match[1]}{phrase_html(lang, match[3], _values(match[0]))}{match[5]}"
+        return f"{match[1]}{phrase_html(match[3], lang, _values(match[0]))}{match[5]}"
 
     def attribute(match: re.Match[str]) -> str:
-        return f'{match[0]} {match[1]}="{escaped(say(lang, match[2]))}"'
+        return f'{match[0]} {match[1]}="{escaped(phrase(match[2], lang))}"'
 
     return _ATTRIBUTE.sub(attribute, _EMPTY.sub(element, html))
 

@@ -1,47 +1,84 @@
-'use strict';
-
 // --- What every page has: elements, blocks of data, words in two languages ---
 
 const NAMES_OF_LANGUAGES = { en: 'English', es: 'Español' };
-const PHRASES = readData('words');
+/** @type {Object<string, Object<string, string>>} language to key to phrase */
+export const PHRASES = readData('words');
 const PLACE = /\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}/g; // {count}, {count:head|heads}
 const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/; // *strong*, `key`, k_j
 
-function byId(id) { return document.getElementById(id); }
+/**
+ * @param {string} id
+ * @returns {HTMLElement}
+ */
+export function byId(id) { return document.getElementById(id); }
 
-function element(tag, className, text) {
+/**
+ * @param {string} tag
+ * @param {string} [className]
+ * @param {string} [text]
+ * @returns {HTMLElement}
+ */
+export function element(tag, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;
   if (text !== undefined) made.textContent = text;
   return made;
 }
 
-// An element of a drawing.
-function svg(tag, attributes, text) {
+/**
+ * An element of a drawing.
+ * @param {string} tag
+ * @param {Object<string, string|number>} attributes
+ * @param {string} [text]
+ * @returns {SVGElement}
+ */
+export function svg(tag, attributes, text) {
   const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   if (text !== undefined) made.textContent = text;
   return made;
 }
 
-// A block of JSON in this file; null where the page has none of that id.
-function readData(id) {
+/**
+ * A block of JSON in this file; null where the page has none of that id.
+ * @param {string} id
+ * @returns {any}
+ */
+export function readData(id) {
   const block = document.getElementById(id);
   return block && JSON.parse(block.textContent);
 }
 
-function language() { return document.documentElement.lang; }
+/** @returns {string} en or es */
+export function language() { return document.documentElement.lang; }
 
-// A phrase of the table in the language of the page, with its values in their places.
-function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
+/**
+ * A phrase of the table in the language of the page, with its values in their places.
+ * @param {string} key of words.toml, such as report.lede
+ * @param {Object<string, string|number>} [values]
+ * @returns {string}
+ */
+export function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
+
+/**
+ * What Python sent of a text: the key of a phrase with its facts, or words of the user's own, which stay as they are.
+ * @param {string|[string, Object]} sent
+ * @returns {string}
+ */
+export function told(sent) { return typeof sent === 'string' ? sent : say(...sent); }
 
 function placed(text, values) {
   return text.replace(PLACE, (_, name, single, several) =>
     single === undefined ? String(values[name]) : Number(values[name]) === 1 ? single : several);
 }
 
-// A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
-function putWords(target, key, values = {}) {
+/**
+ * A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
+ * @param {Element} target
+ * @param {string} key
+ * @param {Object<string, string|number>} [values]
+ */
+export function putWords(target, key, values = {}) {
   target.replaceChildren();
   let rest = PHRASES[language()][key];
   const places = [...rest.matchAll(PLACE)].map((match) => match[0]);
@@ -56,14 +93,26 @@ function putWords(target, key, values = {}) {
   target.append(plain(rest));
 }
 
-// A new element with a phrase that follows the language.
-function worded(tag, className, key, values = {}) {
+/**
+ * A new element with a phrase that follows the language.
+ * @param {string} tag
+ * @param {string} className
+ * @param {string} key
+ * @param {Object<string, string|number>} [values]
+ * @returns {HTMLElement}
+ */
+export function worded(tag, className, key, values = {}) {
   const made = element(tag, className);
   setWord(made, key, values);
   return made;
 }
 
-function setWord(target, key, values = {}) {
+/**
+ * @param {HTMLElement} target
+ * @param {string} key
+ * @param {Object<string, string|number>} [values]
+ */
+export function setWord(target, key, values = {}) {
   target.dataset.word = key;
   target.dataset.values = JSON.stringify(values);
   putWords(target, key, values);
@@ -96,14 +145,21 @@ function makeLanguages() {
   byId('languages').hidden = false;
 }
 
-// A frame that scrolls sideways is shaded at the edge behind which there is more.
-function shadeEdge(frame) {
+/**
+ * A frame that scrolls sideways is shaded at the edge behind which there is more.
+ * @param {HTMLElement} frame
+ */
+export function shadeEdge(frame) {
   const look = () => frame.classList.toggle('goes-on', frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 2);
   const sizes = new ResizeObserver(look);
   for (const part of [frame, ...frame.children]) sizes.observe(part);
   frame.addEventListener('scroll', look);
 }
 
-function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
+/**
+ * @param {string} base64
+ * @returns {Uint8Array}
+ */
+export function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
 
 makeLanguages();

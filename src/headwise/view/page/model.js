@@ -1,25 +1,39 @@
 // The fourth rung: our GPT in plain JavaScript, the same function as gpt/gpt.py with the layer of rungs/tensor.py.
 //
-// For pages:
-//   readModel(block)            the model of a page from its block of data; see models/pack.py
-//   forward(model, ids, {silence, scale})   run it, synchronously; ids a list of token numbers, at most config.context
-//     silence: ["L0.H3"] heads that add nothing; scale: {"L1.H0": 0.5} heads that add so much of what they would
-//     -> {logits, maps, heads, layers, final}: logits[t] for every token of the vocabulary; maps["L0.H3"][t][s] the
-//        weight; heads["L0.H3"][t] what the head adds to the residual stream; layers[n] and final: every step between
-//   probabilities(logits, temperature)   what comes next, from one row of logits
-//   sample(chances, random)     a token number drawn by its probability; likeliest(chances) the largest one's
-//   step(model, ids, {silence, scale, temperature}) -> {ids, id, chances}: one token more; temperature 0 takes the likeliest
-//   inputOf(model, text)        {ids, tokens, pieces}: a text as the model sees it, the token that begins a text included
-//   headNames(model)            ["L0.H0", ...]
 // For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps, heads, unknown}.
 //
 // A vector is a Float32Array, a sequence a list of vectors, one for each token. t is a query, s a key, h a head, g a
 // key/value head. Sums are kept in double precision and rounded to single where a vector is made.
 
+import { bytesOf } from './base.js';
+import { encode, readTokens } from './tokens.js';
+
+/**
+ * @typedef {Object} Model  what `readModel` makes of a block of `models/pack.py`
+ * @property {Object} config  the fields of GPTConfig
+ * @property {Object} tokens  the tokenizer
+ * @property {Object[]} layers
+ *
+ * @typedef {Object} Changes
+ * @property {string[]} [silence]  heads that add nothing
+ * @property {Object<string, number>} [scale]  heads that add so much of what they would
+ *
+ * @typedef {Object} Run
+ * @property {Float32Array[]} logits  of each token, for every token of the vocabulary
+ * @property {Object<string, Float32Array[]>} maps  head to weights [t][s]
+ * @property {Object<string, Float32Array[]>} heads  head to what it adds to the residual stream of each token
+ * @property {Object[]} layers  every step between
+ * @property {Object} final
+ */
+
 // --- Reading ---
 
-// The weights in the order of `block.tensors`, [name, shape], as one run of little-endian numbers.
-function readModel(block) {
+/**
+ * The weights in the order of `block.tensors`, [name, shape], as one run of little-endian numbers.
+ * @param {Object} block
+ * @returns {Model}
+ */
+export function readModel(block) {
   const numbers = unpackedWeights(bytesOf(block.weights), block.dtype);
   const tensors = {};
   let start = 0;
@@ -101,7 +115,12 @@ function linear({ weight: { numbers, rows, columns }, bias }, x) {
 
 function plus(a, b) { return a.map((value, i) => value + b[i]); }
 
-function dot(a, b) {
+/**
+ * @param {ArrayLike<number>} a
+ * @param {ArrayLike<number>} b
+ * @returns {number}
+ */
+export function dot(a, b) {
   let sum = 0;
   for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
   return sum;
@@ -141,8 +160,14 @@ function softmax(scores) {
 
 // --- The model ---
 
-// Token numbers -> logits of the next token at each position, and every step on the way.
-function forward(model, ids, { silence = [], scale = {} } = {}) {
+/**
+ * Token numbers -> logits of the next token at each position, and every step on the way.
+ * @param {Model} model
+ * @param {number[]} ids at most config.context
+ * @param {Changes} [changes]
+ * @returns {Run}
+ */
+export function forward(model, ids, { silence = [], scale = {} } = {}) {
   checkRun(model, ids, silence, scale);
   const { config } = model, maps = {}, heads = {}, layers = [];
   let x = ids.map((id, t) => embedding(model, id, t));
@@ -263,18 +288,36 @@ function checkRun(model, ids, silence, scale) {
   }
 }
 
-function headName(layer, head) { return `L${layer}.H${head}`; }
+/**
+ * @param {number} layer
+ * @param {number} head
+ * @returns {string} such as L0.H3
+ */
+export function headName(layer, head) { return `L${layer}.H${head}`; }
 
-function headNames(model) {
+/**
+ * @param {Model} model
+ * @returns {string[]}
+ */
+export function headNames(model) {
   const { n_layers: nLayers, n_heads: nHeads } = model.config;
   return Array.from({ length: nLayers * nHeads }, (_, i) => headName(Math.floor(i / nHeads), i % nHeads));
 }
 
 // --- What comes next ---
 
-function probabilities(logits, temperature = 1) { return softmax(Array.from(logits, (logit) => logit / temperature)); }
+/**
+ * @param {ArrayLike<number>} logits
+ * @param {number} [temperature]
+ * @returns {number[]}
+ */
+export function probabilities(logits, temperature = 1) { return softmax(Array.from(logits, (logit) => logit / temperature)); }
 
-function likeliest(chances) { return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0); }
+/**
+ * @param {number[]} chances
+ * @returns {number} a token
+ */
+export function likeliest(chances) { return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0); }
 
 function sample(chances, random = Math.random()) {
   let left = random;
@@ -285,24 +328,38 @@ function sample(chances, random = Math.random()) {
   return likeliest(chances); // rounding left a little
 }
 
-// One token more. A text that fills the context loses its older half first, as in gpt/generate.py.
-function step(model, ids, { temperature = 0, random = Math.random(), ...changes } = {}) {
+/**
+ * One token more. A text that fills the context loses its older half first, as in gpt/generate.py.
+ * @param {Model} model
+ * @param {number[]} ids
+ * @param {Changes & {temperature?: number, random?: number}} [options]
+ * @returns {{ids: number[], id: number, chances: number[]}}
+ */
+export function step(model, ids, { temperature = 0, random = Math.random(), ...changes } = {}) {
   const { context } = model.config, kept = ids.length > context ? ids.slice(-Math.max(1, context >> 1)) : ids;
   const chances = probabilities(forward(model, kept, changes).logits.at(-1), temperature || 1);
   const id = temperature ? sample(chances, random) : likeliest(chances);
   return { ids: [...kept, id], id, chances };
 }
 
-// A text as the model sees it: the token that begins a text, where there is one, then the text's own.
-function inputOf(model, text) {
+/**
+ * A text as the model sees it: the token that begins a text, where there is one, then the text's own.
+ * @param {Model} model
+ * @param {string} text
+ * @returns {{ids: number[], tokens: string[], pieces: {id: number, text: string, known: boolean}[]}}
+ */
+export function inputOf(model, text) {
   const { tokens } = model, pieces = encode(tokens, text);
   const begin = tokens.boundary === undefined ? [] : [{ id: tokens.boundary, text: '', known: true }];
   const all = [...begin, ...pieces];
   return { ids: all.map((piece) => piece.id), tokens: all.map((piece) => tokens.strings[piece.id]), pieces: all };
 }
 
-// What `window.headwise` offers to scripts and tests in a page with a model.
-function offer(model) {
+/**
+ * What `window.headwise` offers to scripts and tests in a page with a model.
+ * @param {Model} model
+ */
+export function offer(model) {
   window.headwise = {
     run: async (text, changes = {}) => {
       const { ids, tokens, pieces } = inputOf(model, text), { logits, maps, heads } = forward(model, ids, changes);

@@ -1,4 +1,4 @@
-// A text as the model's numbers: characters, words between spaces, and byte-pair encoding, as gpt/tokens.py and the
+// A text as the model's numbers: characters, words between spaces, and byte-pair encoding, as corpus/tokens.py and the
 // library `tokenizers` do it. What a vocabulary lacks is marked, never left out; models/pack.py lists what is read here.
 //
 //   readTokens(layout, shown)   a tokenizer from the content of tokenizer.json; `shown` its tokens as a reader sees them
@@ -10,7 +10,7 @@ const BOUNDARY = '<|end|>'; // stands before a text
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 const WORDS_AND_SIGNS = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\s]+/gu;
 
-function readTokens(layout, shown) {
+export function readTokens(layout, shown) {
   const { model } = layout, ids = new Map(Object.entries(model.vocab));
   for (const added of layout.added_tokens ?? []) ids.set(added.content, added.id);
   const strings = [];
@@ -25,7 +25,7 @@ function readTokens(layout, shown) {
   };
 }
 
-function encode(tokens, text) {
+export function encode(tokens, text) {
   const words = divided(tokens, tokens.layout.pre_tokenizer, [normalText(tokens.layout.normalizer, text)]);
   return words.flatMap((word) => (tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]));
 }
@@ -39,7 +39,7 @@ function wholeToken(tokens, word) {
 
 const NEAR = 0.5, OFFERED = 2; // edits for each letter of the longer word at most, and so many words
 
-function nearest(tokens, word) {
+export function nearest(tokens, word) {
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
   const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
   return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b)).slice(0, OFFERED);

@@ -1,12 +1,17 @@
 // --- The walk: what is chosen, the bar of tokens, going forth and back ---
 
+import { byId, element, putWords, readData, say, setWord, worded } from './base.js';
+import { forward, headName, headNames, inputOf, offer, readModel } from './model.js';
+import { DRAW, STEPS } from './walk_steps.js';
+import { origins, tellOf } from './walk_tables.js';
+
 const PAUSE = 6000; // milliseconds that a step stands while the walk plays
 const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
 const begin = readData('start');
-const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
+export const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
   numbers: false, timer: 0, ids: [], pieces: [], run: null };
 
-function visible(piece) {
+export function visible(piece) {
   const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
   return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
 }
@@ -84,7 +89,7 @@ function goTo(step) {
   draw();
 }
 
-function chooseHead(layer, head) {
+export function chooseHead(layer, head) {
   Object.assign(walk, { layer, head });
   byId('head').value = headName(layer, head);
   draw();

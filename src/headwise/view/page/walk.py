@@ -11,7 +11,6 @@ from headwise.files import write_whole
 from headwise.markup import escaped
 from headwise.view.page.assemble import json_block, package_text, page, word
 
-SCRIPTS = ("tokens", "model", "walk_tables", "walk_steps", "walk")
 REASONS = {
     "foreign": "it is no model of headwise",
     "reshaped": "its layers differ from one another",
@@ -55,7 +54,7 @@ def walk_html(
         body,
         title=word("walk.title", "title", name=name),
         styles=("page/walk.css",),
-        scripts=tuple(f"page/{script}.js" for script in SCRIPTS),
+        script="page/walk.js",
         data={"model": json_block(model), "start": json_block({"text": text, "layer": layer, "head": head, "at": at})},
         words=("walk",),
         lang=lang,

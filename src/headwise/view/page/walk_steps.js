@@ -1,8 +1,13 @@
 // --- The eight steps: each gives the elements of its page, from what `forward` kept ---
 
-const STEPS = ['text', 'vectors', 'products', 'scale', 'softmax', 'values', 'output', 'likelier'];
+import { element, say, worded } from './base.js';
+import { dot, forward, headName, probabilities } from './model.js';
+import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable } from './walk_tables.js';
+import { visible, walk } from './walk.js';
 
-const DRAW = { text: drawText, vectors: drawVectors, products: drawProducts, scale: drawScale, softmax: drawSoftmax,
+export const STEPS = ['text', 'vectors', 'products', 'scale', 'softmax', 'values', 'output', 'likelier'];
+
+export const DRAW = { text: drawText, vectors: drawVectors, products: drawProducts, scale: drawScale, softmax: drawSoftmax,
   values: drawValues, output: drawOutput, likelier: drawLikelier };
 
 function telling(key, values) { return worded('p', 'telling', `walk.${key}`, values); }

@@ -1,14 +1,18 @@
 // --- Vectors as strips of colour; every cell can say which numbers it came from ---
 
-const MOST_KEYS = 12; // keys that are shown; the others stand as one line
-const MOST_FEATURES = 16; // rows of W_O's block that are shown
+import { byId, element, putWords } from './base.js';
+import { dot } from './model.js';
+import { chooseHead, walk } from './walk.js';
+
+export const MOST_KEYS = 12; // keys that are shown; the others stand as one line
+export const MOST_FEATURES = 16; // rows of W_O's block that are shown
 const FEW = 16; // numbers of a vector up to which its cells are large
 
-const origins = new Map(); // cell -> () => ({key, values, cells}): the sentence, and the cells it speaks of
+export const origins = new Map(); // cell -> () => ({key, values, cells}): the sentence, and the cells it speaks of
 
 // A table of vectors. A row: {id, label, token, values, origin(i), tail: {value, origin}, bar, strong}; `columns` names
 // the cells. With `figures` the numbers stand in the cells whatever the reader chose.
-function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
+export function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
   const frame = element('div', 'frame'), table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
   table.classList.toggle('few', rows[0].values.length <= FEW);
   table.setAttribute('role', 'grid');
@@ -82,7 +86,7 @@ function barOf(shares) {
 }
 
 // The vectors of all heads side by side, as one: slice h is `name[4:8]`, and fills when its turn comes.
-function joinedSlices(title, name, parts, chosen) {
+export function joinedSlices(title, name, parts, chosen) {
   const group = element('div', 'slices'), top = Math.max(...parts.flatMap((values) => Array.from(values, Math.abs)), 1e-30);
   const decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
   group.setAttribute('role', 'group');
@@ -136,7 +140,7 @@ function walkCells(event) {
 }
 
 // Says where a number came from, and marks the numbers it came from.
-function tellOf(cell) {
+export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
   readout.classList.toggle('speaking', Boolean(cell));
@@ -160,9 +164,9 @@ function decimalsFor(values) {
   return top > 0 ? Math.min(8, Math.max(2, Math.ceil(2 - Math.log10(top)))) : 2;
 }
 
-function shown(value, decimals = 4) {
+export function shown(value, decimals = 4) {
   const text = value.toFixed(decimals);
   return (/[1-9]/.test(text) ? text : text.replace('-', '')).replace('-', '−');
 }
 
-function lengthOf(vector) { return Math.sqrt(dot(vector, vector)); }
+export function lengthOf(vector) { return Math.sqrt(dot(vector, vector)); }

@@ -1,0 +1,208 @@
+"""The catalogue of bugs, read from `bugs.toml`; what a check says of them; and its words, in English and Spanish."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from headwise.errors import HeadwiseError, unknown
+from headwise.markup import escaped
+from headwise.words import LANGUAGES, check_lang
+
+UNKNOWN = "unknown"  # the id of a difference that no bug explains
+WEAK = (0.0, 1e-9, -1e-9, -1.0, 1.0)  # what is written for -inf where the source has no number that could be meant
+STARTS = (1, -1, "tokens", "-tokens", 2, -2)  # how far queries may be ahead of keys
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A bug that learners write. The fields are those of `bugs.toml`, which says what each is.
+
+    texts  language -> name, wrong (what is wrong), symptom (what it does), how (it is found), fix
+    """
+
+    id: str
+    texts: Mapping[str, Mapping[str, str]]
+    lines: Sequence[str]
+    evidence: str
+    needs: Sequence[str] = ()
+    changes: Sequence[Mapping[str, Any]] = ()
+    hidden_by: str = ""
+    renamed: Sequence[Mapping[str, str]] = ()
+    untrained: str = ""
+
+    def name(self, lang: str = "en") -> str:
+        return self.text("name", lang)
+
+    def text(self, what: str, lang: str = "en") -> str:
+        return self.texts[lang][what]
+
+
+def room(*names: str) -> Any:
+    """A file of this room."""
+    return resources.files("headwise.teach").joinpath(*names)
+
+
+@cache
+def read_toml(*names: str) -> dict[str, Any]:
+    """The content of a data file of this room."""
+    return tomllib.loads(room(*names).read_text(encoding="utf-8"))
+
+
+@cache
+def catalogue() -> dict[str, Bug]:
+    """All bugs by their ids, in the order of the file."""
+    bugs: dict[str, Bug] = {}
+    for name, entry in read_toml("bugs.toml")["bug"].items():
+        texts = {lang: entry.pop(lang) for lang in LANGUAGES}
+        bugs[name] = Bug(name, texts, **entry)
+    return bugs
+
+
+def bug_named(name: str) -> Bug:
+    """The bug of that id, or an error that offers the nearest."""
+    if name not in catalogue():
+        raise unknown(f"no bug {name!r}", name, catalogue())
+    return catalogue()[name]
+
+
+def words(lang: str) -> Mapping[str, str]:
+    """The phrases of this room in a language."""
+    check_lang(lang)
+    phrases: Mapping[str, str] = read_toml("words.toml")[lang]
+    return phrases
+
+
+class UncheckedError(HeadwiseError):
+    """Why code could not be checked: the key of a phrase, and the facts that go into it. By itself it is in English."""
+
+    def __init__(self, key: str, /, **facts: Any) -> None:
+        self.key, self.facts = key, facts
+        super().__init__(self.text("en"))
+
+    def text(self, lang: str) -> str:
+        return words(lang)[self.key].format(**self.facts)
+
+
+class AskedError(UncheckedError, AttributeError):
+    """A config was asked for what it has not; code that asks with a default takes that."""
+
+
+def changes_of(bug: Bug, base: Mapping[str, Any], fills: Sequence[float] = ()) -> Iterator[dict[str, Any]]:
+    """Every way in which a bug changes a layer whose correct settings are `base`.
+
+    fills  numbers of the learner's source that may stand in the place of a forbidden score
+    """
+    for change in (*_made(bug.id, base.get("rope"), fills), *bug.changes):
+        if any(key not in base or base[key] != value for key, value in change.items()):
+            yield dict(change)
+
+
+def _made(bug: str, rope: Any, fills: Sequence[float]) -> Iterator[Mapping[str, Any]]:
+    """The ways that depend on the source, or on the layout that is right."""
+    if bug == "mask-weak-fill":
+        for weak in ([fill for fill in fills if fill > -1e4], WEAK):
+            for at, by, fill in itertools.product(("scaled", "raw"), ("replace", "add"), weak):
+                yield {"fill": fill, "fill_by": by, "fill_at": at}
+    if bug == "group-axis":
+        for axes, axis, way in itertools.product(("bgsd", "bsgd"), range(4), ("repeat", "tile")):
+            if axis != axes.index("g"):
+                yield {"group": (axes, axis, way)}
+    if rope and bug == "rope-mixed-layout":
+        turn, _, theta = rope
+        other = "half" if turn == "interleaved" else "interleaved"
+        right, wrong, still = (turn, turn, theta), (other, other, theta), ("none", "none", theta)
+        yield from ({"rope": way} for way in ((turn, other, theta), (other, turn, theta)))
+        pairs = (right, wrong), (wrong, right), (right, still), (still, right)
+        yield from ({"rope": q, "rope_k": k} for q, k in pairs)
+    if rope and bug == "rope-frequencies":
+        turn, table, theta = rope
+        yield from ({"rope": (turn, table, theta**power)} for power in (0.5, 2, -1, -0.5, 0.25))
+    if rope and bug == "rope-positions":
+        yield from ({"start": start} for start in STARTS)
+        yield {"rope": None}
+
+
+# What a check found.
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One bug in the learner's code."""
+
+    bug: str  # an id of the catalogue, or "unknown"
+    line: int | None
+    quote: str
+    evidence: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a check. `right` is None where it could not be checked; then `not_checked` says why."""
+
+    target: str
+    kind: str  # layer, function, rotary or cache; empty where nothing was found to check
+    right: bool | None
+    findings: tuple[Finding, ...] = ()
+    checked: tuple[str, ...] = ()
+    not_checked: tuple[str, ...] = ()
+    lang: str = "en"
+
+    @property
+    def bugs(self) -> tuple[str, ...]:
+        """The ids of what is wrong."""
+        return tuple(finding.bug for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """0 right, 1 wrong, 2 not checked."""
+        return 2 if self.right is None else int(not self.right)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "kind": self.kind,
+            "right": self.right,
+            "bugs": [{"bug": f.bug, "line": f.line, "evidence": f.evidence, "fix": f.fix} for f in self.findings],
+            "checked": list(self.checked),
+            "not_checked": list(self.not_checked),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'  ' * depth}{text}" for depth, text in self._lines())
+
+    def _lines(self) -> Iterator[tuple[int, str]]:
+        """Indentation and text of each line."""
+        say = words(self.lang)
+        yield 0, f"{self.target}: {say[f'verdict_{self.right}']}"
+        for finding in self.findings:
+            bug = None if finding.bug == UNKNOWN else bug_named(finding.bug)
+            yield 0, ""
+            yield 0, f"{bug.name(self.lang)} ({bug.id})" if bug else say["unknown"]
+            if finding.line is not None:
+                yield 1, f"{say['line']} {finding.line}: {finding.quote}"
+            if bug:
+                yield 1, bug.text("wrong", self.lang)
+            yield 1, f"{say['evidence']}: {finding.evidence}"
+            if finding.fix:
+                yield 1, f"{say['fix']}: {finding.fix}"
+        yield 0, ""
+        for title, texts in ((say["checked"], self.checked), (say["left_out"], self.not_checked)):
+            if texts:
+                yield 0, f"{title}: {'; '.join(texts)}"
+
+    def _repr_html_(self) -> str:
+        colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]
+        rows: list[str] = []
+        for depth, text in self._lines():
+            style = f"margin:.15em 0 .15em {depth * 1.2}em;overflow-wrap:anywhere"
+            if not rows:
+                style += f";font-weight:600;border-left:.3em solid {colour};padding-left:.6em"
+            rows.append(f'<p style="{style}">{escaped(text)}</p>')
+        return f"<div>{''.join(rows)}</div>"

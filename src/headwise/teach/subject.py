@@ -1,0 +1,400 @@
+"""What is checked, and how it is built and called: arguments told by their names, inputs in its own kind of array.
+
+Dropout is watched and held still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from headwise.teach.bugs import AskedError, Finding, UncheckedError, Verdict, bug_named, read_toml, words
+from headwise.teach.source import Source
+
+# No two of these sizes are equal, so that no axis can be taken for another.
+BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
+WIDTH = HEADS * HEAD_DIM
+VALUES: dict[str, Any] = {
+    "KV_HEADS": KV_HEADS,
+    "HEADS": HEADS,
+    "HEAD_DIM": HEAD_DIM,
+    "CONTEXT": CONTEXT,
+    "WIDTH": WIDTH,
+    "none": None,
+    "rng": np.random.default_rng(0),
+}
+NAMES: Mapping[str, Any] = read_toml("names.toml")
+_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"
+QUERY, KEY, VALUE = (
+    re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
+    for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
+)
+CONFIG = r"(config|cfg|args|conf|c|params|hparams|configuration|opts?|settings)"
+FREE = re.compile(
+    r"cache|past|pos|start|offset|cos|sin|freq|training|train|need|return|output|causal|drop|scale|layer|use_", re.I
+)
+SECOND = r"context|memory|enc|kv|cross|y|other|source|key|x_?2|x2"  # what keys and values are made of
+UNFILLED: Any = object()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of a check says; see `headwise.check`. `seconds` are those of the search."""
+
+    causal: bool | None = None
+    args: Mapping[str, Any] = field(default_factory=dict)
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    lang: str = "en"
+    seconds: float = 10.0
+
+
+@dataclass
+class Target:
+    """One check: the object, its name and kind, its source and the names of its file; what was tried, and what not.
+
+    kind  layer, function, rotary or cache
+    """
+
+    thing: Any
+    name: str
+    kind: str
+    source: Source
+    options: Options
+    namespace: Mapping[str, Any] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+
+    def say(self, key: str, /, **facts: Any) -> str:
+        """A phrase in the language of the check."""
+        return words(self.options.lang)[key].format(**facts)
+
+    def did(self, key: str) -> None:
+        self.checked.append(self.say(key))
+
+    def left_out(self, key: str, /, **facts: Any) -> None:
+        self.not_checked.append(self.say(key, **facts))
+
+    @property
+    def number(self) -> type | None:
+        """The file's own class of numbers, which remember how they were made; None where floats will do."""
+        value = self.namespace.get("Value")
+        return value if isinstance(value, type) and self.scope.says(r"\.data\b|\.exp\(\)") else None
+
+    @cached_property
+    def scope(self) -> Source:
+        """The text of the object and of what it uses."""
+        source = self.source
+        nodes = [source.definitions[name] for name in source.reach(self.name)]
+        texts = ["\n".join(source.lines[node.lineno - 1 : node.end_lineno]) for node in nodes]
+        return Source("\n".join(texts)) if nodes else source
+
+    def finding(self, bug: str, evidence: str) -> Finding:
+        """A bug of the catalogue with its likely line."""
+        entry = bug_named(bug)
+        line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
+        return Finding(bug, line, quote, evidence, entry.text("fix", self.options.lang))
+
+    def verdict(self, right: bool | None, findings: tuple[Finding, ...] = (), reason: str = "") -> Verdict:
+        """The verdict; `reason` says why there is none."""
+        left_out = (*[reason] * bool(reason), *self.not_checked)
+        return Verdict(self.name, self.kind, right, findings, tuple(self.checked), left_out, self.options.lang)
+
+
+def value_of(name: str, sizes: Mapping[str, Any], default: Any = UNFILLED) -> Any:
+    """What to pass for a parameter of that name, `sizes` first; the default where the name says nothing."""
+    meaning = meaning_of(name)
+    return sizes.get(name, default if meaning is None else VALUES.get(meaning, meaning))
+
+
+def meaning_of(name: str) -> Any:
+    """The `value` that names.toml has for such a name, as "HEADS"; None where the name says nothing."""
+    plain = name.lower().strip("_")
+    return next((e["value"] for e in NAMES["arguments"] if re.fullmatch("|".join(e["names"]), plain)), None)
+
+
+class Config:
+    """A config object of any course: attributes and items, by what their names mean, else as the defaults say."""
+
+    def __init__(self, sizes: Mapping[str, Any], defaults: Any = None, theirs: bool = False) -> None:
+        self.__dict__.update(_sizes=dict(sizes), _defaults=defaults, _theirs=theirs)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        kept = getattr(self._defaults, name, default)
+        return kept if self._theirs and kept is not default else value_of(name, self._sizes, kept)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if (value := self.get(name, UNFILLED)) is UNFILLED:
+            raise AskedError("asks_config", name=name)
+        return value
+
+    __getitem__ = __getattr__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._sizes[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return True
+
+
+def build(target: Target, sizes: Mapping[str, Any], theirs: bool = False) -> Any:
+    """An instance of a learner's class, its arguments filled in by name. `sizes` come before what a name means.
+
+    theirs  the learner's defaults stay, where there are any
+    """
+    kwargs: dict[str, Any] = {}
+    for name, parameter in arguments_of(target.thing).items():
+        required = parameter.default is parameter.empty
+        value = value_of(name, sizes)
+        if re.fullmatch(CONFIG, name.lower()):
+            kwargs[name] = _config(sizes, parameter, target.namespace, theirs)
+        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", name.lower()):
+            kwargs[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+        elif value is UNFILLED and required:
+            raise UncheckedError("asks_parameter", name=name, call=target.name)
+        elif value is not UNFILLED and (
+            required or name in sizes or (not theirs and _overrides(name, parameter.default))
+        ):
+            kwargs[name] = value
+    return target.thing(**kwargs)
+
+
+def _overrides(name: str, default: Any) -> bool:
+    """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs."""
+    plain = name.lower()
+    if re.search("bias|drop|causal|^p$", plain):
+        return True
+    if default is None:
+        return re.search("kv|group", plain) is not None
+    return type(default) is int and "seed" not in plain
+
+
+def _config(
+    sizes: Mapping[str, Any], parameter: inspect.Parameter, namespace: Mapping[str, Any], theirs: bool
+) -> Config:
+    """A config whose unknown fields are those of the learner's own default, dictionary or class, where there is one."""
+    if parameter.default not in (parameter.empty, None):
+        return Config(sizes, parameter.default, theirs)
+    for value in namespace.values():
+        if isinstance(value, dict) and any("head" in str(key) for key in value):
+            return Config(sizes, types.SimpleNamespace(**{str(key): each for key, each in value.items()}), theirs)
+        if isinstance(value, type) and re.search(r"config|args$|cfg", value.__name__, re.I):
+            with contextlib.suppress(Exception):  # a class of theirs may want arguments, or do anything at all
+                return Config(sizes, value(), theirs)
+    return Config(sizes)
+
+
+@dataclass
+class Seen:
+    """What the calls of dropout got."""
+
+    in_eval: bool = False
+    on_scores: bool = False
+
+
+@contextlib.contextmanager
+def still_dropout(seen: Seen, training: bool, tokens: int) -> Iterator[None]:
+    """Within this block torch's dropout changes nothing, and `seen` learns where it was called."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    from unittest.mock import patch
+
+    functional = torch.nn.functional
+    attend = functional.scaled_dot_product_attention
+
+    def dropout(x: Any, p: float = 0.5, active: bool = True, inplace: bool = False, **other: Any) -> Any:
+        active = other.get("training", active)
+        if active and p > 0:
+            seen.in_eval |= not training
+            square = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
+            seen.on_scores |= square and bool((x < -1e-6).any())
+        return x
+
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        arguments = list(args)
+        p = kwargs.pop("dropout_p", 0.0)
+        if len(arguments) > 4:
+            p, arguments[4] = arguments[4], 0.0
+        seen.in_eval |= p > 0 and not training
+        return attend(*arguments, **kwargs)
+
+    with patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=fused):
+        yield
+
+
+def kind_of_arrays(module: Any, code: str) -> str:
+    """torch, numpy or lists: what an object, or code of that text, computes with."""
+    if hasattr(module, "named_parameters") or re.search(r"\btorch\b|\bf\.softmax", code):
+        return "torch"
+    arrays = any(isinstance(value, np.ndarray) for value in getattr(module, "__dict__", {}).values())
+    return "numpy" if arrays or not code or re.search(r"\bnp\b|\bnumpy\b", code) else "lists"
+
+
+def to_kind(x: Any, kind: Any) -> Any:
+    """An array as torch, numpy, or lists: of floats, or of what the class `kind` makes of them."""
+    if isinstance(kind, type):
+        return [to_kind(row, kind) for row in x] if np.ndim(x) else kind(float(x))
+    if kind == "torch":
+        import torch
+
+        x = np.ascontiguousarray(x)
+        return torch.from_numpy(x.astype(np.float32) if x.dtype.kind == "f" else x)
+    return x if kind == "numpy" else x.tolist()
+
+
+def to_array(value: Any) -> Any:
+    """A result as a NumPy array of float64; None for what is none."""
+    if hasattr(value, "detach"):
+        return value.detach().cpu().double().numpy()
+    try:
+        return np.array(value, dtype=float)
+    except (ValueError, TypeError):
+        if isinstance(value, list) and value:
+            parts = [to_array(part) for part in value]
+            return None if any(part is None for part in parts) else np.array(parts)
+        number = getattr(value, "data", None)  # of a class that remembers how its numbers were made
+        return np.array(float(number)) if isinstance(number, int | float) else None
+
+
+def arrays_in(result: Any) -> Iterator[Any]:
+    """The arrays of a result, in its tuples, dictionaries and records too."""
+    values = vars(result) if hasattr(result, "__dataclass_fields__") else result
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    if isinstance(values, tuple):
+        for value in values:
+            yield from arrays_in(value)
+    elif (array := to_array(values)) is not None:
+        yield array
+
+
+def pick(result: Any, shape: tuple[int, ...]) -> Any:
+    """That array of a result which has the axes of an output; the width may be another. None where there is none."""
+    fitting = [x for x in arrays_in(result) if x.ndim == len(shape) and x.shape[:-1] == shape[:-1]]
+    exact = [x for x in fitting if x.shape == shape]
+    return (exact or fitting or [None])[0]
+
+
+def angle_tables(kind: str) -> list[Any]:
+    """The usual tables of rotary positions for the sizes of the check: of halves, of pairs, and one angle a pair."""
+    angles = np.outer(np.arange(TOKENS), 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+    tables = (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles)
+    return [tuple(to_kind(f(table), kind) for f in (np.cos, np.sin)) for table in tables]
+
+
+@dataclass
+class Subject:
+    """Something of a learner's that attends, ready to be called.
+
+    inputs   names of the parameters that take data: one (x), two (x, context) or three (q, k, v), in our order
+    rank     axes of an input: 4 (B,H,T,d), 3 (B,T,C) or 2 (T,C); of lower ranks the documents go in one by one
+    """
+
+    call: Callable[..., Any]
+    kind: Any
+    inputs: tuple[str, ...]
+    mask: str | None = None
+    mask_required: bool = False
+    rank: int = 3
+    fixed: dict[str, Any] = field(default_factory=dict)
+    seen: Seen = field(default_factory=Seen)
+    passed: set[str] = field(default_factory=set)  # names of the arguments that some call was given, and took
+    module: Any = None
+
+    def __call__(self, inputs: tuple[Any, ...], mask: Any = None) -> Any:
+        """Output (B,T,C) or (B,H,T,e) as float64, whatever the rank that the learner's code takes."""
+        lead = inputs[0].ndim - self.rank
+        if lead <= 0:
+            return self._call_once(inputs, mask)
+        axes = inputs[0].shape[:lead]
+        rows = []
+        for index in np.ndindex(*axes):
+            own_mask = mask
+            if mask is not None and mask.ndim > 2:
+                own_mask = mask[index[0]].reshape(mask.shape[-2:])
+            places = (index, index, index) if self.rank > 1 else (index, index[:-1], index[:-1])
+            if self.rank == 1 and own_mask is not None:
+                own_mask = own_mask[index[-1]]
+            rows.append(self._call_once(tuple(x[i] for x, i in zip(inputs, places, strict=True)), own_mask))
+        stacked = np.array(rows)
+        return stacked.reshape(*axes, *stacked.shape[1:])
+
+    def _call_once(self, inputs: tuple[Any, ...], mask: Any) -> Any:
+        arguments = {name: to_kind(x, self.kind) for name, x in zip(self.inputs, inputs, strict=False)}
+        if mask is not None and self.mask:
+            arguments[self.mask] = to_kind(mask, self.kind)
+        training = bool(getattr(self.module, "training", False))
+        gradients = sys.modules["torch"].no_grad() if self.kind == "torch" else contextlib.nullcontext()
+        with still_dropout(self.seen, training, inputs[1].shape[-2]), np.errstate(all="ignore"), gradients:
+            result = self.call(**arguments, **self.fixed)
+        self.passed |= {*arguments, *self.fixed}
+        if result is None:
+            raise UncheckedError("returns_nothing", name=getattr(self.call, "__name__", "forward"))
+        out = pick(result, inputs[0].shape)
+        if out is None:
+            first = result[0] if isinstance(result, tuple) and result else result
+            shape = getattr(to_array(first), "shape", type(first).__name__)
+            raise UncheckedError("returns_shape", shape=shape, input=inputs[0].shape)
+        return out
+
+
+def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a call that have a name and no value yet."""
+    bound = {"self", *getattr(call, "keywords", ())}
+    parameters = inspect.signature(call).parameters.items()
+    return {n: p for n, p in parameters if n not in bound and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject:
+    """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
+    parameters = arguments_of(call)
+    required = [name for name, parameter in parameters.items() if parameter.default is parameter.empty]
+    mask = next((name for name in parameters if "mask" in name.lower()), None)
+    rest = [name for name in parameters if name != mask]
+    inputs = tuple(name for p in (QUERY, KEY, VALUE) if (name := next(filter(p.match, rest), "")))
+    if len(inputs) < 3:
+        data = [name for name in rest if name in required and not FREE.search(name)]
+        inputs = tuple(data[:1] or rest[:1])
+        inputs += tuple([name for name in data[1:] if re.search(SECOND, name)][:1])
+    scope, whole = target.scope, target.source.code
+    kind: Any = kind_of_arrays(module, whole)
+    if module is None:
+        kind = kind_of_arrays(None, scope.code + " " + str(inspect.signature(call)).lower())
+        if kind == "lists" and scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
+            kind = kind_of_arrays(None, whole)  # methods alone: the imports say whose
+        kind = target.number or kind
+    fixed: dict[str, Any] = {}
+    for name in parameters:
+        if re.fullmatch(r"(is_)?train(ing)?", name):
+            fixed[name] = False
+        elif re.fullmatch(r"(is_?)?causal", name.lower()):
+            fixed[name] = target.options.causal is not False
+        elif name in target.options.args:
+            fixed[name] = target.options.args[name]
+        elif name in required and name not in (*inputs, mask):
+            fixed[name] = _value_for(name, kind, target)
+    return Subject(call, kind, inputs, mask, mask in required, 4 if module is None else 3, fixed, module=module)
+
+
+def _value_for(name: str, kind: str, target: Target) -> Any:
+    """What to pass for a parameter that a call requires beside its data."""
+    cos, sin = angle_tables(kind)[0]
+    real, imaginary = angle_tables("numpy")[2]
+    turns = to_kind(real + 1j * imaginary, kind)
+    tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
+    value = tables.get(name, value_of(name, {}))
+    if value is UNFILLED:
+        raise UncheckedError("asks_call", name=name)
+    return value

@@ -1,0 +1,298 @@
+// --- All heads: a tile for each, the eight that look hardest, every map as it comes into sight, and one enlarged ---
+
+import { byId, element, say } from './page/base.js';
+import { ask } from './look_ask.js';
+import { changesChanged } from './look.js';
+import { keepMaps, labelOf, look, maps } from './look_state.js';
+import { markWords } from './look_words.js';
+import { colourOf, inkOn, paint } from './report_colours.js';
+import { cut, data, distinct, heads, inWords, percent, quoted, roleName } from './report_state.js';
+
+const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, elsewhere: 4 };
+const FACTORS = [0, 0.5, 1, 2];
+const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
+const FAINT = 0.1; // the least weight that has the last colour
+const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
+const cards = []; // of all heads, by number
+let tiles = [], asking = false, watcher = null;
+
+export function makeHeads() {
+  for (const part of distinct(heads.map((head) => head.part))) {
+    const members = heads.filter((head) => head.part === part);
+    for (const layer of distinct(members.map((head) => head.layer))) makeLayer(members.filter((head) => head.layer === layer));
+  }
+  tiles = [...byId('tiles').querySelectorAll('.tile')];
+  byId('tiles').style.setProperty('--label', Math.max(...[...byId('tiles').querySelectorAll('.layer')].map((label) => label.textContent.length)));
+  tiles[0].tabIndex = 0;
+  byId('tiles').addEventListener('keydown', walkTiles);
+  watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
+  cards.forEach((card) => watcher.observe(card));
+  byId('factors').append(...FACTORS.map(factorButton));
+}
+
+function makeLayer(members) {
+  const row = element('div', 'row'), name = members[0].name.replace(/\.H\d+$/, ''), box = element('div', 'layer-maps');
+  row.style.setProperty('--across', Math.max(...heads.map((head) => head.head)) + 1);
+  row.append(element('span', 'layer', name));
+  for (const head of members) {
+    const number = heads.indexOf(head), card = makeCard(number);
+    row.append(makeTile(number));
+    cards[number] = card;
+    box.append(card);
+  }
+  byId('tiles').append(row);
+  byId('all').append(element('h3', '', name), box);
+}
+
+function makeTile(number) {
+  const tile = element('button', 'tile');
+  tile.type = 'button';
+  tile.tabIndex = -1;
+  tile.dataset.number = number;
+  tile.setAttribute('aria-haspopup', 'dialog');
+  tile.addEventListener('click', () => openLarge(number));
+  tile.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
+  tile.addEventListener('pointerleave', () => lookThrough(-1));
+  tile.addEventListener('focus', () => {
+    for (const other of tiles) other.tabIndex = other === tile ? 0 : -1;
+    lookThrough(number);
+  });
+  tile.addEventListener('blur', () => lookThrough(-1));
+  return tile;
+}
+
+function walkTiles(event) {
+  const across = Number(byId('tiles').querySelector('.row').style.getPropertyValue('--across'));
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  tiles[tiles.indexOf(event.target) + step]?.focus();
+}
+
+// A picture silences its head, the name below enlarges it.
+function makeCard(number) {
+  const card = element('div', 'head'), picture = element('button', 'picture'), name = element('button', 'name', heads[number].name);
+  const frame = element('span', 'square unlit');
+  card.dataset.number = number;
+  picture.type = name.type = 'button';
+  name.append(element('span', 'larger', '⤢'));
+  name.setAttribute('aria-haspopup', 'dialog');
+  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'));
+  picture.append(frame);
+  card.append(picture, name, element('span', 'words'));
+  nameCard(card);
+  picture.addEventListener('click', () => scale(number, look.changes.has(heads[number].name) ? 1 : 0));
+  name.addEventListener('click', () => openLarge(number));
+  card.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse') lookThrough(number); });
+  card.addEventListener('pointerleave', () => lookThrough(-1));
+  picture.addEventListener('focus', () => lookThrough(number));
+  picture.addEventListener('blur', () => lookThrough(-1));
+  return card;
+}
+
+// What its two buttons do, for those who do not see them.
+function nameCard(card) {
+  const { name } = heads[card.dataset.number], changed = look.changes.has(name), picture = card.querySelector('.picture');
+  picture.setAttribute('aria-pressed', String(changed));
+  picture.setAttribute('aria-label', say(changed ? 'report.wake' : 'report.silence', { name }));
+  card.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
+}
+
+function lookThrough(number) {
+  look.through = number;
+  if (number >= 0) want(number);
+  markWords();
+}
+
+// Gives a head another factor: 0 silences it, 1 leaves it as it is.
+export function scale(number, factor) {
+  const { name } = heads[number];
+  if (factor === 1) look.changes.delete(name);
+  else look.changes.set(name, factor);
+  changesChanged();
+}
+
+// --- Maps, asked for together and only when they are needed ---
+
+function want(number) {
+  for (const slot of look.differ ? ['a', 'b'] : ['a']) if (!maps.has(`${slot}:${number}`)) wanted.add(`${slot}:${number}`);
+  if (!asking && wanted.size) {
+    asking = true;
+    setTimeout(fetchMaps, 0);
+  }
+}
+
+async function fetchMaps() {
+  const version = look.version;
+  for (const slot of ['a', 'b']) {
+    const numbers = [...wanted].filter((key) => key.startsWith(slot)).map((key) => Number(key.slice(2)));
+    if (!numbers.length) continue;
+    const answer = await ask({ do: 'maps', slot, heads: numbers });
+    if (version === look.version) keepMaps(slot, answer);
+  }
+  asking = false;
+  wanted.clear();
+  if (version !== look.version) {
+    drawAgain();
+    return;
+  }
+  drawCards();
+  markWords();
+  if (look.open >= 0) drawLarge();
+}
+
+function sighted(entries) {
+  for (const entry of entries) {
+    const number = Number(entry.target.dataset.number);
+    if (entry.isIntersecting) inSight.add(number);
+    else inSight.delete(number);
+  }
+  if (look.words.length) inSight.forEach(want);
+  drawCards();
+}
+
+// After a reading: what is in sight is drawn anew, and the rest when it comes there.
+export function drawAgain() {
+  wanted.clear();
+  cards.forEach(nameCard);
+  inSight.forEach(want);
+  showTiles();
+  showHeads();
+  if (look.open >= 0) {
+    want(look.open);
+    drawLarge();
+  }
+}
+
+function pictureFor(number) {
+  const map = maps.get(`a:${number}`), other = maps.get(`b:${number}`);
+  if (!map || !map.rows) return null;
+  if (look.differ && other) {
+    const drawn = map.weights.map((weight, at) => weight - other.weights[at]);
+    return { ...map, drawn, diverging: true, top: Math.max(FAINT, ...drawn.map(Math.abs)) };
+  }
+  const hard = map.weights.filter((_, at) => at >= map.columns && at % map.columns && at % (map.columns + 1));
+  return { ...map, drawn: map.weights, diverging: false, top: hard.reduce((most, weight) => Math.max(most, weight), FAINT) };
+}
+
+function drawCards() {
+  const shown = [...byId('eight').children, ...[...inSight].map((number) => cards[number])];
+  for (const card of shown) drawCard(card);
+}
+
+function drawCard(card) {
+  const number = Number(card.dataset.number), picture = pictureFor(number), factor = look.changes.get(heads[number].name);
+  const square = card.querySelector('.square');
+  if (picture) paint(card.querySelector('canvas'), picture);
+  square.classList.toggle('unlit', !picture || look.at < 0 || look.at >= picture.rows);
+  square.style.setProperty('--rows', picture ? picture.rows : 1);
+  square.style.setProperty('--lit', look.at);
+  card.classList.toggle('silent', factor === 0);
+  card.querySelector('.hush').textContent = factor === 0 ? say('report.silenced') : '';
+  nameCard(card);
+  const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
+  if (card.parentElement.id !== 'eight') card.querySelector('.words').textContent = factor ? `× ${factor}` : part ? `${kindName(kind)} ${percent(part)}` : '';
+}
+
+// --- The overview ---
+
+export function kindName(kind) { return kind === 'elsewhere' ? say('look.elsewhere') : roleName(kind); }
+
+function showTiles() {
+  tiles.forEach((tile) => {
+    const number = Number(tile.dataset.number), [kind, part] = look.kinds[number] ?? ['elsewhere', 0], { name } = heads[number];
+    tile.className = `tile r${SIGNS[kind]}`;
+    tile.style.setProperty('--strength', Math.min(1, part).toFixed(2));
+    tile.classList.toggle('silent', look.changes.get(name) === 0);
+    tile.title = `${name}: ${kindName(kind)} ${percent(part)}`;
+    tile.setAttribute('aria-label', tile.title);
+  });
+  const seen = distinct(look.kinds.map(([kind]) => kind));
+  byId('kinds').replaceChildren(...Object.keys(SIGNS).filter((kind) => seen.includes(kind)).map((kind) => {
+    const entry = element('span');
+    entry.append(element('span', `swatch r${SIGNS[kind]}`), kindName(kind));
+    return entry;
+  }));
+}
+
+// The eight heads that look hardest from the word, or that differ most between two texts.
+export function showHeads() {
+  const list = (look.differ ?? look.hardest)[look.at] ?? [], box = byId('eight');
+  const focused = box.contains(document.activeElement) && document.activeElement.closest('.head').dataset.number;
+  byId('eight-title').textContent = look.at < 0 ? '' : say(look.differ ? 'look.eight_differ' : 'look.eight', { token: quoted(labelOf(look.words[look.at])) });
+  const shown = list.filter(([, , weight]) => weight > 0);
+  box.replaceChildren(...shown.map(([number, key, weight]) => {
+    const card = makeCard(number);
+    card.querySelector('.words').textContent = `${quoted(cut(labelOf(look.words[key])))} ${inWords(weight)}`;
+    want(number);
+    return card;
+  }));
+  if (focused) (box.querySelector(`[data-number="${focused}"] .picture`) ?? box.querySelector('.picture'))?.focus();
+  const hard = new Set(shown.map(([number]) => number));
+  tiles.forEach((tile) => tile.classList.toggle('hard', hard.has(Number(tile.dataset.number))));
+  drawCards();
+}
+
+// --- One head, enlarged ---
+
+export function openLarge(number) {
+  look.open = number;
+  if (!byId('large').open) byId('large').showModal();
+  byId('factors').querySelector('button').focus();
+  want(number);
+  drawLarge();
+}
+
+export function closeLarge() { look.open = -1; }
+
+export function stepLarge(step) { openLarge((look.open + step + heads.length) % heads.length); }
+
+function factorButton(factor) {
+  const button = element('button', '', `× ${factor}`);
+  button.type = 'button';
+  button.dataset.factor = factor;
+  button.addEventListener('click', () => scale(look.open, factor));
+  return button;
+}
+
+function drawLarge() {
+  const { name } = heads[look.open], picture = pictureFor(look.open), factor = look.changes.get(name) ?? 1;
+  byId('large-title').textContent = name;
+  for (const button of byId('factors').querySelectorAll('button')) button.setAttribute('aria-pressed', String(Number(button.dataset.factor) === factor));
+  const [kind, part] = look.kinds[look.open] ?? ['elsewhere', 0];
+  byId('large-says').textContent = picture ? `${kindName(kind)}: ${percent(part)}` : '';
+  if (!picture) byId('large-map').replaceChildren();
+  else if (Math.max(picture.rows, picture.columns) <= WRITTEN) byId('large-map').replaceChildren(writtenMap(picture));
+  else {
+    const canvas = element('canvas');
+    paint(canvas, picture);
+    canvas.style.width = `${Math.max(560, 3 * picture.columns)}px`;
+    canvas.style.imageRendering = 'pixelated';
+    byId('large-map').replaceChildren(canvas);
+  }
+}
+
+function writtenMap(picture) {
+  const table = element('table'), top = element('tr'), label = (word) => (word ? cut(labelOf(word)) : '');
+  const name = (scope, text, here) => {
+    const cell = element('th', here ? 'here' : '', text);
+    cell.scope = scope;
+    return cell;
+  };
+  top.append(element('td'), ...Array.from({ length: picture.columns }, (_, key) => name('col', label(look.words[key]), false)));
+  table.createTHead().append(top);
+  const body = table.createTBody();
+  for (let row = 0; row < picture.rows; row++) {
+    const line = element('tr');
+    line.append(name('row', label(look.words[row]), row === look.at));
+    for (let key = 0; key < picture.columns; key++) {
+      const weight = picture.drawn[row * picture.columns + key], colour = colourOf(weight, picture.top, picture.diverging);
+      const cell = element('td', '', Math.abs(weight) < 0.005 ? '' : `${weight < 0 ? '−' : ''}${Math.abs(weight).toFixed(2)}`);
+      cell.style.backgroundColor = `rgb(${colour})`;
+      cell.style.color = inkOn(colour);
+      line.append(cell);
+    }
+    body.append(line);
+  }
+  return table;
+}

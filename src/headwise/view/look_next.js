@@ -1,0 +1,158 @@
+// --- What comes next, what becomes of it without a head, and why ---
+
+import { byId, element, language, putWords, say } from './page/base.js';
+import { changesChanged } from './look.js';
+import { ask } from './look_ask.js';
+import { openLarge, scale } from './look_heads.js';
+import { labelOf, look } from './look_state.js';
+import { bar, data, heads, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
+
+let ranked = null; // {before, rows} of the latest ranking
+let story = null; // the latest answer to "why": {answer, other, why: [head, {en, es}]}
+
+export function showNext() {
+  setText('next-title', data.predicts === 'masked' ? 'look.fills' : data.predicts && look.next ? 'report.next_after' : 'look.output',
+    { token: look.words.length ? quoted(labelOf(look.words[look.rest])) : '' });
+  byId('next').replaceChildren();
+  if (look.next) showTokens();
+  else if (look.state) showState();
+  byId('verdict-below').hidden = !look.changes.size;
+  byId('verdict-below').textContent = byId('large-verdict').textContent = byId('verdict').textContent;
+  showRanking();
+  showStory();
+}
+
+// "without L5.H1, with L2.H3 × 2"
+function changedNames() {
+  const silent = [...look.changes].filter(([, factor]) => !factor).map(([name]) => name).sort().join(', ');
+  const scaled = [...look.changes].filter(([, factor]) => factor).map(([name, factor]) => `${name} × ${factor}`).sort().join(', ');
+  return [silent && say('report.without', { heads: silent }), scaled && say('look.with', { heads: scaled })].filter(Boolean).join(', ');
+}
+
+function showTokens() {
+  const rows = look.next, changed = look.changes.size > 0, second = look.beside && rows[0].length > 4;
+  const head = element('tr');
+  head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
+  if (changed) head.append(scoped('col', changedNames()), scoped('col', say('report.change')));
+  if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
+  byId('next').classList.toggle('both', changed || second);
+  byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)), followed = rows.find(([id]) => id === look.follow) ?? best(2);
+  const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
+  if (!changed) setText('verdict', 'look.expects', { token: name(first), part: percent(first[2]) });
+  else {
+    setText('verdict', first === now ? 'look.still' : 'look.now_says', { heads: changedNames(), first: name(first), now: name(now),
+      part: percent(now[3]), token: name(followed), before: percent(followed[2]), after: percent(followed[3]) });
+  }
+  byId('verdict').classList.toggle('turned', changed && first !== now);
+}
+
+function tokenRow([id, token, before, now, other], changed, second) {
+  const row = element('tr', id === look.follow ? 'chosen' : ''), button = element('button', 'token'), name = scoped('row', '');
+  button.type = 'button';
+  button.dataset.id = id;
+  button.append(element('bdi', '', token));
+  button.setAttribute('aria-pressed', String(id === look.follow));
+  button.addEventListener('click', () => {
+    look.follow = id;
+    stopRanking();
+    showNext();
+    byId('next').querySelector(`[data-id="${id}"]`).focus();
+  });
+  name.append(button);
+  row.append(name, bar(before, 'ours'));
+  const change = (from, to) => element('td', to - from < -0.005 ? 'fall' : to - from > 0.005 ? 'rise' : '', points(to - from));
+  if (changed) row.append(bar(now, 'theirs'), change(before, now));
+  if (second) row.append(bar(other, 'theirs'), change(now, other));
+  return row;
+}
+
+// Of a model that predicts no word here: how far what it gives has moved, and how alike two texts are.
+function showState() {
+  const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4), hidden = data.mask && !look.changes.size && !alike;
+  if (hidden) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
+  else if (alike) setText('verdict', look.changes.size ? 'look.alike_changed' : 'look.alike', { heads: changedNames(), before: shown(alike[0]), after: shown(alike[1]) });
+  else setText('verdict', look.changes.size ? 'look.moved' : 'look.output_how', { heads: changedNames(), cosine: shown(kept) });
+  byId('verdict').classList.remove('turned');
+}
+
+// What the likeliest token adds to the text that was typed.
+export function goOn() { return look.goesOn; }
+
+export function wakeAll() {
+  look.changes.clear();
+  changesChanged();
+  byId('own-text').focus();
+}
+
+// --- Each head in turn ---
+
+export function stopRanking() {
+  ranked = story = null;
+}
+
+// One layer a question, so that the page can say how far it is; what has changed by then ends it.
+export async function silenceEach() {
+  const version = look.version, follow = look.follow, rows = [];
+  const before = look.next ? look.next.find(([id]) => id === follow)[2] : 1;
+  for (let layer = 0, left = 1; left > 0; layer++) {
+    const answer = await ask({ do: 'each', slot: 'a', layer, follow });
+    if (!answer.each || version !== look.version || follow !== look.follow) return;
+    rows.push(...answer.each);
+    left = answer.left;
+    setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
+  }
+  ranked = { before, follow, rows: rows.sort((a, b) => a[1] - b[1]) };
+  showRanking();
+}
+
+function showRanking() {
+  const list = byId('ranking'), words = Boolean(look.next), fits = ranked && ranked.follow === look.follow;
+  list.hidden = !fits;
+  if (!fits) setText('ranking-note', 'look.each_offer', {});
+  else if (words) setText('ranking-note', 'look.ranking', { token: quoted(look.next.find(([id]) => id === look.follow)[1]), part: percent(ranked.before) });
+  else setText('ranking-note', 'look.ranking_output', {});
+  list.replaceChildren(...(fits ? ranked.rows : []).map(([name, part, then]) => rankingRow(name, part, then, words)));
+}
+
+function rankingRow(name, part, then, words) {
+  const item = element('li'), said = element('span', 'then'), change = part - ranked.before;
+  if (words) putWords(said, change < -0.005 ? 'report.falls_to' : change > 0.005 ? 'report.rises_to' : 'report.stays_at', { token: quoted(then) });
+  else said.textContent = part.toFixed(4);
+  item.append(headButton(name), bar(words ? part : Math.max(0, 1 - part), 'theirs', 'span'), said);
+  return item;
+}
+
+// A name that silences its head, or wakes it.
+function headButton(name) {
+  const button = element('button', 'token', name), silent = look.changes.get(name) === 0;
+  button.type = 'button';
+  button.setAttribute('aria-pressed', String(silent));
+  button.setAttribute('aria-label', say(silent ? 'report.wake' : 'report.silence', { name }));
+  button.addEventListener('click', () => scale(numberOf.get(name), silent ? 1 : 0));
+  return button;
+}
+
+// --- Why ---
+
+export async function tellWhy() {
+  const version = look.version;
+  setText('story-note', 'look.why_at_work', {});
+  const answer = await ask({ do: 'why', slot: 'a' });
+  story = version === look.version && answer.why ? answer : null;
+  showStory();
+}
+
+function showStory() {
+  byId('story').hidden = !story;
+  if (story) setText('story-note', 'look.why_of', { answer: quoted(story.answer.trim()), other: quoted(story.other.trim()) });
+  else byId('story-note').textContent = '';
+  byId('story').replaceChildren(...(story ? story.why : []).map(([name, sentences]) => {
+    const item = element('li'), button = element('button', 'token', name);
+    button.type = 'button';
+    button.setAttribute('aria-label', say('report.enlarge', { name }));
+    button.addEventListener('click', () => openLarge(numberOf.get(name)));
+    item.append(button, sentences[language()].replaceAll('*', '').replace(name, '')); // it begins with the head
+    return item;
+  }));
+}

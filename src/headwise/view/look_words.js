@@ -1,0 +1,70 @@
+// --- The sentence as text: the word that is looked from, and the words that are looked at ---
+
+import { byId, element, say } from './page/base.js';
+import { changePlace, point } from './look.js';
+import { labelOf, look, maps } from './look_state.js';
+import { colourOf, inkOn } from './report_colours.js';
+import { data, inWords, quoted } from './report_state.js';
+
+const LEAST = 0.0005, NAMED = 3;
+let buttons = [];
+
+export function makeSentence() {
+  const box = byId('sentence'), before = box.contains(document.activeElement) ? buttons.indexOf(document.activeElement) : -1;
+  buttons = look.words.map(wordButton);
+  const letters = look.words.reduce((sum, word) => sum + word.text.length, 0);
+  box.dataset.length = letters > 260 ? 'long' : letters > 60 ? 'middle' : 'short';
+  box.replaceChildren(...buttons.flatMap((button, at) => {
+    const ends = Array.from({ length: look.words[at].lines }, () => element('span', 'break'));
+    return [button, ...ends];
+  }));
+  if (before >= 0) buttons[Math.min(before, buttons.length - 1)]?.focus();
+}
+
+function wordButton(word, at) {
+  const button = element('button', 'word');
+  button.type = 'button';
+  button.tabIndex = -1;
+  button.append(element('bdi', '', word.lines ? `${word.text}⏎` : labelOf(word)));
+  button.classList.toggle('gap', word.gap && at > 0);
+  button.classList.toggle('mark', word.sign);
+  button.classList.toggle('end', word.lines > 0 && !word.text);
+  button.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse' && look.place < 0) point(at); });
+  button.addEventListener('click', () => changePlace(look.place === at ? -1 : at));
+  button.addEventListener('focus', () => { if (button.matches(':focus-visible')) point(at); });
+  return button;
+}
+
+// Colours the words that the head looks at; without a head those are underlined that the hardest looks go to.
+export function markWords() {
+  const map = look.through < 0 ? null : maps.get(`a:${look.through}`), row = map && map.rows > look.at && map.columns === buttons.length
+    ? map.weights.subarray(look.at * map.columns, (look.at + 1) * map.columns) : null;
+  const targets = new Map();
+  for (const [, key, weight] of look.hardest[look.at] ?? []) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
+  buttons.forEach((button, key) => {
+    const colour = row && colourOf(row[key], 1, false);
+    button.style.backgroundColor = row ? `rgb(${colour})` : '';
+    button.style.color = row ? inkOn(colour) : '';
+    button.tabIndex = key === look.at ? 0 : -1;
+    button.setAttribute('aria-pressed', String(key === look.place));
+    button.classList.toggle('looking', key === look.at);
+    button.classList.toggle('marked', row ? row[key] >= 0.2 : (targets.get(key) ?? 0) >= 0.2);
+  });
+  if (look.at >= 0) byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[look.at])) });
+}
+
+// "At ‘to’, L5.H1 looks at ‘Mary’ (0.830), ..."
+function lookWords(row) {
+  const keys = [...row.keys()].filter((key) => row[key] >= LEAST).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
+  const most = keys.map((key) => `${quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
+  const name = data.heads[look.through].name, factor = look.changes.get(name);
+  const changed = factor === undefined ? '' : factor ? say('look.is_scaled', { factor }) : say('report.is_silenced');
+  return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;
+}
+
+export function walkWords(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], next = buttons[buttons.indexOf(event.target.closest('.word')) + step];
+  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  event.preventDefault();
+  next?.focus();
+}

@@ -1,0 +1,218 @@
+"""Pictures drawn by matplotlib, asked for only here: a survey as a PNG, an image under what a head looks at."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from functools import partial
+from math import isqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.files import write_whole
+from headwise.heads.table import Survey
+from headwise.markup import escaped, picture
+from headwise.records import HeadMaps
+from headwise.table import Cell, Table
+from headwise.view.report import shares_of
+from headwise.view.survey_words import badges_of, earners
+from headwise.view.terminal import print_maps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from headwise.heads.watch import SeenHead
+
+
+class DrawnMaps(HeadMaps):
+    """The maps of every head on one short text: a notebook shows them as pictures, `text()` is for a terminal."""
+
+    def text(self, width: int = 100) -> str:
+        """The maps as characters, as many side by side as fit."""
+        from rich.console import Console
+
+        file = io.StringIO()
+        print_maps(Console(file=file, width=width), self)
+        return file.getvalue()
+
+    def _repr_html_(self) -> str:
+        layers: dict[int, list[Cell]] = {}
+        for each in self.maps:
+            label = f"{each.name}: keys to the right, queries downwards"
+            layers.setdefault(each.layer, []).append(picture(each.weights.tolist(), label, 72))
+        most = max(map(len, layers.values()))
+        rows = [[f"L{layer}", *cells, *[""] * (most - len(cells))] for layer, cells in layers.items()]
+        table = Table(["", *(f"H{head}" for head in range(most))], rows)
+        words = " ".join(f"<code>{escaped(token)}</code>" for token in self.tokens)
+        return f"<p>{escaped(self.model)}: {words}</p>{table.html()}"
+
+    def __repr__(self) -> str:
+        return f"DrawnMaps({self.model}: {len(self.maps)} heads, {len(self.tokens)} tokens)"
+
+
+def attention(model: Any, text: Any) -> DrawnMaps:
+    """The exact attention maps of every head on one short text.
+
+        hw.attention(model, "The keys to the cabinet are")     # pictures in a notebook; print(....text()) elsewhere
+
+    text  a text, of a model that `open` opened, or ids (T,); up to 400 tokens
+
+    Raises HeadwiseError for a model of several stacks: there `watch(model, text, maps=True)` has the maps.
+    """
+    from headwise.heads.watch import head_maps  # here, since the rest of this room needs no torch
+    from headwise.models.open import folder_of, ids_of
+
+    folder, ids = folder_of(model), [int(i) for i in ids_of(model, text)]
+    shown = tuple(map(str, ids)) if folder.tokens is None else folder.tokens.shown(ids)
+    maps = head_maps(model, ids, shown, folder.name)
+    return DrawnMaps(maps.model, maps.tokens, maps.maps)
+
+
+def figure_class() -> type[Figure]:
+    """The class of matplotlib's figures. Raises HeadwiseError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HeadwiseError("a PNG needs matplotlib: pip install 'headwise[all]'") from None
+    return Figure
+
+
+def write_figure(path: str | Path, figure: Figure) -> None:
+    """Write a PNG, whole or not at all; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
+    write_whole(path, file.getvalue())
+
+
+# The picture, in cells of a mosaic: a thumbnail, and around it room for its name and roles.
+SIDE, GAP, LABEL = 32, 4, 15
+INCHES = 0.95  # of a thumbnail with its gap
+LONGEST = 60.0  # inches of a side; a larger model is drawn smaller
+COLOURS = ("#f3efe5", "#7da6c4", "#2f5590", "#151038")  # of weight 0 to 1, as in the report
+
+
+def survey_png(path: str | Path, survey: Survey) -> None:
+    """Write a picture of every head, a row of pictures a layer, with names and the letters of its roles.
+
+    Raises HeadwiseError where matplotlib is missing; a file is written whole or not at all.
+    """
+    new_figure = figure_class()
+    from matplotlib.colors import LinearSegmentedColormap
+
+    # All thumbnails in one array, with room between them.
+    pictures, badges = shares_of(survey), badges_of(survey.roles)
+    parts = list(dict.fromkeys(profile.part for profile in survey.profiles))
+    layers = sorted({(parts.index(profile.part), profile.layer) for profile in survey.profiles})
+    across = 1 + max(profile.head for profile in survey.profiles)
+    mosaic = np.full((len(layers) * (SIDE + LABEL), across * (SIDE + GAP)), np.nan)
+    places = {}
+    for profile in survey.profiles:
+        row = layers.index((parts.index(profile.part), profile.layer)) * (SIDE + LABEL)
+        column = profile.head * (SIDE + GAP)
+        shares = pictures[profile.name][0]
+        cells = np.ix_(*(np.arange(SIDE) * size // SIDE for size in shares.shape))  # any size as SIDE x SIDE
+        mosaic[row : row + SIDE, column : column + SIDE] = shares[cells]
+        places[profile.name] = row, column
+
+    # The mosaic below, and above it room for the model and what the letters stand for.
+    tall, wide = (size / (SIDE + GAP) * INCHES for size in mosaic.shape)
+    shrink = min(1.0, LONGEST / max(tall, wide))
+    earned = [role for role in survey.roles if earners(survey)[role.name]]
+    legend = 0.8 + 0.2 * len(earned)
+    figure = new_figure(figsize=(max(wide * shrink, 5.0), tall * shrink + legend), facecolor="#fbfaf6")
+    height = tall * shrink / (tall * shrink + legend)
+    axes = figure.add_axes((0.02, 0.0, 0.96, height))
+    colours = LinearSegmentedColormap.from_list("weights", COLOURS)
+    axes.imshow(np.ma.masked_invalid(mosaic), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+    axes.set_axis_off()
+    axes.set_anchor("NW")
+
+    # Under each thumbnail its name and the letters of its roles.
+    text = partial(axes.text, fontsize=6.5 * shrink, va="top", parse_math=False)
+    for profile in survey.profiles:
+        row, column = places[profile.name]
+        text(column, row + SIDE + 1, profile.name)
+        letters = " ".join(badges[role].letter for role in profile.roles)
+        text(column, row + SIDE + 7, letters, weight="bold", color="#2f5590")
+    inch = 1 / figure.get_figheight()
+    figure.text(0.02, 1 - 0.15 * inch, survey.model, fontsize=13, va="top", parse_math=False)
+    for place, role in enumerate(earned):
+        line = f"{badges[role.name].letter}  {role.name}: {role.meaning}"
+        figure.text(0.02, 1 - (0.5 + 0.2 * place) * inch, line, fontsize=7.5, va="top", parse_math=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in letters that the font lacks
+        write_figure(path, figure)
+
+
+WIDE, LINE = 5.0, 0.25  # width of the picture, height of the line above it
+DARK = 0.75  # of a patch that gets no weight
+
+
+def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] | None = None) -> None:
+    """Write a PNG of an image and, over each of its patches, how much a head looks there.
+
+        with hw.watch(model, maps=[-1]) as seen:                       # the last token of the text
+            model(**inputs)
+        hw.overlay("cat.png", inputs["pixel_values"][0], seen["language_model.L3.H5"])
+
+    path   of the PNG
+    image  what the model saw, as its processor cut it: a file, or an array (rows, columns, 3) or (3, rows, columns)
+    head   a head of the text over the places of an image, or one of a tower that reads an image; the weights drawn are
+           means over the rows of its `map`, each patch beside the largest one
+    grid   rows and columns of patches; default: a square. Models that keep the shape of an image need it (Qwen2-VL)
+
+    The patches are the last keys of the image: before them may stand a class token. Raises HeadwiseError where the grid
+    does not fit, where the map was not kept, for a file that is no image, and where matplotlib is missing.
+    """
+    new_figure = figure_class()
+    pixels, weights = _pixels(image), patches(head, grid)
+    height, width = pixels.shape[:2]
+    tall = WIDE * height / width
+    figure = new_figure(figsize=(WIDE, tall + LINE), facecolor="#fbfaf6")
+    axes = figure.add_axes((0, 0, 1, tall / (tall + LINE)))
+    place = (0, width, height, 0)
+    axes.imshow(pixels, extent=place, cmap="gray", aspect="auto")
+    shade = DARK * (1 - weights / (weights.max() or 1))
+    axes.imshow(np.zeros_like(weights), extent=place, alpha=shade, cmap="gray", aspect="auto")
+    axes.set_axis_off()
+    line = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
+    figure.text(0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False)
+    write_figure(path, figure)
+
+
+def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]:
+    """The mean weights of the patches, (rows, columns)."""
+    weights = np.asarray(head.image_map, np.float64)
+    if not len(weights):
+        raise HeadwiseError(f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])")
+    n = weights.shape[1]
+    rows, columns = grid or (isqrt(n), isqrt(n))
+    before = n - rows * columns
+    if min(rows, columns) < 1 or not 0 <= before <= (1 if grid is None else n):
+        shape = "no square" if grid is None else f"fewer than {rows} x {columns}"
+        raise HeadwiseError(f"{head.name} sees {n} places of the image, {shape}; pass grid=(rows, columns) of patches")
+    patch_weights: NDArray[np.float64] = weights.mean(0)[before:].reshape(rows, columns)
+    return patch_weights
+
+
+def _pixels(image: Any) -> Any:
+    """An image as matplotlib draws it, (rows, columns) or (rows, columns, 3), of numbers from 0 to 1."""
+    if isinstance(image, str | Path):
+        from matplotlib.image import imread
+
+        try:
+            image = imread(image)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise HeadwiseError(f"{image} cannot be read as an image: {error}") from None
+    pixels = np.asarray(image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64)
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim not in (2, 3) or not pixels.size or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
+        raise HeadwiseError(f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}")
+    pixels = pixels[..., :3] if pixels.ndim == 3 else pixels
+    pixels = pixels - pixels.min()  # a copy: the image is the caller's
+    return pixels / (pixels.max() or 1)
