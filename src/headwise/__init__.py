@@ -31,40 +31,46 @@ if TYPE_CHECKING:
     from headwise.heads.circuits import Circuits, circuits
     from headwise.heads.effect import ablate
     from headwise.heads.patching import Patching, patch
-    from headwise.heads.profiles import HeadProfile, Survey
     from headwise.heads.reach import KVReach, Windows
-    from headwise.heads.seen import Seen, SeenHead
+    from headwise.heads.steering import Direction, direction, steer
     from headwise.heads.survey import survey
+    from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.train import train
-    from headwise.heads.watch import watch
+    from headwise.heads.watch import Seen, SeenHead, watch
+    from headwise.heads.why import why
     from headwise.heads.windows import windows
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
-    from headwise.layer.importing.certificate import Imported
-    from headwise.layer.importing.importers import import_attention
+    from headwise.layer.importing.importers import Imported, import_attention
+    from headwise.layer.importing.replacing import Replaced, replace
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.generate import decode_form, generate, generate_batch
     from headwise.models.open import open_model as open
     from headwise.plan import Keep, Plan
+    from headwise.reshape.damage import Damage
+    from headwise.reshape.job import Reshaped
     from headwise.reshape.narrow import narrow
     from headwise.reshape.prune import prune
-    from headwise.reshape.report import Damage, Reshaped
     from headwise.reshape.share import share
     from headwise.rungs.cache import KVCache
+    from headwise.story import Story
+    from headwise.teach.bugs import Verdict
     from headwise.teach.check import check
-    from headwise.teach.verdict import Verdict
-    from headwise.view.overlay import overlay
+    from headwise.view.look import look
+    from headwise.view.pictures import attention, overlay
+    from headwise.view.why import story_page
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Circuits", "Damage",
-    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval", "KVCache",
-    "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
-    "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Streaming", "Survey", "Trace", "Verdict", "Window",
-    "Windows", "ablate", "attend", "attribute", "check", "circuits", "decode_form",
-    "explain", "generate", "generate_batch", "import_attention",
-    "narrow", "open", "overlay", "patch", "price", "prune", "share", "survey", "trace", "train", "watch", "windows",
+    "Direction", "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Imported", "Interval",
+    "KVCache", "KVReach", "Keep", "Lengths", "Mask", "MultiHeadAttention", "Patching", "Plan", "Price", "RelativeBias",
+    "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
+    "Window", "Windows", "ablate", "attend", "attention", "attribute", "check", "circuits", "decode_form", "direction",
+    "explain", "generate", "generate_batch", "import_attention", "look",
+    "narrow", "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
+    "survey", "trace", "train", "watch", "why", "windows",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: module, and what they are called there.
@@ -74,16 +80,20 @@ _LAZY = {
         "cost.pricing": "Price", "cost.read": "price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribution": "Attribution attribute",
         "heads.circuits": "Circuits circuits", "heads.effect": "ablate", "heads.patching": "Patching patch",
-        "heads.profiles": "HeadProfile Survey", "heads.seen": "Seen SeenHead", "heads.survey": "survey",
-        "heads.reach": "KVReach Windows", "heads.train": "train", "heads.watch": "watch", "heads.windows": "windows",
+        "heads.reach": "KVReach Windows", "heads.steering": "Direction direction steer",
+        "heads.survey": "survey", "heads.table": "HeadProfile Survey",
+        "heads.train": "train", "heads.watch": "Seen SeenHead watch", "heads.why": "why",
+        "heads.windows": "windows",
         "layer.explain": "Explanation explain",
-        "layer.head": "Head Heads", "layer.importing.certificate": "Imported",
-        "layer.importing.importers": "import_attention", "layer.layer": "MultiHeadAttention",
+        "layer.head": "Head Heads",
+        "layer.importing.importers": "Imported import_attention", "layer.importing.replacing": "Replaced replace",
+        "layer.layer": "MultiHeadAttention",
         "models.generate": "decode_form generate generate_batch",
         "models.open": "open", "plan": "Keep Plan", "reshape.narrow": "narrow",
         "reshape.prune": "prune",
-        "reshape.report": "Damage Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
-        "teach.check": "check", "teach.verdict": "Verdict", "view.overlay": "overlay",
+        "reshape.damage": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
+        "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",
+        "view.pictures": "attention overlay", "view.why": "story_page",
     }.items()
     for name in names.split()
 }  # fmt: skip

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
+import shutil
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
             while rest:
                 rest = rest[stream.write(rest) :]
         return
+    check_link(Path(path))
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a process that had our number and died
@@ -52,6 +56,12 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
             temporary.unlink()
         raise
     sync_folder(path.parent)
+
+
+def check_link(path: Path) -> None:
+    """Refuse links that lead in a circle: they name no file that could be read or replaced."""
+    if Path(os.path.realpath(path)).is_symlink():
+        raise HeadwiseError(f"{path} is a link that leads back to itself; remove it, or pass another name")
 
 
 def is_stream(path: str | Path) -> bool:
@@ -75,67 +85,88 @@ def sync_folder(folder: Path) -> None:
             os.close(opened)
 
 
-def take_lock(path: Path, message: str) -> int:
-    """Hold a lock file until the descriptor is closed. Raises HeadwiseError(message) where another process holds it.
+def take_lock(path: Path, message: str | None) -> int:
+    """Hold a lock file until the descriptor is closed. Where another process holds it, HeadwiseError(message) is
+    raised; without a message, waited.
 
     Whoever holds it removes the file first and closes then. The system takes the lock back from a process that dies.
     Windows has none: there two jobs must keep apart.
     """
-    held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if sys.platform == "win32":
-        return held
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        same = os.fstat(held).st_ino == path.stat().st_ino
-    except OSError:
-        same = False  # held by another, or removed by one that has just ended
-    if not same:
+    while True:
+        held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if sys.platform == "win32":
+            return held
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if message is None else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(held), path.stat()):
+                return held
+        except OSError:
+            pass  # held by another, or removed by one that has just ended
         os.close(held)
-        raise HeadwiseError(message)
-    return held
+        if message is not None:
+            raise HeadwiseError(message)
 
 
-def remove_unfinished(folder: Path, names: Iterable[str]) -> None:
-    """Remove what killed calls of `write_whole` left of these files; nothing else in the folder is touched."""
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the name of `folder`, empty or not there, when the block ends.
+
+    So a kill never leaves a part of it. What one leaves beside it is cleared away by the next call for the same name.
+    """
+    folder = Path(os.path.realpath(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(folder.parent, [glob.escape(folder.name)], alone=False)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that had our number and died
+    temporary.mkdir()
+    try:
+        yield temporary
+        if folder.exists():
+            folder.rmdir()  # Windows gives no name that is taken
+        temporary.rename(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
+
+
+def remove_unfinished(folder: Path, names: Iterable[str], alone: bool = True) -> None:
+    """Remove what killed calls of `write_whole` and `whole_folder` left of these names; nothing else is touched.
+
+    alone  nobody else writes there, for we hold its lock; else what a running process writes stays
+    """
     for path in folder.iterdir():
-        if is_unfinished(path.name, names):
-            path.unlink()
+        writer = _writer(path.name, names)
+        if writer is None or not (alone or not is_running(writer)):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def is_unfinished(name: str, names: Iterable[str]) -> bool:
-    """Is `name` a temporary file of `write_whole` for one of these names?"""
-    return any(re.fullmatch(rf"\.{re.escape(known)}\.\d+\.tmp", name) for known in names)
+    """Is `name` a temporary file of `write_whole` for one of these names, in which * is any text?"""
+    return _writer(name, names) is not None
 
 
-class StepLog:
-    """A file that grows while work goes on: one JSON object a line, each of the step that it names.
+def _writer(name: str, names: Iterable[str]) -> int | None:
+    """The process whose temporary file this is; None for a file of any other kind, or for another name."""
+    temporary = re.fullmatch(r"\.(.+)\.(\d+)\.tmp", name)
+    known = temporary is not None and any(fnmatchcase(temporary[1], each) for each in names)
+    return int(temporary[2]) if temporary is not None and known else None
 
-    Work that goes on from step `start` finds the lines up to that step in `rows`; later ones, and half a line that a
-    kill may have left, are dropped. A `header` is the first line; what stands under another one is dropped, too.
-    Raises HeadwiseError for any other line that is damaged.
-    """
 
-    def __init__(self, path: Path, start: int, header: dict[str, Any] | None = None) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        lines = read_bytes(path).splitlines() if path.exists() else []
-        if header is not None:
-            lines = lines[1:] if lines[:1] == [json.dumps(header).encode()] else []
-        for number, line in enumerate(lines, 1 if header is None else 2):
-            try:
-                row = json.loads(line.decode("utf-8"))
-                if row["step"] + 0 <= start:
-                    self.rows.append(row)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                if line is not lines[-1]:
-                    raise HeadwiseError(f"{path} is damaged in line {number}; remove that line to resume") from None
-        write_whole(path, "".join(json.dumps(row) + "\n" for row in ([header] if header else []) + self.rows))
-
-    def add(self, row: dict[str, Any]) -> None:
-        """One more line."""
-        self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+def is_running(process: int) -> bool:
+    """Is there such a process on this host?"""
+    try:
+        if os.name == "posix":  # elsewhere signal 0 is no question, and every process counts as running
+            os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # it is somebody else's
+    return True
 
 
 PACKAGED = ("tale", "names")  # texts that come with the package: a little book, and a list of first names
@@ -155,6 +186,7 @@ def packaged(name: str, kind: str = "txt") -> Path:
 MOST_TEXT = 1 << 27  # bytes: as token ids, a text takes some 16 times as much memory
 MOST_JSON = 1 << 26
 STDIN = "-"  # as the name of a text
+TEXT = "text.txt"  # where the folder of a run keeps that text
 
 
 def read_bytes(path: str | Path, most: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Pieces of HTML and of plain sentences that every room writes alike: escaping, tables, small pictures, numbers."""
+"""Pieces of HTML and of plain sentences that every room writes alike: escaping, small pictures, numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import html
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 MISSING = "\u2013"  # an en dash
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
+
+
+class Markup(str):
+    """Text that is HTML or Markdown already, and is not escaped again."""
 
 
 def escaped(text: str) -> str:
@@ -52,16 +56,7 @@ def amount(size: float) -> str:
     return scaled(size, 1024, BINARY)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table; the cells are HTML already, and the first of each row is its heading."""
-    columns = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    lines = [f"<table><thead><tr>{columns}</tr></thead><tbody>"]
-    for first, *cells in rows:
-        lines.append(f'<tr><th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"{''.join(lines)}</tbody></table>"
-
-
-def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> str:
+def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> Markup:
     """A matrix as a small picture: blue above zero, red below, white at zero; the largest magnitude is the darkest.
 
     An <img> whose pixels are inside the page, so that it needs no script and no network. `label` is its description.
@@ -79,7 +74,7 @@ def picture(values: Sequence[Sequence[float]], label: str, height: int = 96) -> 
     )
     width = max(1, round(height * n_columns / max(1, n_rows)))
     source = "data:image/png;base64," + base64.b64encode(data).decode()
-    return (
+    return Markup(
         f'<img src="{source}" alt="{escaped(label)}" title="{escaped(label)}" width="{width}" height="{height}" '
         f'style="image-rendering:pixelated">'
     )

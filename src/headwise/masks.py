@@ -165,9 +165,13 @@ class Mask:
 
 def bare_mask_error(mask: object) -> HeadwiseError:
     """What to raise where an array stands for a mask: the two polarities in the field contradict each other."""
+    polarities = (
+        "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
+    )
     return HeadwiseError(
         f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
         f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
+        f"{polarities if 'bool' in str(getattr(mask, 'dtype', '')) else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Where a model computes, the processor or a device that torch knows by name; and how much memory is free there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from headwise.errors import HeadwiseError
+
 if sys.platform != "win32":
     import resource
+
+CPU = torch.device("cpu")
 
 
 class Room(NamedTuple):
@@ -58,3 +64,23 @@ def _cgroups() -> list[Room]:
             if most != "max":
                 rooms.append(Room(max(0, int(most) - int(used["anon"])), "cgroup"))
     return rooms
+
+
+def device_named(name: str | torch.device) -> torch.device:
+    """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError, with what is there, for others."""
+    there = ["cpu"]
+    if (accelerator := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        there += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
+    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
+        device = torch.device(name)
+        if f"{device.type}:{device.index or 0}" in (*there, "cpu:0"):
+            return device
+    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(there)}")
+
+
+def free_on(device: torch.device) -> Room:
+    """What a device may still take; one that shares the memory of the machine has what is free there."""
+    with suppress(RuntimeError, AttributeError):  # not every kind of device keeps account
+        if device.type != "cpu":
+            return Room(torch.accelerator.get_memory_info(device)[0], f"memory of {device}")
+    return free_memory()

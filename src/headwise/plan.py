@@ -2,13 +2,13 @@
 
     {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 4, "keep": {"L0.KV0": {"sinks": 4, "window": 64}}}
 
-Heads that are not listed keep all. docs/memory.md tells the story, and the formats of other projects.
+Heads that are not listed keep all. docs/memory.md tells the story, and the format of DuoAttention.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from headwise.masks import LARGEST_POSITION, Causal, Mask, Streaming
 from headwise.records import from_json
 
 MOST_HEADS = 2**20  # of a file: no model has as many
-FORMATS = ("headwise", "duo", "ratios", "razor")
+FORMATS = ("headwise", "duo")
 DUO_HEADS, DUO_THRESHOLD = "full_attention_heads.tsv", 0.5  # from there on a head keeps all
 
 
@@ -95,23 +95,14 @@ class Plan:
         keep = {f"L{n}.KV{g}": kept for n, layer in enumerate(self.keep) for g, kept in enumerate(layer) if kept}
         _write(path, asdict(_Document(1, self.n_layers, self.n_kv_heads, keep)))
 
-    def export(self, path: str | Path, format: str = "headwise", tokens: int | None = None) -> None:
+    def export(self, path: str | Path, format: str = "headwise") -> None:
         """Write the plan as others read it; docs/memory.md tells what stands in each format, and what it leaves out.
 
-        format  "headwise" (as `write`), "duo" (a folder; streaming heads get the largest sizes), "ratios" or "razor"
-        tokens  "ratios" are of a text of that length
+        format  "headwise" (as `write`), or "duo" (a folder; streaming heads get the largest sizes)
         """
         check_format(format)
-        if format == "ratios" and not (tokens and tokens > 0):
-            raise HeadwiseError("ratios are those of a text of some length; pass its tokens")
         if format == "headwise":
             self.write(path)
-        elif format == "razor":
-            lists = {str(n): [g for g, kept in enumerate(layer) if kept is None] for n, layer in enumerate(self.keep)}
-            _write(path, {n: heads for n, heads in lists.items() if heads})
-        elif format == "ratios":
-            ratios = [[1 - kept_rows(kept, tokens or 1) / (tokens or 1) for kept in layer] for layer in self.keep]
-            _write(path, {"tokens": tokens, "compression_ratio": ratios})
         else:
             Path(path).mkdir(parents=True, exist_ok=True)
             lines = ("\t".join("0.0" if kept else "1.0" for kept in layer) + "\n" for layer in self.keep)
@@ -131,14 +122,6 @@ class Plan:
             return from_json(_Document, content, "the plan").plan()  # type: ignore[no-any-return]
         except HeadwiseError as error:
             raise HeadwiseError(f"{path}: {error}") from None
-
-    @classmethod
-    def of_lists(cls, full: Mapping[str, Sequence[int]], n_layers: int, n_kv_heads: int, keep: Keep) -> Plan:
-        """The plan in which the listed key/value heads of each layer keep all, and the others `keep`."""
-        heads = [full.get(str(n), ()) for n in range(n_layers)]
-        if full.keys() - set(map(str, range(n_layers))) or {g for some in heads for g in some} - {*range(n_kv_heads)}:
-            raise HeadwiseError(f"the lists name what {n_layers} layers of {n_kv_heads} key/value heads do not have")
-        return cls(tuple(tuple(None if g in some else keep for g in range(n_kv_heads)) for some in heads))
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,8 @@ class RoPE(_Brief):
             raise HeadwiseError(f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn")
         if not self.factor >= 1:
             raise HeadwiseError(f"rope factor={self.factor} is below 1; it says how many times longer the texts become")
-        if self.scaling == "yarn":
-            self._check_yarn()
-
-    def _check_yarn(self) -> None:
+        if self.scaling != "yarn":
+            return
         if self.original_context is None:
             raise HeadwiseError("rope scaling='yarn' needs original_context=, the length of the texts in training")
         if not self.original_context > 0:

@@ -10,7 +10,6 @@ from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
-    ClassVar,
     Generic,
     NamedTuple,
     Protocol,
@@ -21,8 +20,9 @@ from typing import (
 )
 
 from headwise.errors import HeadwiseError
-from headwise.markup import escaped, picture, table
+from headwise.markup import escaped, picture
 from headwise.shapes import flat, shape_of
+from headwise.table import Table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,14 +106,14 @@ class Trace(Generic[AnyArray]):
         queries, keys = min(PICTURED["queries"], shape[-2]), min(PICTURED["keys"], shape[-1])
         rows: list[list[str]] = []
         for b, heads in enumerate(documents[: PICTURED["documents"]]):
-            pictures = [f"document {b}"]
+            pictures: list[str] = [f"document {b}"]
             for h, weights in enumerate(heads[: PICTURED["heads"]]):
                 part = f"{queries} of {shape[-2]} queries, {keys} of {shape[-1]} keys"
                 values = [_floats(row[:keys]) for row in weights[:queries]]
                 pictures.append(picture(values, f"weights of head {h}, document {b}: {part}"))
             rows.append(pictures)
         head = ["weights", *(f"head {h}" for h in range(len(rows[0]) - 1))]
-        return f"<p>{escaped(repr(self))}</p>{table(head, rows)}"
+        return f"<p>{escaped(repr(self))}</p>{Table(head, rows).html()}"
 
 
 def _floats(row: Any) -> list[float]:
@@ -134,6 +134,7 @@ class Call(NamedTuple):
     past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
     at_w_o: bool = True  # is `out` what W_O reads, where there is one? Else it is what left the attention
     note: str = ""  # what a reader of the numbers must know
+    weights: Tensor | None = None  # (B,H,T,S), where the model made them itself; q and k are empty then, D = 0
 
 
 class Watchable(Protocol):
@@ -170,51 +171,6 @@ class HeadMaps:
     model: str  # how the reader knows the model: the name of its run folder
     tokens: tuple[str, ...]  # one string a position, as the tokenizer shows it
     maps: tuple[HeadMap, ...]  # sorted by layer, then head
-
-
-@dataclass(frozen=True)
-class StoryHead:
-    """A head in the story of a prediction."""
-
-    head: str
-    adds: float  # to the logit of the answer, minus that of the other, in nats
-    looks: tuple[tuple[int, float], ...]  # positions and weights, the three strongest
-    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
-    brings: float | None  # share of the difference to the corrupted text that the head carries; None without one
-
-
-@dataclass(frozen=True)
-class StoryPath:
-    """What one head brings through what another reads."""
-
-    sender: str
-    receiver: str  # a head, or for at k and v a key/value head
-    reader: str  # the head itself, or of those that read the key/value head the one that carries most
-    at: str  # q, k or v
-    effect: float  # share of the difference
-
-
-@dataclass(frozen=True)
-class Story:
-    """What `headwise why` tells; also its JSON."""
-
-    CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
-    MOST: ClassVar[int] = 8  # heads that are silenced, followed, and shown in the table
-
-    model: str
-    tokens: tuple[str, ...]
-    corrupted: tuple[str, ...] | None
-    answer: str
-    other: str  # what the answer is compared with
-    predicted: str
-    predicted_probability: float
-    probability: float  # of the answer
-    logit: float  # of the answer minus that of the other, nats: the sum of all parts
-    embedding: float
-    bias: float
-    feed_forwards: dict[str, float]
-    heads: tuple[StoryHead, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
-    paths: tuple[StoryPath, ...]
 
 
 @dataclass(frozen=True)

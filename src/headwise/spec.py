@@ -20,7 +20,6 @@ r query heads per key/value head, d head width, e value width, f feed-forward, v
 
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 from collections.abc import Sequence
@@ -28,9 +27,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from headwise.errors import HeadwiseError
-from headwise.markup import escaped, table
 from headwise.masks import Mask, bare_mask_error
 from headwise.positions import RelativeBias, RoPE
+from headwise.table import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,10 +47,11 @@ SIZES = {
     "d_values": "d_context",
     "d_out": "d_model",
 }
+USUAL: Any = None  # passed for a size, it stands for the usual one; whoever reads the field finds a number
 FOLLOWING = ("kv_index", "rope_dim")  # the numbers of heads, and whether there is a latent
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AttentionSpec:
     """Every field of one attention layer; sizes left as None are filled in, so that all of them can be read.
 
@@ -87,65 +87,34 @@ class AttentionSpec:
 
     d_model: int
     n_heads: int
-    n_kv_heads: int
-    kv_index: tuple[int, ...]
-    head_dim: int
-    value_dim: int
-    latent_dim: int | None
-    rope_dim: int
-    q_latent_dim: int | None
-    latent_norm: bool
-    d_in: int
-    d_context: int
-    d_values: int
-    d_out: int
-    q_bias: bool
-    kv_bias: bool
-    out_bias: bool
-    out_proj: bool
-    mask: Mask | None
-    rope: RoPE | None
-    relative_bias: RelativeBias | None
-    qk_norm: bool
-    qk_norm_eps: float
-    scale: float | None
-    softcap: float | None
-    sink: bool
-    dropout: float
+    n_kv_heads: int = USUAL
+    kv_index: tuple[int, ...] = USUAL
+    head_dim: int = USUAL
+    value_dim: int = USUAL
+    latent_dim: int | None = None
+    rope_dim: int = USUAL
+    q_latent_dim: int | None = None
+    latent_norm: bool = True
+    d_in: int = USUAL
+    d_context: int = USUAL
+    d_values: int = USUAL
+    d_out: int = USUAL
+    q_bias: bool = False
+    kv_bias: bool = False
+    out_bias: bool = False
+    out_proj: bool = True
+    mask: Mask | None = None
+    rope: RoPE | None = None
+    relative_bias: RelativeBias | None = None
+    qk_norm: bool = False
+    qk_norm_eps: float = 1e-6
+    scale: float | None = None
+    softcap: float | None = None
+    sink: bool = False
+    dropout: float = 0.0
 
-    def __init__(
-        self,
-        *,
-        d_model: int,
-        n_heads: int,
-        n_kv_heads: int | None = None,
-        kv_index: Sequence[int] | None = None,
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        latent_dim: int | None = None,
-        rope_dim: int | None = None,
-        q_latent_dim: int | None = None,
-        latent_norm: bool = True,
-        d_in: int | None = None,
-        d_context: int | None = None,
-        d_values: int | None = None,
-        d_out: int | None = None,
-        q_bias: bool = False,
-        kv_bias: bool = False,
-        out_bias: bool = False,
-        out_proj: bool = True,
-        mask: Mask | None = None,
-        rope: RoPE | None = None,
-        relative_bias: RelativeBias | None = None,
-        qk_norm: bool = False,
-        qk_norm_eps: float = 1e-6,
-        scale: float | None = None,
-        softcap: float | None = None,
-        sink: bool = False,
-        dropout: float = 0.0,
-    ) -> None:
-        vars(self).update({name: value for name, value in locals().items() if name != "self"})
-        if rope_dim and rope is None:
+    def __post_init__(self) -> None:
+        if self.rope_dim and self.rope is None:
             vars(self)["rope"] = RoPE()
         self._fill_in_sizes()
         self._check_latent()
@@ -242,7 +211,7 @@ class AttentionSpec:
 
     def _is_usual(self, name: str, value: Any) -> bool:
         if name not in SIZES:
-            return bool(value == inspect.signature(AttentionSpec).parameters[name].default)
+            return bool(value == getattr(AttentionSpec, name, None))
         try:
             return bool(value == self._usual(name))
         except HeadwiseError:  # no usual one: n_heads does not divide
@@ -256,8 +225,8 @@ class AttentionSpec:
         chosen = self._chosen()
         names = [name for name in ("d_model", "n_heads", *SIZES) if name in chosen or name not in FOLLOWING]
         names += [name for name in chosen if name not in names]
-        rows = [(name, escaped(repr(getattr(self, name))), "" if name in chosen else "default") for name in names]
-        return table(("AttentionSpec", "", ""), rows)
+        rows = [(name, repr(getattr(self, name)), "" if name in chosen else "default") for name in names]
+        return Table(("AttentionSpec", "", ""), rows).html()
 
     @property
     def q_dim(self) -> int:
@@ -290,6 +259,13 @@ class AttentionSpec:
         return self.content_dim + self.value_dim
 
     @property
+    def variant(self) -> str:
+        """What the field calls it: MHA, GQA, MQA, or MLA where there is a latent."""
+        if self.latent_dim is not None:
+            return "MLA"
+        return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+
+    @property
     def q_weights(self) -> int:
         """Matrix entries that a token meets to become queries."""
         return self.d_in * self.q_dim if self.q_latent_dim is None else self.q_latent_dim * (self.d_in + self.q_dim)
@@ -306,20 +282,62 @@ class AttentionSpec:
         return (self.latent_dim or 0) * self.n_heads * self.up_dim
 
     @property
+    def o_weights(self) -> int:
+        """Matrix entries that joined heads meet on their way out."""
+        return self.out_proj * self.joined_dim * self.d_out
+
+    @property
+    def query_head_parameters(self) -> int:
+        """What one query head adds: its rows of W_Q, its columns of W_O, its bias, sink and bias by distance."""
+        rows = (self.q_latent_dim or self.d_in) * self.head_dim
+        bias = 0 if self.q_latent_dim else self.q_bias * self.head_dim  # of a latent the bias is that of compression
+        buckets = self.relative_bias.n_buckets if self.relative_bias else 0
+        return rows + bias + self.out_proj * self.value_dim * self.d_out + self.sink + buckets
+
+    @property
+    def kv_head_parameters(self) -> int:
+        """What one key/value head adds: its rows of W_K and W_V with their biases, or those that read the latent."""
+        if self.latent_dim is not None:
+            return self.latent_dim * self.up_dim
+        weights = self.d_context * self.head_dim + self.d_values * self.value_dim
+        return weights + self.kv_bias * (self.head_dim + self.value_dim)
+
+    @property
+    def shared_parameters(self) -> int:
+        """What belongs to no head: the bias of W_O, the gains of qk-norm, what makes latents, and their norms."""
+        shared = self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim
+        if self.latent_dim is not None:
+            shared += self.kv_weights + self.kv_bias * self.cache_values_per_token + self.latent_norm * self.latent_dim
+        if self.q_latent_dim is not None:
+            shared += self.q_latent_dim * (self.d_in + self.q_bias + self.latent_norm)
+        return shared
+
+    @property
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
-        latents = (self.latent_dim or 0) + (self.q_latent_dim or 0)
-        projections = self.q_weights + self.kv_weights + self.expanding_weights + self.latent_norm * latents
-        biases = self.q_bias * (self.q_latent_dim or self.q_dim) + self.kv_bias * self.cache_values_per_token
-        output = self.out_proj * self.joined_dim * self.d_out + self.out_bias * self.d_out
-        buckets = self.relative_bias.n_buckets if self.relative_bias else 0
-        per_head = self.sink * self.n_heads + buckets * self.n_heads
-        return projections + biases + output + self.qk_norm * 2 * self.head_dim + per_head
+        heads = self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
+        return heads + self.shared_parameters
 
     @property
     def cache_values_per_token(self) -> int:
         """Numbers that a cache keeps for one token of one document: g * (d + e), or latent_dim + rope_dim."""
         return self.k_dim + self.v_dim if self.latent_dim is None else self.latent_dim + self.rope_dim
+
+    @property
+    def causal(self) -> bool:
+        """Is its mask a band that ends at the query itself?"""
+        return self._band[1] == 0
+
+    @property
+    def window(self) -> int | None:
+        """Keys that a causal query sees, its own counted; None: all before it."""
+        low = self._band[0]
+        return 1 - low if self.causal and low is not None else None
+
+    @property
+    def _band(self) -> tuple[int | None, int | None]:
+        """The least and the largest j - i that the mask allows; None: as far as keys go, or no band."""
+        return (self.mask and self.mask.band(1, 1)) or (None, None)
 
     def replace(self, **changes: Any) -> AttentionSpec:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
