@@ -43,14 +43,17 @@ def started() -> Iterator[Browser]:
 
 @contextmanager
 def opener(browser: Browser) -> Iterator[Opener]:
-    """Opens files in contexts of their own: `opened(path, width, height, color_scheme="dark", ...)`."""
+    """Opens files in contexts of their own: `opened(path, width, height, color_scheme="dark", ...)`.
+
+    With `inside` a test reaches the names of the page's script, which as a module keeps them to itself.
+    """
     contexts, requests, troubles = [], [], []
 
     def note_dialog(dialog: Any) -> None:
         troubles.append(f"dialog {dialog}")
         dialog.dismiss()
 
-    def opened(path: Path, width: int = 1280, height: int = 900, **options: Any) -> Page:
+    def opened(path: Path, width: int = 1280, height: int = 900, inside: bool = False, **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         contexts.append(context)
         page = context.new_page()
@@ -59,7 +62,7 @@ def opener(browser: Browser) -> Iterator[Opener]:
         page.on("dialog", note_dialog)
         page.on("pageerror", lambda error: troubles.append(f"error {error}"))
         page.on("console", lambda message: troubles.append(f"console {message.text}"))
-        page.goto(path.as_uri())
+        page.goto((within_reach(path) if inside else path).as_uri())
         return page
 
     try:
@@ -70,6 +73,15 @@ def opener(browser: Browser) -> Iterator[Opener]:
     assert troubles == []
     assert all(re.match(r"data:|file:", url) for url in requests), requests
     assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
+
+
+def within_reach(path: Path) -> Path:
+    """A copy of a page whose script is the same text as a classic script: its names are everybody's."""
+    copy = path.with_name(f"inside-{path.name}")
+    html = path.read_text(encoding="utf-8")
+    assert html.count('<script type="module">') == 1
+    copy.write_text(html.replace('<script type="module">', "<script>"), encoding="utf-8")
+    return copy
 
 
 def faults(page: Page) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headwise.intervals import interval_of
-from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, Table, sentence
-from headwise.lab.compare.roles import ROLES, ROLES_OF_HEADS
+from headwise.lab.compare.experiments import ROLES, ROLES_OF_HEADS
+from headwise.lab.compare.results import ArmResult, Comparison, Ledger, Metric, Score, sentence
+from headwise.table import Table
 
 LOSS = Metric("loss", "held-out loss", "nats", lower_is_better=True)
 ACCURACY = Metric("accuracy", "share of exact answers", "")
@@ -81,6 +82,6 @@ def all_comparisons(
 
 def ledger(claims: tuple, comparisons: tuple[Comparison, ...]) -> Ledger:
     """A ledger of these claims."""
-    table = Table("A table", ("what", "count", "ms"), (("this", 12345, 0.012345), ("that", 7, 1234.5)), "A note.")
+    table = Table(("what", "count", "ms"), (("this", 12345, 0.012345), ("that", 7, 1234.5)), "A table", "A note.")
     machine = {"processor": "a processor", "cores": 2}
     return Ledger("headwise compare claims", machine, (0, 1, 2), claims, comparisons, (table,), 90.0, 150.0)

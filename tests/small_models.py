@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise import RoPE
-from headwise.gpt.data import Stream
+from headwise.corpus.documents import token_file
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.token_file import token_file
-from headwise.gpt.tokens import Tokens
 
 SMALL: dict[str, Any] = {"n_layers": 2, "n_heads": 2, "d_model": 20, "d_ff": 23, "context": 11}
 TINY: dict[str, dict[str, Any]] = {  # presets whose heads want other sizes

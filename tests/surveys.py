@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from headwise.heads.profiles import HeadProfile, Role, Survey
+from headwise.heads.table import ROLES as ALL_ROLES
+from headwise.heads.table import HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps
 
@@ -30,17 +31,7 @@ STATISTICS = {
     "copying": "does it raise the logits of what it looks at? -1 to 1",
     "norm": "length of what the head adds to the residual stream",
 }
-ROLES = (
-    Role("previous token", "previous", 0.4, "looks at the token right before", "Voita et al. 2019, 1905.09418"),
-    Role("self", "self", 0.4, "looks at the token itself", "Clark et al. 2019, 1906.04341"),
-    Role("first token", "first", 0.3, "rests on the first token, a sink", "Gu et al. 2024, 2410.10781"),
-    Role("delimiter", "delimiter", 0.4, "looks at separators and punctuation", "Clark et al. 2019, 1906.04341"),
-    Role("duplicate token", "duplicate", 0.4, "looks at an earlier copy of the token", "Wang et al. 2022, 2211.00593"),
-    Role("induction", "prefix", 0.4, "looks at what came after an earlier copy", "Olsson et al. 2022, 2209.11895"),
-    Role("positional", "positional", 0.9, "looks hardest at one fixed offset", "Voita et al. 2019, 1905.09418"),
-    Role("copying", "copying", 0.8, "raises the logits of what it looks at", "Elhage et al. 2021"),
-    Role("rare token", "rare_top", 0.4, "looks hardest at the rarest tokens", "Voita et al. 2019, 1905.09418"),
-)
+ROLES = tuple(role for role in ALL_ROLES if role.name != "next token")
 LARGE = {"entropy": 4.0, "distance": 300.0, "spread": 200.0, "norm": 12.0}  # the others lie between 0 and 1
 BLOCKS = 32
 

@@ -34,7 +34,7 @@ from headwise import HeadwiseError, cli
 from headwise.cli.train import run_settings
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import Settings, load_run, write_run
+from headwise.gpt.run import Run, Settings, load_run, write_run
 from headwise.models.generate import generate
 
 COMMANDS = ("train", "generate", "heads")
@@ -50,7 +50,7 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
         options_before()
 
     options_before = options.pop("before", lambda: None)
-    command = [sys.executable, "-m", "headwise.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "headwise", *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"} | options.pop("env", {})
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
     return subprocess.Popen(command, env=environment, preexec_fn=listen, **pipes | options)
@@ -197,7 +197,6 @@ def test_generate_with_a_plan(run: Path, invoke: Invoke, tmp_path: Path) -> None
     for plan in (whole, hw.Plan(((hw.Keep(0, 1),) * config.attention.n_kv_heads,) * config.n_layers)):
         plan.write(path)
         texts.append(invoke(*first, "--plan", path).out)
-        assert texts[-1] == invoke(*first, "--plan", path, "--no-cache").out
     assert texts[0] == invoke(*first).out != texts[1]
     hw.Plan(((None,) * 7,)).write(path)
     assert_refused(invoke(*first[:2], "--prompt=the", "--plan", path), "the plan is for 1 layers of 7 key/value heads")
@@ -220,7 +219,6 @@ def test_generate_prints_the_text_and_nothing_else(run: Path, invoke: Invoke) ->
     assert document == {}  # brackets were never seen
     document = json.loads(invoke("generate", run, "--prompt", "the ", "--tokens", 30, "--json").out)
     assert invoke("generate", run, "--prompt", "the ", "--tokens", 30) == (0, document["text"] + "\n", "")
-    assert invoke("generate", run, "--prompt", "the ", "--tokens", 30, "--no-cache").out == document["text"] + "\n"
     assert invoke("generate", run, "--prompt", "the ", "--tokens", 0).out == "the \n"
 
 
@@ -230,11 +228,10 @@ def test_generate_in_the_decode_form(run: Path, invoke: Invoke) -> None:
     samples = json.loads(invoke(*asked, "--samples", 3, "--seed", 4, "--json").out)["samples"]
     assert samples == [invoke(*asked, "--seed", seed).out.removesuffix("\n") for seed in (4, 5, 6)]
     assert invoke(*asked, "--samples", 3, "--seed", 4).out == "".join(f"{text}\n" for text in samples)
-    assert invoke(*asked, "--lookup", 3) == invoke(*asked, "--no-cache")
+    assert invoke(*asked, "--lookup", 3) == invoke(*asked)
     code, out, err = invoke(*asked, "--int8")
     assert code == 0 and out.startswith("the ") and "nats a token lost on this text" in err
     assert_refused(invoke(*asked, "--samples", 2, "--temperature", 0), "--samples 2", "temperature")
-    assert_refused(invoke(*asked, "--int8", "--no-cache"), "cache=False", "int8")
 
 
 def test_runs_without_a_name_never_write_over_one_another(
@@ -293,18 +290,18 @@ def test_a_folder_as_data_file(invoke: Invoke, tmp_path: Path) -> None:
 
 
 BAD_TRAINING: dict[str, tuple[str, ...]] = {
-    "--width 10 --heads 3": ("n_heads=3", "d_model=10", "head_dim"),
-    "--heads 4 --kv-heads 3": ("n_kv_heads=3", "n_heads=4", "1, 2, 4"),
-    "--kv-heads 0": ("n_kv_heads=0",),
-    "--kv-heads -1": ("n_kv_heads=-1",),
-    "--heads 0": ("n_heads=0",),
-    "--head-dim 7": ("head_dim=7",),
-    "--layers 0": ("n_layers=0",),
-    "--width -8": ("d_model=-8",),
-    "--context -1": ("context=-1",),
-    "--context 0": ("context=0",),
-    "--steps 0": ("steps=0",),
-    "--steps -1": ("steps=-1",),
+    "--width 10 --heads 3": ("--heads 3", "--width 10", "--head-dim"),
+    "--heads 4 --kv-heads 3": ("--kv-heads 3", "--heads 4", "1, 2, 4"),
+    "--kv-heads 0": ("--kv-heads 0",),
+    "--kv-heads -1": ("--kv-heads -1",),
+    "--heads 0": ("--heads 0",),
+    "--head-dim 7": ("--head-dim 7",),
+    "--layers 0": ("--layers 0",),
+    "--width -8": ("--width -8",),
+    "--context -1": ("--context -1",),
+    "--context 0": ("--context 0",),
+    "--steps 0": ("--steps 0",),
+    "--steps -1": ("--steps -1",),
     "--steps many": ("--steps",),
     "--steps 1.5": ("--steps",),
     "--steps": ("--steps",),
@@ -352,10 +349,10 @@ def test_an_unknown_command(name: str, invoke: Invoke) -> None:
 
 
 BAD_GENERATING: dict[str, tuple[str, ...]] = {
-    "--temperature -1": ("temperature=-1",),
-    "--temperature nan": ("temperature=nan",),
+    "--temperature -1": ("--temperature",),
+    "--temperature nan": ("--temperature",),
     "--temperature 1e-45": ("temperature",),
-    "--top-k 0": ("top_k=0",),
+    "--top-k 0": ("--top-k",),
     "--top-k two": ("--top-k",),
     "--tokens -1": ("--tokens",),
     "--seed 99999999999999999999": ("seed",),
@@ -415,7 +412,7 @@ def test_generate_continues_any_model(invoke: Invoke, tmp_path: Path) -> None:
     bert = transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=20))
     bert.save_pretrained(tmp_path / "bert")
     assert invoke("--version").code == 0  # takes away what saving printed
-    assert_refused(invoke("generate", tmp_path / "bert", "--ids", tmp_path / "ids"), "BertForMaskedLM does not predict")
+    assert_refused(invoke("generate", tmp_path / "bert", "--ids", tmp_path / "ids"), "holds a BertForMaskedLM")
     (tmp_path / "ids").write_text("three")
     assert_refused(invoke(*greedy), "token ids are whole numbers")
 
@@ -465,8 +462,8 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     "weights inf": ("model.safetensors", poison(float("inf")), ("NaN or inf in",)),
     "weights less": ("model.safetensors", rewrite_weights(dict.popitem), ("do not fit its config.json",)),
     "config gone": ("config.json", lambda p: p.unlink(), ("no config.json",)),
-    "config empty": ("config.json", lambda p: p.write_bytes(b""), ("config.json", "does not describe")),
-    "config list": ("config.json", lambda p: p.write_bytes(b"[]"), ("config.json", "does not describe")),
+    "config empty": ("config.json", lambda p: p.write_bytes(b""), ("config.json", "no JSON")),
+    "config list": ("config.json", lambda p: p.write_bytes(b"[]"), ("config.json", "holds no fields")),
     "config foreign": ("config.json", lambda p: p.write_bytes(b'{"model_type": "gpt2"}'), ("config.json",)),
     "config other shape": ("config.json", rewrite_json(lambda d: d["headwise"].update(d_model=16)), ("do not fit",)),
     "config wrong kind": ("config.json", rewrite_json(lambda d: d["headwise"].update(n_layers="1")), ("config.json",)),
@@ -537,12 +534,12 @@ def test_out_is_never_written_over(run: Path, text: Path, invoke: Invoke, tmp_pa
 
 
 DIFFERENT: dict[str, tuple[str, ...]] = {
-    "--steps 5": ("steps=3", "steps=5"),
-    "--seed 1": ("seed=0", "seed=1"),
-    "--heads 4": ("n_heads=2", "n_heads=4"),
-    "--preset llama": ("preset=nanogpt", "preset=llama"),
-    "--preset verbs": ("preset=nanogpt", "preset=verbs"),
-    "--lines": ("lines=None", "lines=True"),
+    "--steps 5": ("--steps 3", "--steps 5"),
+    "--seed 1": ("--seed 0", "--seed 1"),
+    "--heads 4": ("--heads 2", "--heads 4"),
+    "--preset llama": ("--preset nanogpt", "--preset llama"),
+    "--preset verbs": ("--preset nanogpt", "--preset verbs"),
+    "--lines": ("no --lines", "--lines is asked for"),
 }
 
 
@@ -586,7 +583,7 @@ def test_resume_with_another_text(half: Path, text: Path, invoke: Invoke, tmp_pa
 
 @pytest.mark.parametrize("command", ["generate", "heads"])
 def test_a_run_that_has_not_finished(command: str, half: Path, invoke: Invoke) -> None:
-    assert_refused(invoke(command, half), "has not finished", "--resume")
+    assert_refused(invoke(command, half), "has not finished", "resume=True")
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x80\x04pickle", b"{}", None])
@@ -637,7 +634,7 @@ def test_a_run_that_was_stopped_is_found_again(
         run_settings({}, None, True)
     for name, steps, status in (("verbs", None, "finished"), ("verbs-2", None, "training"), ("verbs-3", 7, "training")):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        write_run(tmp_path / "runs" / name, Settings(steps=steps), "digest", status, None)
+        write_run(tmp_path / "runs" / name, Run(Settings(steps=steps), "digest", status, None, None, None))
     assert run_settings({"steps": None}, None, True) == (Path("runs/verbs-2"), Settings())
     assert capsys.readouterr().err == ""
     assert run_settings({"steps": None}, None, False) == (Path("runs/verbs-4"), Settings())
@@ -822,3 +819,29 @@ def test_standard_input_is_a_text(run: Path, invoke: Invoke, tmp_path: Path, mon
     assert_refused(invoke("train", "-", *TINY, "--out", run), "not empty")
     typed("the cat")
     assert json.loads(invoke("heads", run, "--text", "-", "--json").out)["loss"]
+
+
+def test_standard_input_replaces_no_text_and_leaves_none_of_a_refused_run(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def typed(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+        return invoke("train", "-", *arguments)
+
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "text.txt").write_text("my own")
+    assert_refused(typed(*TINY, "--out", folder), "holds another text.txt")
+    assert_refused(typed("--width", 17, "--heads", 2, "--out", folder), "holds another text.txt")
+    assert (folder / "text.txt").read_text() == "my own"
+
+    new = tmp_path / "new"
+    assert_refused(typed("--width", 17, "--heads", 2, "--out", new), "does not divide")
+    assert not new.exists()
+    new.mkdir()
+    (new / "lock").touch()  # of a call that was killed after it had kept its text
+    (new / "text.txt").write_text(TEXT)
+    assert_refused(typed("--width", 17, "--heads", 2, "--out", new), "does not divide")
+    assert sorted(path.name for path in new.iterdir()) == ["lock", "text.txt"]
+    assert typed(*TINY, "--steps", 1, "--samples", 0, "--out", new).code == 0
+    assert_refused(typed("--resume", "--out", new), "there is nothing to resume")  # and not: the text is another

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from invoking import Invoke
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli import app
-from headwise.cli.app import Progress, err, harmless, out, print_json
+from headwise.cli.app import Progress, as_options, err, harmless, out, print_json
 
 HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
 SHOWN = r"a\x1b[31mred\x9b0m\u202eback\ud800\x07"
@@ -41,6 +42,24 @@ def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert json.loads(text) == {"name": HOSTILE, "word": "año"} and "año" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
+
+
+def test_arguments_of_the_library_are_options_of_the_command(invoke: Invoke) -> None:
+    options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "force": "--force", "by": "--by"}
+    for said, shown in (
+        (
+            "out=runs/a-1 is there; pass force=True, or another out=",
+            "--out runs/a-1 is there; pass --force, or another --out",
+        ),
+        (
+            "n_kv_heads=5 does not divide 8; by='role' needs keep=0.5.",
+            "--kv-heads 5 does not divide 8; --by role needs --keep 0.5.",
+        ),
+        ("x.keep==2, a/out=3 and n_heads=4 are no arguments", "x.keep==2, a/out=3 and n_heads=4 are no arguments"),
+    ):
+        assert as_options(said, options) == shown
+    refused = invoke("train", "--heads", "3", "--width", "32", "--steps", "1")
+    assert refused.code == 2 and "--heads 3 does not divide --width 32; pass --head-dim" in refused.err
 
 
 def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
@@ -99,8 +118,36 @@ def test_help_offers_the_completion(invoke: Invoke) -> None:
     assert "--install-completion" in invoke("--help").out and "--show-completion" in invoke("--help").out
 
 
-def test_the_first_screen_has_whole_sentences_and_begins_with_training(invoke: Invoke) -> None:
-    lines = invoke("--help").out.split("Commands:\n")[1].split("\n\n")[0].splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["train", "look"]
-    assert len(lines) == len(app.app.registered_commands) and all(line.endswith(".") for line in lines)
-    assert not [line for line in lines if line.endswith("...")]
+def test_the_first_screen_has_three_doors_with_whole_sentences(invoke: Invoke) -> None:
+    screen = invoke("--help").out
+    listed = {door: screen.split(f"{door}:\n")[1].split("\n\n")[0].splitlines() for door in app.DOORS}
+    assert {door: tuple(line.split()[0] for line in lines) for door, lines in listed.items()} == app.DOORS
+    lines = [line for lines in listed.values() for line in lines]
+    assert len(lines) == len(app.app.registered_commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines)
+
+
+def test_common_options_stand_anywhere(invoke: Invoke) -> None:
+    documents = [invoke(*words).out for words in (("cost", "gpt2", "--json"), ("--json", "cost", "gpt2"))]
+    assert documents[0] == documents[1] and json.loads(documents[0])["model"] == "gpt2"
+    assert "parameters" in invoke("cost", "gpt2").out  # and the next call is as it was
+    refused = invoke("cost", "--", "--json")
+    assert refused.code == 2 and "--json" in refused.err  # a name after --
+
+
+def test_a_reader_that_has_left_is_no_failure() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "headwise", "cost", "gpt2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    assert (child.stderr.read(), child.wait(30)) == ("", 0)
+    child.stderr.close()
+
+
+def test_a_picture_without_matplotlib_is_refused_at_once(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    refused = invoke("windows", tmp_path / "none", "--png", tmp_path / "a.png")
+    assert refused == (2, "", "headwise: a PNG needs matplotlib: pip install 'headwise[all]'\n")

@@ -14,11 +14,11 @@ import torch
 from invoking import Invoke, Outcome
 
 import headwise as hw
+from headwise.corpus.labels import bench
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
 from headwise.heads import survey
-from headwise.heads.labels import bench
 from headwise.heads.relation import follow
 from headwise.models.open import open_folder
 
@@ -71,7 +71,7 @@ def test_a_text_file_cut_into_documents(models: Path, invoke: Invoke, tmp_path: 
 
 
 def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
-    refused(invoke("heads", models / "gpt2", "--text", "abc"), "has no tokenizer", "--ids FILE")
+    refused(invoke("heads", models / "gpt2", "--text", "abc"), "has no tokenizer", "pass token ids")
     code, out, _ = invoke("heads", models / "gpt2", "--ids", models / "ids.txt", "--json")
     document = json.loads(out)
     assert code == 0
@@ -155,16 +155,16 @@ def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> Non
 
 BAD = {
     "--relations . --bench grammar": ("--relations and --bench: pass one of them",),
-    "--bench poems": ("there is no bench 'poems'; there is grammar",),
+    "--bench poems": ("--bench", "'poems' is not one of 'grammar', 'meaning'"),
     "--relations nothere.json": ("nothere.json does not exist",),
     "--text abcdefgh --tokens 30": ("tokens 30 exceeds", "29"),
-    "--text abcdefgh --tokens 0": ("tokens 0 must be at least 1",),
-    "--text abcdefgh --documents 0": ("documents 0 must be at least 1",),
+    "--text abcdefgh --tokens 0": ("--tokens", "greater than or equal to 1"),
+    "--text abcdefgh --documents 0": ("--documents", "greater than or equal to 1"),
     "--text nothere.txt": ("there is no file nothere.txt",),
     "--text xyz": ("has not seen", "'x', 'y', 'z'"),
     "--text abc --ids ids.txt": ("--text and --ids",),
     "--tokens 5": ("tokens 5 cuts a text",),
-    "--text abc --ablate median": ("ablate 'median' is not known", "zero, mean, none"),
+    "--text abc --ablate median": ("--ablate", "'median' is not one of 'auto', 'zero', 'mean', 'none'"),
     "--text abc --sort entropi": ("entropi", "entropy"),
     "--text abc --html no/where/r.html": ("--html", "does not exist"),
     "--text abc --png .": ("--png", "is a folder"),
@@ -186,12 +186,10 @@ def test_families_that_cannot_be_watched(
 ) -> None:
     import transformers
 
-    config = transformers.BloomConfig(
-        vocab_size=23, hidden_size=32, n_layer=1, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    transformers.BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    config = transformers.MambaConfig(vocab_size=23, hidden_size=32, num_hidden_layers=1, state_size=5)
+    transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     capsys.readouterr()  # its progress bar
-    refused(invoke("heads", tmp_path / "bloom", "--ids", models / "ids.txt"), "BloomForCausalLM", "attention interface")
+    refused(invoke("heads", tmp_path / "mamba", "--ids", models / "ids.txt"), "MambaForCausalLM", "attention")
 
 
 def test_a_failure_leaves_the_earlier_report(
@@ -228,15 +226,18 @@ def test_an_encoder_with_trained_weights(invoke: Invoke) -> None:
     assert {"previous token", "first token"} <= roles
     previous = next(p for p in document["profiles"] if p["name"] == "L0.H2")
     assert "previous token" in previous["roles"]
-    check_the_table_of_the_grammar_bench(model)
+    check_the_tables_of_the_benches(model)
 
 
-def check_the_table_of_the_grammar_bench(model: Path) -> None:
+def check_the_tables_of_the_benches(model: Path) -> None:
     """What docs/watching.md says is what is measured."""
     folder = open_folder(model)
-    sentences = bench(folder, "grammar")
-    assert len(sentences.documents) == 100 and folder.tokens is not None
-    scores = follow(folder.model, sentences, folder.tokens.shown)
+    assert folder.tokens is not None
+    scores = {}
+    for name, count in (("grammar", 100), ("meaning", 58)):
+        sentences = bench(folder, name)
+        assert len(sentences.documents) == count
+        scores |= follow(folder.model, sentences, folder.tokens.shown)
     page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| (L\d\.H\d+)\*? \| (\d\.\d\d) \|", page, re.MULTILINE)
     assert {row[0] for row in rows} == set(scores)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from invoking import Invoke, Outcome
 
-from headwise.cli import replay
+from headwise.cli import train as command
 from headwise.gpt.run import load_run
 from headwise.lab.microgpt import plain
 
@@ -41,6 +43,25 @@ def test_each_rung_replays_the_same(invoke: Invoke, names: Path, rung: str) -> N
     assert documents[0]["losses"] == pytest.approx(documents[1]["losses"], rel=1e-9)
     assert documents[0]["samples"] == documents[1]["samples"]
     assert len(documents[1]["samples"]) == 3
+
+
+def test_a_replay_that_is_cut_short_is_no_obstacle_to_the_next(
+    invoke: Invoke, names: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of standard input, which lies in the folder from the beginning."""
+    run = tmp_path / "run"
+
+    def replayed() -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(names.read_bytes())))
+        return invoke("train", "-", "--rung", "array", "--steps", 2, "--samples", 0, "--out", run)
+
+    run.mkdir()
+    (run / "text.txt").write_bytes(names.read_bytes())  # of a call that was killed
+    with monkeypatch.context() as patch:
+        patch.setattr("headwise.lab.microgpt.tensor.write_run", lambda *_: sys.exit(9))
+        assert replayed().code == 9
+    assert [path.name for path in run.iterdir()] == ["text.txt"] and not list(tmp_path.glob(".run*"))
+    assert replayed().code == 0 and (run / "text.txt").exists() and load_run(run)
 
 
 def test_a_replay_is_a_run_that_the_other_commands_read(invoke: Invoke, names: Path, tmp_path: Path) -> None:
@@ -80,7 +101,7 @@ def test_a_replay_takes_a_default_text_heads_and_layers(
     ]
     assert profiles[-1]["name"] == "L2.H1"
     assert json.loads(invoke("train", *options).out)["run"] == "runs/microgpt-2"
-    monkeypatch.setattr(replay, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert json.loads(invoke("train", *options).out)["run"] is None  # without torch there is no folder
 
 
@@ -88,11 +109,11 @@ def test_a_replay_takes_a_default_text_heads_and_layers(
     ("options", "words"),
     [
         (["--rung", "wood"], ["wood", "plain, array, tensor"]),
-        (["--rung", "array", "--heads", 3], ["n_heads=3", "16"]),
+        (["--rung", "array", "--heads", 3], ["--heads 3", "16"]),
         (["--rung", "array", "--width", 32], ["--rung", "--width cannot be honoured"]),
         (["--rung", "array", "--preset", "llama"], ["llama"]),
         (["--rung", "array", "--resume"], ["--resume"]),
-        (["--rung", "array", "--steps", 0], ["steps=0"]),
+        (["--rung", "array", "--steps", 0], ["--steps 0"]),
         (["--rung", "array", "--samples", -1], ["--samples"]),
     ],
 )

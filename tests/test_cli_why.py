@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +78,31 @@ def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
 @pytest.mark.slow
 def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
     english, spanish = (invoke("why", str(run), *TENSE, "--lang", lang).out for lang in ("en", "es"))
-    assert "of the difference. It looks at will" in english and "de la diferencia. Mira will" in spanish
+    assert "it looks at will" in english and "mira will" in spanish
+    assert " bring trabajará" in english and " traen trabajará" in spanish
     alone = invoke("why", str(run), "--prompt", "he will work =").out
-    assert "the likeliest other token" in alone and "carries the difference" not in alone
+    assert "Below it is compared with" in alone and "carries the difference" not in alone
+
+
+@pytest.mark.slow
+def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, invoke: Invoke) -> None:
+    story = told(invoke, run, "--prompt", "he will work =", "--corrupt", "he will write =")
+    assert story["counts"] == "probability" and story["clean_value"] == pytest.approx(math.log(story["probability"]))
+    named = told(invoke, run, *TENSE, "--answer", "trabajará", "--other", "escribirá")
+    assert (named["counts"], named["other"]) == ("logits", "escribirá")
+    assert [note for note in named["notes"] if "'escribirá' was taken as the token 'escribirá'" in note]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--prompt", " "), "the prompt is empty"),
+        (("--prompt", " "), "the text is empty"),
         (("--prompt", "he will work = él", "--corrupt", "he = él"), "6 tokens"),
-        (("--prompt", "he will work =", "--corrupt", "he will write ="), "has the same answer"),
+        (("--prompt", "he will work =", "--corrupt", "he will work ="), "is the prompt itself"),
         (("--prompt", "he will work =", "--answer", "nada"), "has not seen the words 'nada'"),
-        (("--prompt", "he will work =", "--lang", "fr"), "lang='fr'"),
+        (("--prompt", "he will work =", "--answer", "él trabajará"), "is 2 tokens, 'él' 'trabajará', and one is expl"),
+        (("--prompt", "he will work =", "--lang", "fr"), "--lang fr"),
         (("--prompt", "he will work =", "--html", "nowhere/why.html"), "does not exist"),
     ],
 )
@@ -118,5 +130,5 @@ def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) 
     assert page.locator("#drawing path.path").count() == len(story["paths"])
     page.get_by_role("button", name="Español").click()
     assert page.locator("h1").inner_text() == f"¿Por qué {story['answer']}?"
-    assert "Mira" in buttons.first.inner_text()
+    assert "mira" in buttons.first.inner_text().lower()
     assert faults(page) == []

@@ -25,6 +25,7 @@ from headwise.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+COURSES = tuple(f"course-{name}" for name in ("microgpt", "microgpt-code", "chapter", "from-scratch", "numpy"))
 CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md")
 
 # What a page tells a reader to run gets these options behind it, so that it takes seconds: the last value counts.
@@ -225,12 +226,42 @@ def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
             parse(words)
 
 
-def test_both_chapters_run_the_same_code() -> None:
+@pytest.mark.parametrize("page", ["multi-head-attention", *COURSES])
+def test_a_page_and_its_translation_run_the_same_code(page: str) -> None:
     def code(name: str) -> list[str]:
         lines = re.findall(r"^(?:>>>|\.\.\.).*", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.MULTILINE)
         return [re.sub(r'#.*|f".*"', "", line).rstrip() for line in lines]
 
-    assert code(CHAPTERS[0]) == code(CHAPTERS[1])
+    assert code(f"{page}.md") == code(f"{page}.es.md") != []
+
+
+@pytest.mark.slow
+def test_every_line_of_the_courses_gives_what_is_printed(
+    folder: Path, done: set[str], monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import courses_page
+
+    written = courses_page.pages()
+    for language, path in courses_page.PAGES.items():
+        assert path.read_text(encoding="utf-8") == written[language], f"run examples/courses_page.py: {path.name}"
+    monkeypatch.chdir(folder)
+    shell = Shell(invoke, done)
+    shell.run("headwise train")
+    for course in courses_page.courses():
+        assert (ROOT / "docs" / f"{course.page}.md").is_file()
+        for thing in course.things:
+            assert thing.kind in courses_page.KINDS and thing.words["en"] and thing.words["es"], thing.number
+            if thing.kind == "sh":
+                shell.run(thing.line)
+
+
+def test_no_page_says_proven_of_what_was_tested() -> None:
+    """A number of cases proves nothing of the next one: a page says in how many, or on which, things were equal."""
+    said = re.compile(r"\b(proven|prove|proves|proof|provably|demostrad[oa]s?|demuestra|comprobad[oa]s? que)\b", re.I)
+    pages = [page for page in PAGES if page.name != "CONTRIBUTING.md"]  # which lists the word as one to avoid
+    texts = [*pages, *(ROOT / "src" / "headwise").rglob("*.toml"), *(ROOT / "src" / "headwise" / "cli").glob("*.py")]
+    assert [str(path) for path in texts if said.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_readme_is_short() -> None:
@@ -269,7 +300,9 @@ def test_the_page_of_the_house_names_every_file() -> None:
 def test_the_site_has_every_page() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
-    assert sorted(named) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    notebooks = [path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.ipynb")]  # by a hook of mkdocs
+    assert sorted(named) == sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), *notebooks])
+    assert "hooks: [examples/notebook_page.py]" in config
     assert "font: false" in config
 
 

@@ -26,6 +26,7 @@ from headwise.files import (
     remove_unfinished,
     take_lock,
     text_path,
+    whole_folder,
     write_whole,
 )
 
@@ -238,6 +239,49 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", f"{code}; os._exit(1)", str(path)], check=False)
     assert path.exists()  # left by a process that died
     os.close(take_lock(path, "busy"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_appears_whole_and_what_a_kill_left_beside_it_goes(there: bool, tmp_path: Path) -> None:
+    folder, others = tmp_path / "hv[1]", [".hv1.9.tmp", ".hv[1].tmp", f".hv[1].{os.getppid()}.tmp"]
+    for name in others:  # of another name, no number, and of a process that runs
+        (tmp_path / name).mkdir()
+    if there:
+        folder.mkdir()
+    code = "import os, pathlib, sys; from headwise.files import whole_folder"
+    code += "\nwith whole_folder(pathlib.Path(sys.argv[1])) as new: (new / 'half').touch(); os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == 9
+    assert len(list(tmp_path.glob(".hv*"))) == len(others) + 1 and not list(folder.glob("*"))
+    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as new:
+        (new / "half").touch()
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others + [folder.name] * there)
+    with whole_folder(folder) as new:
+        (new / "whole").touch()
+    assert [path.name for path in folder.iterdir()] == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, folder.name])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such lock")
+@pytest.mark.parametrize("latest", [0, 1])
+def test_a_lock_on_a_file_that_has_lost_its_name_is_none(
+    latest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between our opening and our locking, its holder ended and removed it, and a third one made another of that name.
+
+    We hold a file that nobody sees any more: taken for the lock, it would let two work in one folder. The other file's
+    inode is tried above and below ours.
+    """
+    import fcntl
+
+    path, flock, files = tmp_path / "lock", fcntl.flock, [tmp_path / name for name in "ab"]
+    for file in files:
+        file.touch()
+    other = sorted(files, key=lambda file: file.stat().st_ino)[latest]
+    next(file for file in files if file != other).rename(path)
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: (other.replace(path), flock(file, how)))
+    with pytest.raises(HeadwiseError, match="busy"):
+        take_lock(path, "busy")
 
 
 # What may be read

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from measure import imports_of, package_sources
 
 import headwise
 
-ROOMS = ("base", "rungs", "layer", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
+ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "models", "heads", "reshape", "lab", "teach", "view", "cli")
 BASE = {
-    "spec", "masks", "positions", "shapes", "errors", "files", "intervals", "markup", "memory", "plan", "records",
-    "sources",
+    "spec", "masks", "positions", "shapes", "errors", "families", "files", "folders", "intervals", "markup", "memory",
+    "plan", "kept", "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
@@ -29,25 +27,6 @@ def room_of(module: str) -> str | None:
     if len(parts) == 1:
         return None
     return "base" if parts[1] in BASE else parts[1] if parts[1] in ROOMS[1:] else None
-
-
-def imports_of(module: str, source: str, is_package: bool, modules: set[str]) -> Iterator[str]:
-    """Every module that a source text names in an import, wherever it stands, `import_module("...")` too."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            home = module.split(".") if is_package else module.split(".")[:-1]
-            start = ".".join(home[: len(home) - node.level + 1]) if node.level else ""
-            target = ".".join(part for part in (start, node.module) if part)
-            names = [alias.name for alias in node.names if alias.name != "__version__"]
-            # `from headwise.rungs import plain` names a module; `from headwise.rungs import attend` only the room.
-            submodules = [f"{target}.{name}" for name in names if f"{target}.{name}" in modules]
-            yield from submodules
-            if len(submodules) < len(names):
-                yield target
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
 
 
 def violations(sources: dict[str, str], packages: set[str]) -> list[str]:
@@ -88,18 +67,6 @@ def _inside(module: str, room: str, target: str) -> list[str]:
     if module in APART and target in APART - {module}:
         return [f"{module} imports {target}: rungs never import one another"]
     return []
-
-
-def package_sources() -> tuple[dict[str, str], set[str]]:
-    root = Path(headwise.__file__).parent
-    sources, packages = {}, set()
-    for path in sorted(root.rglob("*.py")):
-        parts = ["headwise", *path.relative_to(root).with_suffix("").parts]
-        if parts[-1] == "__init__":
-            parts.pop()
-            packages.add(".".join(parts))
-        sources[".".join(parts)] = path.read_text(encoding="utf-8")
-    return sources, packages
 
 
 def test_the_package_keeps_its_rooms_in_order() -> None:
@@ -211,5 +178,5 @@ def test_a_tensor_loads_the_tensor_rung_and_no_more() -> None:
 
 def test_every_public_name_is_listed() -> None:
     assert set(headwise.__all__) <= set(dir(headwise))
-    with pytest.raises(AttributeError, match="no attribute 'attention'"):
-        headwise.attention  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'attentions'"):
+        headwise.attentions  # noqa: B018

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import webbrowser
 from pathlib import Path
 
 import pytest
+from cases import every
 from invoking import Invoke
+from word_models import word_folder
 
 import headwise as hw
+from headwise.gpt.run import example_of
+from headwise.view.look import Served
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +71,59 @@ def test_what_is_no_finished_run_is_said(invoke: Invoke, tmp_path: Path) -> None
     outcome = invoke("look", tmp_path)
     remedy = f"has not finished; go on with `headwise train --resume --out {tmp_path}`"
     assert outcome.code == 2 and remedy in outcome.err
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The page of a model ends at once, as after Ctrl-C; the ports of the pages that were served."""
+    ports: list[int] = []
+
+    def work(served: Served) -> None:
+        ports.append(served.server_port)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Served, "work", work)
+    return ports
+
+
+def test_a_model_is_served_until_ctrl_c(invoke: Invoke, tmp_path: Path, opened: list[str], stopped: list[int]) -> None:
+    model = word_folder(tmp_path / "words", "next")
+    outcome = invoke("look", model)
+    address = outcome.out.strip()
+    assert outcome.code == 0 and address.startswith(f"http://127.0.0.1:{stopped[0]}/") and opened == [address]
+    assert "until Ctrl-C" in outcome.err and outcome.err.endswith("the page is closed\n")
+    outcome = invoke("look", model, "--json", "--no-open")
+    told = json.loads(outcome.out)
+    assert told.keys() == {"model", "address", "opened"} and told["opened"] is False and len(opened) == 1
+    assert invoke("look", model, "--port", stopped[1], "--no-open").code == 0 and stopped[2] == stopped[1]
+
+
+@pytest.mark.slow
+def test_a_run_is_served_where_that_is_asked(
+    invoke: Invoke, run: Path, opened: list[str], stopped: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents: list[str] = []
+    close = Served.close
+    monkeypatch.setattr(Served, "close", lambda served: documents.append(served.document) or close(served))
+    outcome = invoke("look", run, "--live", "--no-open")
+    assert outcome.code == 0 and f"127.0.0.1:{stopped[0]}/" in outcome.out and opened == []
+    assert json.dumps(example_of(run)) in documents[0]  # the text that the page opens with
+
+
+@every("files, options, message", [
+    ({"run.json": "{}"}, ("--port", 8080), "--port 8080 is where --live serves its page; pass --live too"),
+    ({"config.json": "{}"}, (), "has no model.safetensors: it is no model folder, or not finished"),
+    ({"config.json": "{}", "model.safetensors": ""}, (), "has no tokenizer, so it reads no text"),
+    ({"config.json": '{"num_mel_bins": 80}', "model.safetensors": ""}, (), "reads sound, and the page asks for a text"),
+    ({}, ("--live",), "has no config.json: it is neither a run of headwise nor a model folder"),
+    ({}, ("--lang", "fr"), "is not known; one of en, es"),
+])  # fmt: skip
+def test_what_cannot_be_served_is_said_before_anything_is_read(
+    invoke: Invoke, tmp_path: Path, files: dict[str, str], options: tuple[str, ...], message: str
+) -> None:
+    folder = tmp_path / re.sub(r"\W+", "-", message)
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    outcome = invoke("look", folder, *options)
+    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1

@@ -117,6 +117,7 @@ def test_a_range_of_keys_is_the_same_slice_of_the_whole(name: str) -> None:
         (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
         (3, [2**-4, 2**-8, 2**-2]),
         (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        (7, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3, 2**-5]),
     ],
 )
 def test_alibi_slopes_are_the_papers(n_heads: int, slopes: list[float]) -> None:
@@ -158,3 +159,54 @@ def test_nested_tensors_are_refused() -> None:
     nested = torch.nested.nested_tensor([torch.randn(3, 5, 7), torch.randn(3, 4, 7)], layout=torch.jagged)
     with pytest.raises(hw.HeadwiseError, match="a nested tensor has texts of several lengths; pad it"):
         hw.attend(nested, nested, nested)
+
+
+def test_a_single_number_in_an_array_is_one_offset() -> None:
+    for offset in (np.int64(1), np.array(1), torch.tensor(1)):
+        assert not hw.Causal(offset=offset).by_document
+        assert picture(hw.Causal(offset=offset), 2, 3) == ["110", "111"]
+        assert hw.Causal(offset=offset).band(2, 3) == (None, 1)
+
+
+def test_positions_reach_to_two_to_the_sixty() -> None:
+    """The largest number itself is taken on both sides, for each kind of mask; one more is refused."""
+    most, grid = 2**60, BroadcastGrid((1, 1, 2, 3), np.asarray, np.arange)
+    assert hw.Causal(offset=most).band(2, 3) == (None, most)
+    assert hw.Causal(offset=-most).band(2, 3) == (None, -most)
+    assert hw.Window(most, most).band(2, 3) == (1 - most, 1 + most)
+    hw.Causal(offset=[most]).check(grid)
+    hw.Streaming(most, most).check(grid)
+    for offset in (most + 1, -most - 1):
+        with pytest.raises(hw.HeadwiseError, match=f"Causal offset={offset} is beyond 2"):
+            hw.Causal(offset=offset).band(2, 3)
+        with pytest.raises(hw.HeadwiseError, match=f"Causal offset={offset} is beyond 2"):
+            hw.Causal(offset=[offset]).check(grid)
+    for name, sizes in (("left", (most + 1, 0)), ("right", (0, most + 1))):
+        with pytest.raises(hw.HeadwiseError, match=f"Window {name}={most + 1} is beyond 2"):
+            hw.Window(*sizes)
+    for sizes in ((most + 1, 1), (1, most + 1), (-1, 1), (1, -1), (1.0, 1)):
+        with pytest.raises(hw.HeadwiseError, match="pass whole numbers from 0 on"):
+            hw.Streaming(*sizes).check(grid)
+
+
+def test_what_masks_say_of_themselves() -> None:
+    """Same for all heads; may its bias forbid; counted from the first key; how many tokens of document 1 are real."""
+    answers = {
+        hw.Causal(): (True, True, False, None),
+        hw.Causal(offset=2): (True, True, True, None),
+        hw.Window(1, None): (True, True, False, None),
+        hw.Streaming(1, 2): (False, True, True, None),
+        hw.Alibi(): (False, False, False, None),
+        hw.Lengths((7, 5)): (True, True, True, 5),
+        hw.Segments(((0, 1),), ((0, 1),)): (True, True, False, None),
+        hw.Allowed(((True,),)): (False, True, False, None),
+        hw.Bias(((0.5,),)): (False, True, False, None),
+        hw.Lengths((7, 5)) & hw.Lengths((3, 6)) & hw.Causal(): (False, True, True, 5),
+    }  # as keys: masks are values, which compare and have a hash
+    for mask, expected in answers.items():
+        alike, counts = mask.alike, mask.counts_from_first()
+        assert (alike, mask.bias_may_forbid(), counts, mask.real_length(1)) == expected, mask
+
+
+def test_three_axes_of_one_document_and_head_mean_one_thing() -> None:
+    assert picture(hw.Allowed([[[True, False], [False, True]]]), 2, 2) == ["10", "01"]

@@ -87,13 +87,6 @@ def test_plans_go_to_other_projects_and_come_back(tmp_path: Path) -> None:
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert json.loads((tmp_path / "new" / "duo" / "config.json").read_text()) == {"sink_size": 2, "recent_size": 3}
     assert hw.Plan.read(tmp_path / "new" / "duo") == DUO
-    DUO.export(tmp_path / "ratios.json", "ratios", tokens=53)
-    ratios = json.loads((tmp_path / "ratios.json").read_text())
-    assert ratios["compression_ratio"][0] == [0, 1 - 5 / 53, 1 - 5 / 53]
-    DUO.export(tmp_path / "razor.json", "razor")
-    lists = json.loads((tmp_path / "razor.json").read_text())
-    assert lists == {"0": [0], "1": [1]}
-    assert hw.Plan.of_lists(lists, 3, 3, hw.Keep(2, 3)) == DUO
     DUO.export(tmp_path / "plan.json")
     assert hw.Plan.read(tmp_path / "plan.json") == DUO
 
@@ -116,13 +109,7 @@ def test_a_matrix_that_was_learned_is_rounded(tmp_path: Path) -> None:
 @every(
     "act, message",
     [
-        (lambda path: DUO.export(path, "ratios"), "ratios are those of a text of some length; pass its tokens"),
         (lambda path: DUO.export(path, "doo"), "there is no format 'doo'; did you mean duo?"),
-        (
-            lambda path: hw.Plan.of_lists({"3": [0]}, 3, 3, hw.Keep(1, 1)),
-            "the lists name what 3 layers of 3 key/value heads do not",
-        ),
-        (lambda path: hw.Plan.of_lists({"0": [3]}, 3, 3, hw.Keep(1, 1)), "the lists name what 3 layers of 3"),
         (lambda path: hw.Plan.read(path.parent), "config.json does not exist"),
         (lambda path: duo(path, "1\tx", "{}"), "sinks is None, where int belongs"),
         (lambda path: duo(path, "1\tx", '{"sink_size": 1, "recent_size": 2}'), "has no numbers between tabs"),

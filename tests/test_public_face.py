@@ -33,7 +33,7 @@ def test_every_name_is_there() -> None:
     assert len(hw.__all__) == len(set(hw.__all__)) and set(hw.__all__) == set(dir(hw))
     for name in hw.__all__:
         assert getattr(hw, name) is not None
-    assert not hasattr(hw, "attention")
+    assert not hasattr(hw, "attentions")
 
 
 def test_every_name_has_a_type() -> None:

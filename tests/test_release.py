@@ -33,8 +33,8 @@ try:
     hw.watch
 except hw.HeadwiseError as error:
     assert "pip install 'headwise[torch]'" in str(error)
-from headwise.view.page.words import table
-from headwise.teach.catalogue import catalogue
+from headwise.words import table
+from headwise.teach.bugs import catalogue
 assert table() and catalogue()
 """
 

@@ -7,10 +7,12 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
+import measure
+
 import headwise
 
 SOURCE = Path(headwise.__file__).parent
-LONGEST_FUNCTION = 50  # lines, from def to the end
+LONGEST_FUNCTION = 80  # lines, from def to the end
 VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
 
 
@@ -91,6 +93,23 @@ def test_no_function_is_long() -> None:
     assert [f"{name}:{line} {what}" for name, tree in trees() for line, what in long_functions(tree)] == []
 
 
+# What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
+MOST = {"nodes": 357_000, "files": 196, "circles": 0, "messages": 3, "options": 203, "test lines": 43_900}
+
+
+def test_the_house_grows_no_more() -> None:
+    whole = measure.total(measure.sizes())
+    counted = {
+        "nodes": whole.nodes,
+        "files": whole.files,
+        "circles": len(whole.circles),
+        "messages": len(measure.option_messages()),
+        "options": len(measure.options()),
+        "test lines": measure.lines_of_tests(),
+    }
+    assert {name: count for name, count in counted.items() if count > MOST[name]} == {}
+
+
 def test_names_say_what_they_name() -> None:
     names = [(name, line, what) for name, tree in trees() for line, what in bound_names(tree)]
     assert [name for name in names if name[2] in VAGUE] == []
@@ -107,13 +126,13 @@ def test_escaping_and_suggestions_have_one_place_each() -> None:
 
 
 def test_the_rules_object() -> None:
-    tree = ast.parse("def f(found):\n    one, x = 1, isinstance(found, (GPT, Causal))\n" + "    x\n" * 49)
+    tree = ast.parse("def f(found):\n    one, x = 1, isinstance(found, (GPT, Causal))\n" + "    x\n" * 79)
     assert set(bound_names(tree)) == {(1, "found"), (2, "one"), (2, "x")}
     assert set(classes_asked(tree)) == {(2, "GPT"), (2, "Causal")}
     assert list(long_functions(tree)) == [(1, "f")]
     options = ",".join(f"\n a{n}: int" for n in range(60))
     assert list(long_functions(ast.parse(f"@command()\ndef f({options}):\n    x\n" + "    x\n" * 30))) == []
-    assert list(long_functions(ast.parse(f"@command()\ndef f({options}):\n    x\n" + "    x\n" * 50))) == [(2, "f")]
+    assert list(long_functions(ast.parse(f"@command()\ndef f({options}):\n    x\n" + "    x\n" * 80))) == [(2, "f")]
     assert {"Causal", "Lengths", "Alibi", "Both"} <= masks()
 
 

@@ -11,7 +11,7 @@ import pytest
 from invoking import Invoke, Outcome
 from real_models import GEMMA, T5
 
-from headwise.cost import PRESETS
+from headwise.cost import PRESETS, TABLE
 
 TWO = ("llama-2-70b", "--context", "4096", "--dtype", "bf16")
 
@@ -85,8 +85,8 @@ def test_the_table_of_the_courses(invoke: Invoke) -> None:
     assert rows["mistral-7b"] == ["4,096", "32", "128", "8", "GQA", "32", "4,096", "131,072"]
     assert rows["palm-540b"] == ["18,432", "48", "256", "1", "MQA", "118", "120,832"]
     assert rows["falcon-7b"] == ["4,544", "71", "64", "1", "MQA", "32", "8,192"]
-    models = json.loads(invoke("cost", "--list", "--json", "--dtype", "fp8").out)["models"]
-    assert [model["model"] for model in models] == list(PRESETS)
+    models = json.loads(invoke("cost", "--table", "--json", "--dtype", "fp8").out)["models"]
+    assert [model["model"] for model in models] == list(TABLE)
     assert models[0]["d_model"] == 768 and models[4]["cache_bytes_per_token"] == 163_840
     refused(invoke("cost", "gpt2", "--table"), "leave out MODEL")
     refused(invoke("cost"), "no model is named")
@@ -111,26 +111,29 @@ def test_help_has_an_example(invoke: Invoke) -> None:
         (("nosuch",), ("no preset 'nosuch'", "there are bert-base")),
         (("lama-2-70b",), ("did you mean llama-2-70b",)),
         (("no/such/folder",), ("no/such/folder does not exist",)),
-        ((*TWO[:1], "--context", "-3"), ("context=-3 is outside 1 to", "number of tokens")),
-        ((*TWO[:1], "--context", "0"), ("context=0",)),
-        ((*TWO[:1], "--context", "9" * 40), ("context=999",)),
+        ((*TWO[:1], "--context", "-3"), ("--context -3 is outside 1 to", "number of tokens")),
+        ((*TWO[:1], "--context", "0"), ("--context 0",)),
+        ((*TWO[:1], "--context", "9" * 40), ("--context 999",)),
         ((*TWO[:1], "--context", "many"), ("--context",)),
-        ((*TWO[:1], "--batch", "0"), ("batch=0 is outside 1 to", "number of texts")),
-        ((*TWO[:1], "--source", "5"), ("source=5 needs an encoder with a decoder",)),
+        ((*TWO[:1], "--batch", "0"), ("--batch 0 is outside 1 to", "number of texts")),
+        ((*TWO[:1], "--source", "5"), ("--source 5 needs an encoder with a decoder",)),
         ((*TWO[:1], "--dtype", "bf17"), ("no number format 'bf17'", "did you mean bf16")),
         ((*TWO[:1], "--cache-dtype", "octal"), ("no number format 'octal'",)),
-        ((*TWO[:1], "--gpu-memory", "24 bananas"), ("gpu-memory='24 bananas' is no size", "24GiB")),
-        ((*TWO[:1], "--gpu-memory", "24 kg"), ("gpu-memory='24 kg' is no size",)),
-        ((*TWO[:1], "--gpu-memory", "24"), ("gpu-memory='24' is no size",)),
-        ((*TWO[:1], "--gpu-memory", "-24GiB"), ("gpu-memory='-24GiB'",)),
-        ((*TWO[:1], "--gpu-memory", "0GiB"), ("gpu-memory='0GiB' is outside",)),
-        ((*TWO[:1], "--gpu-memory", "nanGiB"), ("gpu-memory='nanGiB'",)),
+        ((*TWO[:1], "--gpu-memory", "24 bananas"), ("--gpu-memory '24 bananas' is no size", "24GiB")),
+        ((*TWO[:1], "--gpu-memory", "24 kg"), ("--gpu-memory '24 kg' is no size",)),
+        ((*TWO[:1], "--gpu-memory", "24"), ("--gpu-memory 24 is no size",)),
+        ((*TWO[:1], "--gpu-memory", "-24GiB"), ("--gpu-memory -24GiB",)),
+        ((*TWO[:1], "--gpu-memory", "0GiB"), ("--gpu-memory 0GiB is outside",)),
+        ((*TWO[:1], "--gpu-memory", "nanGiB"), ("--gpu-memory nanGiB",)),
         ((*TWO[:1], "--gpu-memory", "99999999999PB"), ("is outside 1 B to",)),
         ((*TWO[:1], "--gpu-memory", "24GiB"), ("less than the weights alone", "137,953,296,384 bytes", "--dtype")),
-        ((*TWO[:1], "--bandwidth", "900GB"), ("bandwidth='900GB' is no size", "900GB/s")),
-        ((*TWO[:1], "--bandwidth", "0GB/s"), ("bandwidth='0GB/s' is outside",)),
-        (("bert-base", "--bandwidth", "1TB/s"), ("bandwidth=1TB/s is about decoding", "a bert encoder writes nothing")),
-        (("bert-base", "--cache-dtype", "fp8"), ("cache-dtype=fp8 is about decoding",)),
+        ((*TWO[:1], "--bandwidth", "900GB"), ("--bandwidth 900GB is no size", "900GB/s")),
+        ((*TWO[:1], "--bandwidth", "0GB/s"), ("--bandwidth 0GB/s is outside",)),
+        (
+            ("bert-base", "--bandwidth", "1TB/s"),
+            ("--bandwidth 1TB/s is about decoding", "bert encoder writes nothing"),
+        ),
+        (("bert-base", "--cache-dtype", "fp8"), ("--cache-dtype fp8 is about decoding",)),
         (("bert-base", "--gpu-memory", "100MB"), ("less than the weights alone",)),
         (("bert-base", "--variants"), ("a bert encoder keeps none",)),
     ],
@@ -149,7 +152,7 @@ def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
     whisper = {"model_type": "whisper", "d_model": 30, "encoder_layers": 1, "decoder_layers": 1}
     heads = {"encoder_attention_heads": 5, "decoder_attention_heads": 3}
     path.write_text(json.dumps(whisper | heads))
-    refused(invoke("cost", path, "--source", "7"), "source=7: whisper always reads 1500")
+    refused(invoke("cost", path, "--source", "7"), "--source 7: whisper always reads 1500")
 
 
 def test_the_command_loads_no_heavy_library() -> None:

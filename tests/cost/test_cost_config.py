@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ from hypothesis import strategies as st
 from real_models import BERT, CASES, LLAMA, T5, WIDE
 from transformers import CONFIG_MAPPING
 
+from headwise import families
 from headwise.cost import cache_bytes_per_token, price
-from headwise.cost.decoders import decoder
-from headwise.cost.encoders import SIGLIP
-from headwise.cost.fields import Family
-from headwise.cost.read import FAMILIES
+from headwise.cost.build import REQUIRED
 from headwise.errors import HeadwiseError
+from headwise.families import Family
 from headwise.gpt.gpt import GPTConfig
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
@@ -35,13 +32,17 @@ NOT_IN_THE_CLASS = {
 }
 
 
+FAMILIES = families.families("price")
+SIGLIP = Family(name="siglip_vision_model", price=(FAMILIES["gemma3"].price or {})["vision"])
 IN_TRANSFORMERS = [family for family in (*FAMILIES.values(), SIGLIP) if family.name != "palm"]
 
 
 @pytest.mark.parametrize("family", IN_TRANSFORMERS, ids=lambda family: family.name)
 def test_defaults_are_those_of_the_config_class(family: Family) -> None:
     config: Any = GPTConfig if family.name == "headwise" else CONFIG_MAPPING[family.name]
-    for name, value in family.defaults.items():
+    assert family.price is not None
+    defaults = dict.fromkeys(family.price.get("null", ())) | family.price["defaults"]
+    for name, value in defaults.items():
         if (family.name, name) not in NOT_IN_THE_CLASS:
             assert getattr(config, name) == value, name
     assert not any(hasattr(config, name) for kind, name in NOT_IN_THE_CLASS if kind == family.name)
@@ -244,8 +245,10 @@ def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: 
     """Never another error, and never a number that is not one."""
     name, fields = CASES[case]
     kind = getattr(transformers, name).config_class.model_type
-    family = FAMILIES[kind]
-    known = [*family.required, *family.defaults, *family.aliases, *family.fixed, "architectures", "model_type", "dtype"]
+    record = FAMILIES[kind].price or {}
+    known = ["architectures", "model_type", "dtype"]
+    for part in ("required", "null", "defaults", "aliases", "fixed"):
+        known += record.get(part, REQUIRED if part == "required" else ())
     field = data.draw(st.sampled_from(known))
     config = {"model_type": kind, **fields, field: value}
     try:
@@ -258,7 +261,8 @@ def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: 
 
 def test_a_new_family_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """The record of Qwen2 under another name, with its windows left out, which this config leaves out too."""
-    newcomer = replace(FAMILIES["qwen2"], name="newcomer", build=partial(decoder, qkv_bias=True))
-    monkeypatch.setitem(FAMILIES, "newcomer", newcomer)
+    record = {key: value for key, value in (FAMILIES["qwen2"].price or {}).items() if key != "windows"}
+    monkeypatch.setattr(families, "_families", families.families())
+    families.register(Family(name="newcomer", price=record))
     prices = [price(LLAMA | {"model_type": kind}) for kind in ("newcomer", "qwen2")]
     assert prices[0].parameters == prices[1].parameters and prices[0].layers == prices[1].layers

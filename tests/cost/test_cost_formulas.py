@@ -10,15 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import headwise as hw
 from headwise.cost import price, read_shape
 from headwise.cost.formulas import cache_values, experts_read, longest_context, score_pairs
+from headwise.cost.pricing import read_bytes
 from headwise.cost.shape import Attention, FeedForward
-from headwise.cost.units import read_bytes
-from headwise.gpt.forms import hf_config
+from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 
-ATTENTION = Attention(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
+SPEC = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
+
+
+def attention_of(window: int | None) -> Attention:
+    return Attention(spec=SPEC.replace(mask=hw.Causal() if window is None else hw.Window(window - 1, 0)))
 
 
 def test_llama_2_70b_by_hand() -> None:
@@ -64,7 +69,8 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
 
 @given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
 def test_pairs_are_those_that_a_mask_allows(tokens: int, window: int | None, causal: bool) -> None:
-    attention = replace(ATTENTION, window=window if causal else None, causal=causal)
+    attention = attention_of(window) if causal else Attention(spec=SPEC)
+    window = window if causal else None
     reach = window or tokens
     allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
     assert score_pairs(attention, tokens) == 2 * allowed  # of two key/value heads
@@ -77,7 +83,7 @@ def test_pairs_are_those_that_a_mask_allows(tokens: int, window: int | None, cau
 )
 def test_the_longest_context_is_the_last_that_fits(windows: list[int | None], values: int, name: str) -> None:
     _, shape = read_shape(name)
-    layers = tuple(replace(shape.layers[0], attention=replace(ATTENTION, window=w)) for w in windows)
+    layers = tuple(replace(shape.layers[0], attention=attention_of(w)) for w in windows)
     shape = replace(shape, layers=layers)
     longest = longest_context(shape, values, 0)
     if longest is None:
@@ -127,6 +133,12 @@ def test_a_latent_cache_is_read_as_it_is() -> None:
     assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
 
 
+def test_a_gpt_with_a_latent_is_causal() -> None:
+    sizes = {"vocab_size": 101, "context": 53, "n_layers": 3, "n_heads": 6, "d_model": 66}
+    bill = price(GPTConfig(**sizes, latent_dim=17, rope_dim=4), context=23)
+    assert bill.prefill.attention_flops == 3 * 2 * 6 * (11 + 11) * (23 * 24 // 2)
+
+
 def test_source_and_text_are_kept_apart() -> None:
     config = {"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 5}
     bill = price(config, context=11, source=13, batch=3, dtype="fp16")
@@ -161,7 +173,7 @@ def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
     [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5tib", 3 * 2**39), (" 7B ", 7), ("0.5KB", 500), (12345, 12345)],
 )
 def test_sizes_with_units(text: str | int, value: int) -> None:
-    assert read_bytes("gpu-memory", text) == value
+    assert read_bytes("gpu_memory", text) == value
 
 
 def test_bandwidths() -> None:

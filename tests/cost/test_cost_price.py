@@ -1,4 +1,4 @@
-"""`headwise.price`: whatever describes a model has one price, and the price prints itself."""
+"""`headwise.price`: one price of whatever describes a model, with a plan, and with other heads side by side."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from invoking import Invoke
 from real_models import WIDE
 
 import headwise as hw
-from headwise.cost import price
+from headwise.cost import PRESETS, Choice, choose, make_setting, price, read_shape, variants
+from headwise.cost.formulas import longest_context
+from headwise.cost.read import model_shape
+from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.masks import BroadcastGrid
 
 CONFIG = {"model_type": "llama", **WIDE}
 SETTING: dict[str, Any] = {"context": 23, "batch": 3, "dtype": "fp32"}
@@ -76,3 +85,209 @@ def test_a_price_prints_itself() -> None:
     assert any(line.split() == ["cache", "of", "one", "token", "327,680", "bytes", "320", "KiB"] for line in lines)
     page = price(CONFIG | {"model_type": "llama"})._repr_html_()
     assert page.count("<table>") == 1 and "parameters" in page
+
+
+keeps = st.one_of(st.none(), st.builds(hw.Keep, st.integers(0, 7), st.integers(1, 23)))
+plans = st.lists(st.tuples(keeps, keeps, keeps), min_size=2, max_size=2).map(lambda layers: hw.Plan(tuple(layers)))
+GROUPED = hw.GPTConfig(vocab_size=11, context=53, n_layers=2, n_heads=6, n_kv_heads=3, head_dim=10, d_model=29, d_ff=7)
+
+
+@given(plan=plans, tokens=st.integers(1, 53), values=st.integers(0, 9000))
+def test_pairs_and_numbers_are_those_of_the_mask(plan: hw.Plan, tokens: int, values: int) -> None:
+    bill = hw.price(GROUPED, plan=plan, context=tokens, dtype="fp32")
+    seen = []
+    for n in range(2):
+        mask = plan.mask(n, 6)
+        allowed = mask.allowed(BroadcastGrid((1, 6, tokens, tokens), np.asarray, np.arange))
+        seen.append(np.broadcast_to(allowed, (1, 6, tokens, tokens)))
+    assert bill.prefill.attention_flops == 4 * 10 * sum(int(layer.sum()) for layer in seen)
+    assert bill.cache.total_bytes == 2 * 10 * 4 * plan.rows(tokens)
+    assert bill.cache.total_bytes == 10 * 4 * sum(int(layer[:, :, -1].sum()) for layer in seen)  # 2 queries read a row
+    full = hw.price(GROUPED, context=tokens, dtype="fp32")
+    assert full.decode and bill.decode
+    saved = 4 * 10 * 2 * (2 * 3 * tokens - plan.rows(tokens))
+    assert bill.decode.flops == full.decode.flops - saved
+    growing = 2 * 10 * sum(kept is None for layer in plan.keep for kept in layer)
+    assert bill.cache.bytes_per_token_beyond_windows == 4 * growing
+    longest = longest_context(read_shape(GROUPED)[1].with_plan(plan), values, 0)
+    if longest is None:
+        assert growing == 0 and 2 * 10 * plan.rows(10**6) <= values
+    else:
+        assert 2 * 10 * plan.rows(longest) <= values < 2 * 10 * plan.rows(longest + 1)
+
+
+@pytest.mark.parametrize("windows", [None, (5, None)])
+def test_the_caches_of_a_model_hold_what_is_priced(windows: tuple[int | None, ...] | None) -> None:
+    config = hw.GPTConfig(**{**vars(GROUPED), "windows": windows})
+    plan = hw.Plan(((None, hw.Keep(2, 3), hw.Keep(0, 11)), (hw.Keep(3, 5), hw.Keep(3, 5), None)))
+    model, ids = hw.GPT(config).double().eval(), torch.randint(11, (2, 23))
+    caches = model.new_caches(plan)
+    with torch.no_grad():
+        for start, stop in ((0, 7), (7, 22), (22, 23)):
+            out = model(ids[:, start:stop], caches)
+        bill = hw.price(config, plan=plan, context=23, batch=2, dtype="fp64")
+        assert sum(cache.nbytes for cache in caches) == bill.cache.total_bytes
+        for layer, block in enumerate(model.blocks):
+            mask, attention = plan.mask(layer, 6), block.attention
+            block.attention.forward = lambda x, cache, mask=mask, f=attention.forward: f(x, mask=mask)
+        torch.testing.assert_close(out[:, -1], model(ids)[:, -1], rtol=1e-12, atol=1e-12)
+
+
+def write(folder: Path, plan: hw.Plan) -> str:
+    plan.write(folder / "plan.json")
+    return str(folder / "plan.json")
+
+
+def test_the_command_prices_a_plan(invoke: Invoke, tmp_path: Path) -> None:
+    """Llama 3 8B at 32,768 tokens: 28 layers of 32 stream, the whole cache is 4 GiB."""
+    streams, full = (hw.Keep(4, 1020),) * 8, (None,) * 8
+    path = write(tmp_path, hw.Plan((full,) * 4 + (streams,) * 28))
+    options = ("llama-3-8b", "--context", "32768", "--gpu-memory", "24GiB", "--plan", path)
+    outcome = invoke("cost", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "streaming key/value heads" in outcome.out and "8 of 8" in outcome.out
+    assert "note: plan: 224 of 256 key/value heads keep only their first and latest tokens; without it" in outcome.out
+    assert "the cache in all is 4,294,967,296 bytes" in " ".join(outcome.out.split())
+    bill = json.loads(invoke("cost", *options, "--json").out)
+    assert bill["cache"]["total_bytes"] == (4 * 32768 + 28 * 1024) * 8 * 2 * 128 * 2
+    assert [layer["attention"]["streaming"] for layer in bill["layers"]] == [0] * 4 + [8] * 28
+    whole = json.loads(invoke("cost", *options[:-2], "--json").out)
+    assert bill["memory"]["largest_batch"] > 6 * whole["memory"]["largest_batch"]
+    assert bill["parameters"] == whole["parameters"]
+
+
+def test_what_has_no_such_heads_is_refused(invoke: Invoke, tmp_path: Path) -> None:
+    path = write(tmp_path, hw.Plan(((None,),)))
+    (tmp_path / "deepseek.json").write_text(json.dumps({"headwise_plan": 1}))
+    for options, message in (
+        (("gpt2",), "the plan is for 1 layers of 1 key/value heads, and the model has 12 of 12"),
+        (("bert-base",), "a plan is about cached keys and values of single heads, and bert has none"),
+        (("gpt2", "--variants"), "--variants and --choose compare caches that keep all; leave --plan out"),
+    ):
+        outcome = invoke("cost", *options, "--plan", path)
+        assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
+        assert message in outcome.err
+    outcome = invoke("cost", "gpt2", "--plan", str(tmp_path / "deepseek.json"))
+    assert outcome.code == 2 and "deepseek.json: the plan is not whole" in outcome.err
+
+
+LLAMA = PRESETS["llama-3-8b"]
+
+
+def shape_of(**changes: Any) -> ModelShape:
+    return model_shape(LLAMA | changes)
+
+
+def test_each_variant_is_the_price_of_that_config() -> None:
+    limits: dict[str, Any] = {"context": 5003, "batch": 3, "gpu_memory": "24GiB", "bandwidth": "900GB/s"}
+    shape = shape_of()
+    rows = variants(shape, make_setting(shape, **limits))
+    assert [row.name for row in rows] == ["MHA", "GQA-16", "GQA-8", "GQA-4", "GQA-2", "MQA"]
+    assert [row.n_kv_heads for row in rows] == [32, 16, 8, 4, 2, 1]
+    assert [row.name for row in rows if row.present] == ["GQA-8"]
+    for row in rows:
+        bill = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
+        assert bill.decode is not None and bill.memory is not None
+        assert row.parameters == bill.parameters.total
+        assert row.weight_bytes == bill.weight_bytes
+        assert row.cache_bytes_per_token == bill.cache.bytes_per_token
+        assert row.cache_bytes == bill.cache.total_bytes
+        assert row.longest_context == bill.memory.longest_context
+        assert row.bytes_per_token == bill.decode.bytes_per_token
+        assert row.tokens_per_second == bill.decode.tokens_per_second
+        assert row.fits == (bill.cache.total_bytes <= bill.memory.free_bytes)
+
+
+def test_attention_costs_the_same_flops_in_every_variant() -> None:
+    prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
+    assert len({bill.attention_flops for bill in prices}) == 1
+    assert len({bill.layer_flops for bill in prices}) == 3
+
+
+def test_a_variant_whose_weights_exceed_the_memory_holds_no_token() -> None:
+    shape = shape_of()
+    rows = variants(shape, make_setting(shape, gpu_memory="16.5GB"))
+    assert [row.longest_context == 0 for row in rows] == [True, True, False, False, False, False]
+    assert [row.fits for row in rows] == [False, False, False, True, True, True]
+
+
+def test_a_latent_stands_beside_the_heads_that_it_replaces() -> None:
+    _, shape = read_shape("deepseek-v3")
+    rows = variants(shape, make_setting(shape))
+    assert [row.name for row in rows if row.present] == ["MLA"]
+    assert rows[0].cache_bytes_per_token == 61 * 576 * 2
+    assert rows[1].name == "MHA" and rows[1].cache_bytes_per_token == 61 * 128 * (192 + 128) * 2
+    assert rows[0].longest_context is None
+
+
+def test_no_number_of_heads_takes_long() -> None:
+    shape = shape_of(hidden_size=2**31, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
+    rows = variants(shape, make_setting(shape))
+    assert [row.n_kv_heads for row in rows] == [2**n for n in range(12, -1, -1)]
+    with pytest.raises(HeadwiseError, match="num_attention_heads=1073741824 exceeds 4,096, the most heads priced"):
+        shape_of(hidden_size=2**31, num_attention_heads=2**30, head_dim=None)
+
+
+def test_encoders_have_no_variants() -> None:
+    _, shape = read_shape("bert-base")
+    with pytest.raises(HeadwiseError, match="a bert encoder keeps none"):
+        variants(shape, make_setting(shape))
+
+
+def test_variants_of_a_decoder_with_an_encoder_share_cross_heads_too() -> None:
+    shape = model_shape({"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 6})
+    rows = variants(shape, make_setting(shape, context=11, source=13, dtype="fp32"))
+    assert [row.cache_bytes for row in rows] == [2 * n * 14 * (11 + 13) * 4 for n in (6, 3, 2, 1)]
+    one_head = 2 * 31 * 7  # W_K and W_V, in both attentions of both decoder layers
+    assert rows[0].parameters - rows[-1].parameters == 2 * 2 * 5 * one_head
+
+
+def chosen(memory: str | None = None, context: int | None = None, **changes: Any) -> Choice:
+    shape = shape_of(**changes)
+    return choose(shape, make_setting(shape, gpu_memory=memory, context=context))
+
+
+@pytest.mark.parametrize(
+    ("changes", "advised"),
+    [
+        ({}, (32, 8, 128)),  # Llama 3 8B follows the rules
+        ({"num_key_value_heads": 32}, (32, 8, 128)),
+        ({"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12}, (12, 3, 64)),  # GPT-2's heads
+        ({"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8}, (8, 2, 64)),
+        ({"hidden_size": 256, "num_attention_heads": 16, "num_key_value_heads": 16}, (4, 4, 64)),  # too narrow
+        ({"hidden_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}, (8, 2, 128)),  # too wide
+        ({"hidden_size": 5376, "num_attention_heads": 32, "num_key_value_heads": 16}, (42, 7, 128)),  # Gemma 3 27B
+        ({"hidden_size": 64, "num_attention_heads": 1, "num_key_value_heads": 1}, (4, 4, 16)),  # Mini-GPT
+        ({"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 4}, (4, 4, 4)),  # microgpt
+        ({"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 6}, (3, 3, 14)),  # 4 does not divide it
+        ({"hidden_size": 4544, "num_attention_heads": 71, "num_key_value_heads": 1}, (71, 71, 64)),  # Falcon 7B
+    ],
+)
+def test_the_rules_of_thumb(changes: dict[str, Any], advised: tuple[int, int, int]) -> None:
+    choice = chosen(**changes)
+    assert (choice.n_heads, choice.n_kv_heads, choice.head_dim) == advised
+    assert [rule.advised for rule in choice.rules] == [advised[0], advised[2], advised[1]]
+    assert all(rule.source and rule.arithmetic for rule in choice.rules)
+    assert choice.cache_bytes_per_token == 32 * advised[1] * 2 * advised[2] * 2
+    assert choice.fits is None
+
+
+def test_memory_forces_fewer_key_value_heads_and_says_so() -> None:
+    free = chosen("80GB", 8192)
+    assert free.n_kv_heads == 8 and free.fits
+    tight = chosen("18GB", 20_000)
+    assert tight.n_kv_heads == 4 and tight.fits
+    assert "memory forces 4" in tight.rules[2].arithmetic
+    single = chosen("18GB", 100_000)
+    assert single.n_kv_heads == 1 and single.fits
+    none = chosen("18GB", 1_000_000)
+    assert none.n_kv_heads == 1 and none.fits is False
+    assert "not even 1 fits" in none.rules[2].arithmetic
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "bert-base"])
+def test_nothing_to_share(name: str) -> None:
+    _, shape = read_shape(name)
+    choice = choose(shape, make_setting(shape))
+    assert "nothing to save" in choice.rules[2].arithmetic
+    assert choice.cache_bytes_per_token == choice.present_cache_bytes_per_token

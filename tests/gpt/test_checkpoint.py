@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 
 from headwise import HeadwiseError
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import load_model, read_metadata, read_tensors, save_model, write_tensors
-from headwise.gpt.tokens import Tokens
 
 TOKENS = Tokens.characters("abcdefghijklmnopqrs", boundary=False)
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
@@ -156,17 +156,17 @@ def test_weights_that_are_no_numbers(sound: Path, value: float) -> None:
 
 
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    assert "is no run folder; train one with `headwise train --out" in refusal(tmp_path / "none")
+    assert "is no folder; pass a run folder" in refusal(tmp_path / "none")
 
 
 def test_a_file_in_place_of_the_folder(sound: Path) -> None:
-    assert "is no run folder" in refusal(sound / CONFIG)
+    assert "is no folder; pass a run folder" in refusal(sound / CONFIG)
 
 
 @pytest.mark.parametrize(
     "name, message",
     [
-        (WEIGHTS, "has no model.safetensors: it is no run folder, or its training has not finished"),
+        (WEIGHTS, "has no model.safetensors: it is no model folder, or not finished"),
         (CONFIG, "has no config.json"),
         (TOKENIZER, "has no tokenizer.json"),
     ],
@@ -177,26 +177,19 @@ def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    "content, said",
     [
-        b"",
-        b"{",
-        b"no json",
-        b"\xff\xfe{}",
-        b"[]",
-        b"3",
-        b"null",
-        b"{}",
-        b'{"model_type": "llama"}',
-        b'{"headwise": 3}',
-        b'{"headwise": [1]}',
-        b'{"headwise": {}}',
-        b'{"headwise": null}',
+        *((content, "is no JSON") for content in (b"", b"{", b"no json", b"\xff\xfe{}")),
+        *((content, "holds no fields") for content in (b"[]", b"3", b"null")),
+        *((content, "does not describe a headwise model") for content in (
+            b"{}", b'{"model_type": "llama"}', b'{"headwise": 3}', b'{"headwise": [1]}', b'{"headwise": {}}',
+            b'{"headwise": null}',
+        )),
     ],
-)
-def test_a_config_that_says_nothing_of_ours(sound: Path, content: bytes) -> None:
+)  # fmt: skip
+def test_a_config_that_says_nothing_of_ours(sound: Path, content: bytes, said: str) -> None:
     (sound / CONFIG).write_bytes(content)
-    assert f"{CONFIG} does not describe a headwise model" in refusal(sound)
+    assert f"{CONFIG} {said}" in refusal(sound)
 
 
 def test_a_field_that_is_not_known_is_named(sound: Path) -> None:

@@ -91,7 +91,7 @@ def source_of(model: GPT, form: bool = True) -> Source:
         return lambda ids: model(ids, caches, last_only=True)[0, -1]
 
     context, size = model.config.context, model.config.vocab_size
-    return Source(begin, context, size, torch.device("cpu"), lambda rows: Decoder(model, rows=rows) if form else None)
+    return Source(begin, context, size, Decoder(model, rows=len(ROWS)) if form else None)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.5, "seed": 3}], ids=str)
@@ -147,3 +147,19 @@ def test_who_watches_in_between_sees_the_model(tiny: Any) -> None:
     text += [next(stream) for _ in range(2)]
     handle.remove()
     assert len(seen) == 2 and text + list(stream) == expected
+
+
+def test_who_watches_several_texts_in_between_sees_the_model(tiny: Any) -> None:
+    """Texts that the form has read together go on one by one, those that have not ended."""
+    model, options = tiny("llama"), {"temperature": 1.3, "seed": 4}
+    alone = [list(generate(model, row, 23, **options | {"seed": 4 + n})) for n, row in enumerate(ROWS)]
+    stop = alone[0][3]
+    expected = [text[: text.index(stop)] if stop in text else text for text in alone]
+    assert min(map(len, expected)) < 5 and max(map(len, expected)) > 9
+    stream = continued(source_of(model), ROWS, 23, stops={stop}, **options)  # type: ignore[arg-type]
+    steps = [next(stream) for _ in range(5)]
+    handle = model.blocks[0].register_forward_hook(lambda *_: None)
+    steps += [next(stream) for _ in range(3)]
+    handle.remove()
+    steps += stream
+    assert expected == [[token for token in text if token is not None] for text in zip(*steps, strict=True)]

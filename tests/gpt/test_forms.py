@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from headwise import HeadwiseError
-from headwise.gpt.checkpoint import load_model, save_model
-from headwise.gpt.forms import hf_form
+from headwise.corpus.tokens import Tokens
+from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT
-from headwise.gpt.tokens import Tokens
 
 TEXT = "the quick brown fox jumps"
 VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> preset, form, changes
@@ -240,9 +239,10 @@ def test_reading_a_model_loads_no_compiler() -> None:
     """Shapes on the meta device are drawn by nothing: torch would load its compiler for that, over a second."""
     code = """
 import sys, torch
-from headwise.gpt.forms import from_hf, to_hf
+from headwise.gpt.checkpoint import from_hf, to_hf
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.layer.layer import MultiHeadAttention, shapes_alone
+from headwise.layer.layer import MultiHeadAttention
+from headwise.layer.projections import shapes_alone
 config = GPTConfig(vocab_size=19, context=11, n_layers=2, n_heads=2, d_model=20, tied=True, position="learned",
                    norm="layer", gated=False, activation="gelu")
 model = GPT(config)

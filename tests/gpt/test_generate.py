@@ -144,7 +144,7 @@ def test_gradients_stay_on_between_two_tokens(tiny: Any) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"prompt": []}, "the prompt is empty, and this model has no token that begins a text; pass --prompt"),
+        ({"prompt": []}, "the prompt is empty, and this model has no token that begins a text; pass prompt="),
         ({"prompt": [3, 19]}, "token id 19 lies outside the vocabulary of 19"),
         ({"prompt": [3, -1]}, "token id -1 lies outside the vocabulary of 19"),
         ({"n": -1}, "tokens=-1 is negative"),

@@ -19,13 +19,13 @@ from processes import Ended, Started, command, together
 from small_models import text_stream
 
 from headwise import HeadwiseError
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Stream
 from headwise.gpt import train as training
 from headwise.gpt.checkpoint import read_metadata, read_tensors
-from headwise.gpt.data import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import ALONE, Ranks, current, joined, whole
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import METRICS, STATE, Sharing, Stopped, train
 
 pytestmark = pytest.mark.slow
@@ -50,25 +50,24 @@ def learn(folder: Path, sharing: Sharing, until: int = STEPS, recipe: Recipe = R
     The losses of these steps go to `losses20.json` there, named by their number.
     """
     losses: list[float] = []
-    real = training._step, training.interrupts
+    real = training.update, training.interrupts
 
-    def step(*arguments: Any) -> tuple[float, int]:
-        result = real[0](*arguments)
-        losses.append(result[0])
-        return result
+    def update(loss: float, *arguments: Any) -> None:
+        real[0](loss, *arguments)
+        losses.append(loss)
 
     @contextmanager
     def interrupts() -> Iterator[Callable[[], bool]]:
         yield lambda: len(losses) == until < STEPS and current().rank == 0
 
     folder.mkdir(exist_ok=True)
-    training._step, training.interrupts = step, interrupts
+    training.update, training.interrupts = update, interrupts
     try:
         train(folder, config(), recipe, data(), 3, lambda progress: None, sharing=sharing)
     except Stopped as stopped:
         assert stopped.step == until
     finally:
-        training._step, training.interrupts = real
+        training.update, training.interrupts = real
         if current().rank == 0:
             (folder / f"losses{len(losses)}.json").write_text(json.dumps(losses))
 
@@ -195,7 +194,9 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
         Ranks(0, 2).share(7, 4)
     with pytest.raises(HeadwiseError, match=r"3 processes do not divide the 8 heads of the model; start 1 or 2 or 4"):
         Ranks(0, 3).require_divisor({"heads": 8, "key/value heads": 4})
-    with pytest.raises(HeadwiseError, match="--shard spreads a model over processes; start several: torchrun"):
+    with pytest.raises(
+        HeadwiseError, match="shard=True spreads a model over processes; start several of them with torchrun"
+    ):
         Sharing(shard=True).check(data(), RECIPE)
     assert current() is ALONE and ALONE.sum(2.0) == [2.0] and ALONE.gathered(3) == [3]
 

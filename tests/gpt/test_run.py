@@ -13,7 +13,7 @@ import torch
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import FILES, FILM, Result, Settings, load_run, read_run, read_summary, run_training
+from headwise.gpt.run import FILES, FILM, Run, Settings, load_run, read_run, run_training
 from headwise.gpt.train import STATE, Progress, Stopped
 
 SHAPE = {"n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "d_model": 20, "context": 11}
@@ -43,7 +43,7 @@ def settings(book: Path) -> Callable[..., Settings]:
     return make
 
 
-def finish(folder: Path, settings: Settings) -> Result:
+def finish(folder: Path, settings: Settings) -> Run:
     return run_training(folder, settings, quiet, resume=False)
 
 
@@ -105,9 +105,9 @@ def test_lines_go_before_the_preset_s_way(settings: Any, lines: bool) -> None:
         ({"shape": {"d_model": "x"}}, "d_model='x' must be a positive whole number"),
         (
             {"text": None, "lines": True},
-            "--lines or --stream describes a text file; pass one, or leave it out for the verb corpus",
+            "lines= describes a text file; pass one, or leave it out for the verb corpus",
         ),
-        ({"text": None, "tokenizer": "x.json"}, "--tokenizer describes a text file"),
+        ({"text": None, "tokenizer": "x.json"}, "tokenizer= describes a text file"),
         ({"text": "/nowhere/at/all.txt"}, "/nowhere/at/all.txt does not exist"),
         ({"tokenizer": "/nowhere/t.json"}, "/nowhere/t.json is no tokenizer file"),
     ],
@@ -127,12 +127,10 @@ def test_wrong_settings_leave_no_folder(tmp_path: Path, settings: Any) -> None:
 def test_a_finished_run_reads_back_equal(tmp_path: Path, settings: Any) -> None:
     folder = tmp_path / "run"
     result = finish(folder, settings())
-    assert read_summary(folder) == result.summary
     run = read_run(folder)
     assert run is not None
-    assert Settings(**run["settings"]) == settings()
-    assert run["status"] == "finished"
-    assert run["example"] == result.example
+    assert run == result and run.settings == settings()
+    assert run.status == "finished"
     model, tokens = load_run(folder)
     assert tokens.encode(result.example)
     assert f"{model.n_parameters:,}" == result.summary.facts["parameters"]
@@ -168,7 +166,7 @@ def test_the_same_settings_give_the_same_bytes(tmp_path: Path, settings: Any, pr
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path, settings: Any) -> None:
     begin(tmp_path / "run", settings())
-    with pytest.raises(HeadwiseError, match="holds a run already; pass --resume to go on with it, or another --out"):
+    with pytest.raises(HeadwiseError, match="holds a run already; pass resume=True to go on with it, or another out="):
         finish(tmp_path / "run", settings())
 
 
@@ -232,7 +230,8 @@ def test_a_run_killed_before_its_first_file_can_be_resumed(tmp_path: Path, setti
     folder.mkdir()
     (folder / ".run.json.4711.tmp").write_text('{"settings": {')
     run_training(folder, settings(), quiet, resume=True)
-    assert read_summary(folder) is not None
+    run = read_run(folder)
+    assert run is not None and run.summary is not None
 
 
 def test_temporary_files_of_killed_writes_are_cleared_away(tmp_path: Path, settings: Any) -> None:
@@ -265,7 +264,7 @@ def test_a_damaged_run_file_is_said(tmp_path: Path, settings: Any, content: str)
     folder = tmp_path / "run"
     begin(folder, settings())
     (folder / "run.json").write_text(content)
-    with pytest.raises(HeadwiseError, match="remove it or take another --out"):
+    with pytest.raises(HeadwiseError, match="remove it or take another out="):
         run_training(folder, settings(), quiet, resume=True)
 
 
@@ -296,22 +295,23 @@ def test_a_damaged_summary_is_said(tmp_path: Path, settings: Any) -> None:
     for summary in ({}, 3, {**run["summary"], "curve": [{"step": 1}]}, {**run["summary"], "more": 1}):
         path.write_text(json.dumps({**run, "summary": summary}))
         with pytest.raises(HeadwiseError, match=r"run.json is damaged"):
-            read_summary(tmp_path / "run")
+            read_run(tmp_path / "run")
 
 
 def test_an_unfinished_run_cannot_be_loaded(tmp_path: Path, settings: Any) -> None:
     begin(tmp_path / "run", settings())
-    with pytest.raises(HeadwiseError, match="has not finished; go on with `headwise train --resume --out"):
+    with pytest.raises(HeadwiseError, match="has not finished; train it to its end, with resume=True and out="):
         load_run(tmp_path / "run")
-    assert read_summary(tmp_path / "run") is None
+    run = read_run(tmp_path / "run")
+    assert run is not None and run.summary is None
 
 
 def test_what_is_no_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert read_run(tmp_path / "empty") is None
-    with pytest.raises(HeadwiseError, match=r"has no model.safetensors"):
+    with pytest.raises(HeadwiseError, match=r"has no config.json"):
         load_run(tmp_path / "empty")
-    with pytest.raises(HeadwiseError, match="is no run folder"):
+    with pytest.raises(HeadwiseError, match="is no folder; pass a run folder"):
         load_run(tmp_path / "none")
 
 

@@ -20,12 +20,12 @@ import torch
 from small_models import text_stream
 
 from headwise import HeadwiseError
-from headwise.gpt.data import Documents, Stream
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Documents, Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.run import Settings, run_training
-from headwise.gpt.tokens import Tokens
-from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, schedule, train
+from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, train
 from headwise.heads.film import Film
 
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
@@ -64,13 +64,13 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def test_the_schedule_warms_up_and_cools_down() -> None:
     recipe = Recipe(steps=110, batch=1, lr=1.0, warmup=10, final_lr=0.2)
-    assert schedule(recipe, 0) == pytest.approx(0.1)
-    assert schedule(recipe, 9) == pytest.approx(1.0)
-    assert schedule(recipe, 10) == pytest.approx(1.0)
-    assert schedule(recipe, 60) == pytest.approx(0.6)
-    assert schedule(recipe, 85) == pytest.approx(0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2)
-    assert schedule(recipe, 109) == pytest.approx(0.2, abs=1e-3)
-    factors = [schedule(recipe, step) for step in range(110)]
+    assert recipe.rate(0) == pytest.approx(0.1)
+    assert recipe.rate(9) == pytest.approx(1.0)
+    assert recipe.rate(10) == pytest.approx(1.0)
+    assert recipe.rate(60) == pytest.approx(0.6)
+    assert recipe.rate(85) == pytest.approx(0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2)
+    assert recipe.rate(109) == pytest.approx(0.2, abs=1e-3)
+    factors = [recipe.rate(step) for step in range(110)]
     assert factors[:10] == sorted(factors[:10])
     assert factors[10:] == sorted(factors[10:], reverse=True)
 
@@ -78,7 +78,7 @@ def test_the_schedule_warms_up_and_cools_down() -> None:
 @pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 100), (100, 7), (7, 7)])
 def test_the_schedule_stays_within_its_bounds(warmup: int, steps: int) -> None:
     recipe = Recipe(steps=steps, batch=1, lr=1.0, warmup=warmup, final_lr=0.0)
-    factors = [schedule(recipe, step) for step in range(steps)]
+    factors = [recipe.rate(step) for step in range(steps)]
     assert all(0 < factor <= 1 for factor in factors)
     if not warmup:
         assert factors[0] == 1
@@ -356,7 +356,7 @@ for delay in [*delays, None]:
     if state.exists():
         from headwise.gpt.checkpoint import read_metadata
         step = int(read_metadata(state)["step"])
-    if status and folder.exists() and (run.read_run(folder) or {}).get("status") == "finished":
+    if status and folder.exists() and (kept := run.read_run(folder)) and kept.status == "finished":
         status = 0  # killed on its way out, with all done
     print(json.dumps({"status": status, "step": step}), flush=True)
     if status == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,14 +24,6 @@ HEADS = {
     "whisper": ["encoder.L1.H4", "decoder.L2.H0", "cross.L0.H1", "cross.L0.H2"],
 }
 every_family = pytest.mark.parametrize("name", FAMILIES)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def heads_of(name: str) -> list[str]:
@@ -238,7 +230,7 @@ def test_a_mean_of_a_cached_step_is_refused(kind: str) -> None:
 
 def test_means_of_a_head_that_did_not_run_are_refused() -> None:
     model = model_of("gpt2")
-    with hw.watch(model) as seen:
+    with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(model) as seen:
         pass
     with pytest.raises(hw.HeadwiseError, match=r"^L0\.H1 did not run inside the block"):
         hw.ablate(model, ["L0.H1"], how="mean", means=seen).__enter__()
@@ -416,3 +408,48 @@ def test_a_mean_is_a_constant() -> None:
     out.sum().backward()
     assert layer.o_proj.weight.grad is not None and layer.o_proj.weight.grad.any()
     assert all(p.weight.grad is None or not np.any(p.weight.grad.numpy()) for p in (layer.q_proj, layer.v_proj))
+
+
+# What is compiled, and what is never reached
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_compiled_model_is_silenced_and_watched(name: str) -> None:
+    """Its code was made without us, so nothing in it would call us; by whatever name it is called."""
+    model, inputs, heads = copy.deepcopy(model_of(name)), inputs_of(name), heads_of(name)[:1]
+    with torch.no_grad():
+        plain = answer(model(**inputs))
+        with hw.ablate(model, heads):
+            expected = answer(model(**inputs))
+        compiled = torch.compile(model, backend="eager")
+        compiled(**inputs)
+        for target in (model, compiled):
+            with hw.ablate(target, heads), hw.watch(target) as seen:
+                assert torch.equal(answer(compiled(**inputs)), expected)
+            assert len(seen) == sum(site.n_heads for site in sites_of(model))
+        model.forward = torch.compile(model.forward, backend="eager")
+        model(**inputs)
+        with hw.ablate(model, heads):
+            assert torch.equal(answer(model(**inputs)), expected)
+        assert torch.equal(answer(compiled(**inputs)), plain)
+    torch.compiler.reset()
+
+
+def test_a_block_in_which_no_listed_head_was_reached_says_so() -> None:
+    """An ablation without effect must not pass for a head without effect."""
+    ours, foreign = nn.ModuleList([hw.MultiHeadAttention(30, 3) for _ in range(2)]), model_of("llama")
+    x = torch.randn(1, 7, 30)
+    for block in (lambda: hw.ablate(ours, ["L1.H0"]), lambda: hw.watch(ours), lambda: hw.ablate(foreign, ["L0.H1"])):
+        said = r"^no head of L[01](, L1)? was reached inside this block; call the model in it"
+        with pytest.raises(hw.HeadwiseError, match=said), block():
+            pass
+        with pytest.raises(ZeroDivisionError), block():  # it is not hidden behind ours
+            raise ZeroDivisionError
+    with pytest.raises(hw.HeadwiseError, match=r"^no head of L1 was"), hw.ablate(ours, ["L1.H0"]):
+        ours[0](x)  # another one
+    with pytest.raises(hw.HeadwiseError, match="in the thread that opened it"), hw.ablate(ours, ["L0.H0"]):
+        thread = threading.Thread(target=ours[0], args=(x,))
+        thread.start()
+        thread.join()
+    with hw.ablate(ours, []):
+        pass

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.corpus.documents import Text
 from headwise.gpt.gpt import GPT
 from headwise.heads import tally
-from headwise.heads.frame import parquet, survey_rows
-from headwise.heads.profiles import DISTANCES, Survey
 from headwise.heads.survey import survey
+from headwise.heads.table import DISTANCES, Survey, parquet
 from headwise.heads.tally import Running
-from headwise.heads.texts import Text
 from headwise.intervals import interval_of
-from headwise.view.survey_files import survey_csv
+from headwise.table import Table
 
 V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17)
 
@@ -89,13 +88,14 @@ def test_frames_of_a_survey(found: Survey) -> None:
     score = found["L1.H2"].entropy
     assert (row.entropy, row.entropy_low, row.entropy_high) == (score.mean, score.low, score.high)
     assert heads.isna().ablation.all() and row.roles == "; ".join(found["L1.H2"].roles)
+    assert f"{score.mean:.3f}" in found.text() and "roles" in found.text() and "<img" in found.html()
     means = documents[documents.name == "L1.H2"].entropy
     assert means.mean() == pytest.approx(score.mean) and interval_of(list(means)).low == pytest.approx(score.low)
-    table = survey_csv(found).splitlines()
+    table = Table.of(found.records()).csv().splitlines()
     assert table[0].split(",") == list(heads.columns) and len(table) == 7
     import pandas
 
-    again = pandas.read_parquet(io.BytesIO(parquet(survey_rows(found))))
+    again = pandas.read_parquet(io.BytesIO(parquet(found.records())))
     pandas.testing.assert_frame_equal(again, heads)
 
 
@@ -106,6 +106,7 @@ def test_frames_of_what_was_seen(model: GPT, text: Text) -> None:
     heads, documents = seen.to_frame(), seen.to_frame(by="document")
     assert list(heads.name) == list(seen) and list(documents[documents.name == "L0.H1"].rows) == [23, 23, 11]
     assert heads.set_index("name").entropy["L0.H1"] == pytest.approx(seen["L0.H1"].entropy)
+    assert f"{seen['L0.H1'].entropy:.3f}" in seen.text() and seen.html() == seen._repr_html_()
     second = documents[(documents.name == "L0.H1") & (documents.document == 1)].iloc[0]
     assert second.entropy == pytest.approx(float(seen["L0.H1"].rows.entropy[23:46].mean()))
 

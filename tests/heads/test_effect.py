@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,14 +23,6 @@ from headwise.models.ask import next_token_losses, predicts
 
 V, T = 17, 13
 BATCHES = ((3, 13), (2, 7), (1, 5))  # documents of a batch have one length
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def batches() -> list[Tensor]:

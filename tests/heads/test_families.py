@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads.documents import listening
-from headwise.models import hf, sites
+from headwise.models import hf, hook
 
 OFFSETS = (2, 5)
 SIZES = (3, 1, 11, 1, 13)
@@ -51,14 +50,6 @@ PADDED += [
 every_padding = pytest.mark.parametrize(("name", "padding"), PADDED)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def state(model: nn.Module) -> list[Any]:
     """All that a block could leave behind."""
     return [
@@ -68,8 +59,8 @@ def state(model: nn.Module) -> list[Any]:
         ],
         [vars(config).get("_attn_implementation_internal") for config in configs(model)],
         [(key, parameter.requires_grad, parameter._version) for key, parameter in model.named_parameters()],
-        len(hf._blocks),
-        len(sites._tokens.get()),
+        len(hook._blocks),
+        len(hook._tokens.get()),
         hf.AttentionInterface.get_interface,
         torch.get_num_threads(),
         torch.is_grad_enabled(),
@@ -433,64 +424,32 @@ def test_float_masks_and_positional_arguments() -> None:
 # Refusals
 
 
-REFUSED = {
-    "bloom": ("BloomForCausalLM", lambda: tf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)),
-    "falcon": (
-        "FalconForCausalLM",
-        lambda: tf.FalconConfig(vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, **IDS),
-    ),
-    "mpt": ("MptForCausalLM", lambda: tf.MptConfig(vocab_size=V, d_model=32, n_layers=1, n_heads=4)),
-    "gptj": (
-        "GPTJForCausalLM",
-        lambda: tf.GPTJConfig(vocab_size=V, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, **IDS),
-    ),
-    "gpt_neo": (
-        "GPTNeoForCausalLM",
-        lambda: tf.GPTNeoConfig(
-            vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], **IDS
-        ),
-    ),
-    "xlnet": ("XLNetModel", lambda: tf.XLNetConfig(vocab_size=V, d_model=32, n_layer=1, n_head=4, d_inner=37)),
-    "deberta": (
-        "DebertaModel",
-        lambda: tf.DebertaConfig(
-            vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37
-        ),
-    ),
-    "deberta-v2": (
-        "DebertaV2Model",
-        lambda: tf.DebertaV2Config(
-            vocab_size=V, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=37
-        ),
-    ),
-    "resnet": (
-        "ResNetModel",
-        lambda: tf.ResNetConfig(embedding_size=7, hidden_sizes=[11, 13], depths=[1, 1], layer_type="basic"),
-    ),
-}
-
-
-@pytest.mark.parametrize("family", REFUSED)
-def test_families_outside_the_interface_are_refused_by_name(family: str) -> None:
-    name, config = REFUSED[family]
-    model = getattr(tf, name)(config())
+def test_a_family_without_attention_is_refused_by_name() -> None:
+    config = tf.ResNetConfig(embedding_size=7, hidden_sizes=[11, 13], depths=[1, 1], layer_type="basic")
+    model = tf.ResNetModel(config)
     for block in (hw.watch(model), hw.ablate(model, ["L0.H0"])):
         with (
-            pytest.raises(hw.HeadwiseError, match=rf"^{name} \({family}\) does not go through the attention inter"),
+            pytest.raises(hw.HeadwiseError, match=r"^ResNetModel \(resnet\) has no attention that headwise can"),
             block,
         ):
             pass
 
 
-def test_a_part_that_has_no_map_is_listed() -> None:
+def test_a_part_outside_the_interface_is_watched_beside_it() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.one, self.other = build("gpt2"), tf.BloomModel(REFUSED["bloom"][1]())
+            bloom = tf.BloomConfig(vocab_size=V, hidden_size=32, n_layer=1, n_head=4)
+            self.one, self.other = build("gpt2"), tf.BloomModel(bloom)
 
-    with hw.watch(Both()) as seen:
-        pass
-    assert [note for note in seen.notes if "BloomAttention is outside the attention interface, no map" in note]
+    both = Both()
+    with torch.no_grad(), hw.watch(both) as seen:
+        both.one(**inputs_of("gpt2"))
+    alone = list(seen)
+    with torch.no_grad(), hw.watch(both) as seen:
+        both.one(**inputs_of("gpt2"))
+        both.other(inputs_of("gpt2")["input_ids"])
+    assert list(seen) == [*alone, *(f"other.h.0.self_attention.L0.H{h}" for h in range(4))]
 
 
 def test_a_keyword_that_the_attention_does_not_read_is_no_matter() -> None:
@@ -516,7 +475,7 @@ def test_maps_are_kept_where_they_are_asked_for(name: str) -> None:
 def test_another_model_with_the_same_configuration_is_left_alone_inside_the_block() -> None:
     config = tf.LlamaConfig(**ROTARY)
     one, other = (tf.LlamaForCausalLM(config).eval() for _ in range(2))
-    with torch.no_grad(), hw.watch(one) as seen:
+    with pytest.raises(hw.HeadwiseError, match="no head of L0, L1 was reached"), torch.no_grad(), hw.watch(one) as seen:
         other(**inputs_of("llama"))
     assert len(seen) == 0
 
@@ -625,7 +584,8 @@ def test_two_stacks_of_equal_rank_are_named_apart() -> None:
             assert (model(**inputs).logits_per_image - plain).abs().max() < 1e-4
     model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
     before = state(model)
-    with hw.watch(model):
+    with torch.no_grad(), hw.watch(model):
+        model(**inputs)
         assert state(model) != before
     assert state(model) == before  # each stack in its own way again
     assert list(seen)[:3] == ["text_model.L0.H0", "text_model.L0.H1", "text_model.L0.H2"]

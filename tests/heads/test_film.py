@@ -16,16 +16,16 @@ import torch
 from cases import every
 
 from headwise import HeadwiseError
+from headwise.corpus.training import Corpus
 from headwise.files import text_path
-from headwise.gpt.data import Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.run import FILM, Settings, run_training
 from headwise.gpt.train import METRICS, Progress, Stopped, train
 from headwise.heads.film import FRAMES, Film, fitting, frame_steps, packed, read_film, unpacked
-from headwise.heads.maps import head_maps
-from headwise.heads.profiles import ROLES
 from headwise.heads.survey import survey
+from headwise.heads.table import ROLES
+from headwise.heads.watch import head_maps
 
 STEPS = 41
 VERBS = Settings(seed=3, steps=STEPS, shape={"n_layers": 2, "d_model": 20, "n_heads": 5, "context": 17})

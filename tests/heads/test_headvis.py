@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.corpus.documents import Text
 from headwise.gpt.gpt import GPT
 from headwise.heads import blocks
 from headwise.heads.headvis import check_headvis, write_headvis
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
 
 number = (int, float)
 # The shape that the public pipeline of HeadVis documents: a type, a list of one kind, a dict of keys, or a check.

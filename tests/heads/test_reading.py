@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +20,11 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import headwise as hw
-from headwise.heads.seen import Seen
+from headwise.heads.watch import Seen
 from headwise.models import reading
+from headwise.models.reading import Asked
 from headwise.models.sites import sites_of
-from headwise.view.overlay import patches
+from headwise.view.pictures import patches
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "gpt_oss", "t5", "whisper", "vit"])
@@ -51,15 +53,35 @@ def test_a_wrong_reading_is_refused_with_both_numbers(what: str, monkeypatch: py
     monkeypatch.setattr(reading, "options_of", lambda asked: WRONG[what](read(asked)))
     number = r"-?[\d.e-]+"
     with (
-        torch.no_grad(),
-        hw.watch(model),
         pytest.raises(
             hw.HeadwiseError,
             match=rf"^LlamaAttention: in document \d, head \d, query \d+ its attention gives {number}, and what "
             rf"headwise reads of its mask, scale and biases gives {number}; watching it would give wrong numbers$",
         ),
+        torch.no_grad(),
+        hw.watch(model),
     ):
         model(**inputs)
+
+
+def test_a_slightly_wrong_reading_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roundings are some 1e-6 of the output: a tolerance of percents would let wrong scales and biases through."""
+    model, inputs = model_of("llama"), inputs_of("llama")
+    read = reading.options_of
+    monkeypatch.setattr(reading, "options_of", lambda asked: (x := read(asked))._replace(scale=1.001 * x.scale))
+    with torch.no_grad(), pytest.raises(hw.HeadwiseError, match="would give wrong numbers"), hw.watch(model):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("way", reading.WAYS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_each_number_format_is_read_by_its_own_digits(dtype: torch.dtype, way: str) -> None:
+    """The eager softmax of transformers is one of float32, in a float64 model too."""
+    model, inputs = build("llama").to(dtype), inputs_of("llama")
+    model.set_attn_implementation(way)
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(**inputs)
+    assert len(seen) == 12
 
 
 def test_what_is_not_read_is_refused() -> None:
@@ -72,14 +94,14 @@ def test_what_is_not_read_is_refused() -> None:
     before = dict(AttentionInterface._global_mapping)
     try:
         AttentionInterface._global_mapping["sdpa"] = scaled
-        with torch.no_grad(), hw.watch(model), pytest.raises(hw.HeadwiseError, match="LlamaAttention passes temper= "):
+        with pytest.raises(hw.HeadwiseError, match="LlamaAttention passes temper= "), torch.no_grad(), hw.watch(model):
             model(**inputs, temper=0.5)
         AttentionInterface.register("mine", scaled)
         model.config._attn_implementation_internal = "mine"  # one config for all its parts
         with (
+            pytest.raises(hw.HeadwiseError, match=r"by 'mine', .*set_attn_implementation\('sdpa'\)"),
             torch.no_grad(),
             hw.watch(model),
-            pytest.raises(hw.HeadwiseError, match=r"by 'mine', .*set_attn_implementation\('sdpa'\)"),
         ):
             model(input_ids=inputs["input_ids"])
     finally:
@@ -130,6 +152,128 @@ def test_norms_that_mix_heads_are_said() -> None:
     with torch.no_grad(), hw.watch(model) as seen:
         model(**inputs_of("llama"))
     assert seen.notes[0] == "L0: BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all"
+
+
+# Where keys stand
+
+
+def deepseek(*layer_types: str) -> Any:
+    """A small DeepSeek-V4, whose layers are handed the ids beside their hidden states."""
+    config = tf.DeepseekV4Config(
+        **{**ROTARY, "hidden_size": 32, "head_dim": 8, "num_attention_heads": 4, "intermediate_size": 48},
+        q_lora_rank=8,
+        qk_rope_head_dim=8,
+        moe_intermediate_size=16,
+        n_routed_experts=3,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        sliding_window=7,
+        index_n_heads=2,
+        index_head_dim=8,
+        index_topk=5,
+        o_groups=2,
+        o_lora_rank=8,
+        layer_types=list(layer_types),
+    )
+    return shake(tf.DeepseekV4ForCausalLM(config).eval())
+
+
+def rows_of(seen: Seen) -> dict[str, np.ndarray]:
+    """Statistic of a head -> its rows in ascending order: a cache brings them in another one."""
+    return {f"{name} {key}": np.sort(head.rows[key]) for name, head in seen.items() for key in head.rows}
+
+
+@pytest.mark.parametrize("second", ["sliding_attention", "compressed_sparse_attention"])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_layers_that_are_handed_the_ids_are_no_models_of_their_own(second: str, padding: str) -> None:
+    """Layer 1 runs when layer 0 has filled the cache; its statistics are those of a run without one."""
+    model, inputs = deepseek("sliding_attention", second), inputs_of("llama", padding)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        with hw.watch(model) as plain:
+            model(ids, attention_mask=mask, position_ids=places, use_cache=False)
+        with hw.watch(model) as cached:
+            model(ids, attention_mask=mask, position_ids=places, use_cache=True)
+        with hw.watch(model) as by_step:
+            cache, start = tf.DynamicCache(config=model.config), 0
+            for part in ids.split((17, 1, 3, 1, 7), 1):
+                upto = slice(start, start := start + part.shape[1])
+                model(part, attention_mask=mask[:, :start], position_ids=places[:, upto], past_key_values=cache)
+    assert plain["L1.H0"].first > 0.01  # of the mass, which was 0.0
+    assert ("induction" in plain["L1.H0"].rows) == (second == "sliding_attention")
+    expected = rows_of(plain)
+    for rows in map(rows_of, (cached, by_step)):
+        assert rows.keys() == expected.keys()
+        for key, values in rows.items():
+            np.testing.assert_allclose(values, expected[key], rtol=0, atol=1e-3, err_msg=key)
+
+
+def merged() -> tuple[Any, dict[str, Tensor]]:
+    """A T5Gemma-2, whose decoder looks at its own tokens and at those of the encoder in one row of keys."""
+    text = {**ROTARY, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+    vision = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    encoder = {"text_config": text, "vision_config": vision | {"image_size": 28, "patch_size": 14}}
+    config = tf.T5Gemma2Config(encoder=encoder | {"mm_tokens_per_image": 4}, decoder=text, image_token_index=130)
+    ids = inputs_of("llama")["input_ids"]
+    inputs = {"input_ids": ids[:, :13], "decoder_input_ids": ids[:, 13:24]}
+    return shake(tf.T5Gemma2ForConditionalGeneration(config).eval()), inputs
+
+
+def pooled() -> tuple[Any, dict[str, Tensor]]:
+    """A SegFormer, whose 256 queries look at 4 keys that are means of an image's regions."""
+    config = tf.SegformerConfig(depths=[1, 1, 1, 1], hidden_dropout_prob=0.0)
+    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    return shake(tf.SegformerModel(config).eval(), std=0.05), {"pixel_values": pixels}
+
+
+@pytest.mark.parametrize(("make", "head"), [(merged, "decoder.L1.H0"), (pooled, "L0.H0")])
+def test_keys_that_are_no_positions_of_one_text_have_no_distances(make: Any, head: str) -> None:
+    model, inputs = make()
+    cached = [{"use_cache": False}, {"use_cache": True}] if make is merged else [{}]
+    for options in cached:
+        with torch.no_grad(), hw.watch(model, maps=True) as seen:
+            model(**inputs, **options)
+        for name in ("distance", "spread", "self", "previous", "next", "same_token", "induction"):
+            with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
+                getattr(seen[head], name)
+        rows = seen[head].documents[-1]
+        first = float(seen[head].map[:, 0].mean())
+        assert first > 0.01 and float(seen[head].rows.first[-rows:].mean()) == pytest.approx(first, abs=1e-6)
+        site = head.rpartition(".")[0]
+        assert [line for line in seen.notes if line.startswith(f"{site}: ")] == [
+            f"{site}: its keys are pooled, or joined with others, and not the positions of one text: "
+            f"there are no distances"
+        ]
+
+
+def test_a_token_that_the_model_adds_leaves_the_padding_to_the_mask() -> None:
+    """VideoPrism's text encoder puts one behind the text: the padding that it was given is then a token short."""
+    sizes = {"vocab_size": V, "hidden_size": 20, "num_attention_heads": 5, "num_hidden_layers": 1}
+    config = tf.VideoPrismTextConfig(**sizes, intermediate_size=29, max_position_embeddings=97)
+    model, ids = shake(tf.VideoPrismTextModel(config).eval(), std=0.3), inputs_of("llama")["input_ids"][:1, :13]
+    mask = (torch.arange(13) >= 3).long()[None]
+    with torch.no_grad(), hw.watch(model, maps=True) as seen:
+        model(ids, attention_mask=mask)
+    head = seen["L0.H2"]
+    assert head.first == pytest.approx(float(head.map[3:, 3].mean()), abs=1e-6) and head.first > 0.05
+
+
+def test_padding_on_the_right_is_left_out_of_later_parts_too() -> None:
+    """The text model inside is given maps made of the padding, which the model around was given."""
+    text = {**ROTARY, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
+    vision = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
+    config = tf.Gemma3Config(text_config=text, vision_config=vision | {"image_size": 28, "patch_size": 14})
+    model, ids = shake(tf.Gemma3ForConditionalGeneration(config).eval()), inputs_of("llama")["input_ids"][:1, :17]
+    mask = (torch.arange(17) < 14).long()[None]
+    with torch.no_grad(), hw.watch(model) as whole:
+        model(ids, attention_mask=mask)
+    with torch.no_grad(), hw.watch(model) as by_part:
+        cache = model(ids[:, :11], attention_mask=mask[:, :11]).past_key_values
+        model(ids[:, 11:], attention_mask=mask, past_key_values=cache)
+    for name in whole:
+        assert sum(by_part[name].documents) == sum(whole[name].documents) == 14
+        assert by_part[name].entropy == pytest.approx(whole[name].entropy, abs=1e-4)
 
 
 class _Two(nn.Module):
@@ -252,13 +396,19 @@ def test_eight_threads_watch_and_ablate_one_model() -> None:
 def test_a_copy_made_inside_a_block_is_nobodys_business() -> None:
     for model, run in (
         (build("gpt2"), lambda model: model(**inputs_of("gpt2"))),
+        (build("llama"), lambda model: model(**inputs_of("llama"))),
         (hw.MultiHeadAttention(30, 3), lambda model: model(torch.randn(1, 7, 30))),
     ):
         with torch.no_grad(), hw.watch(model) as seen:
             run(model)
             rows = len(seen["L0.H0"].rows.entropy)
-            run(copy.deepcopy(model))
+            twin = copy.deepcopy(model)
+            run(twin)
+            again = pickle.loads(pickle.dumps(twin))  # what listens could not be pickled, and is not copied along
+            pickle.dumps(model)
+            run(again)
         assert len(seen["L0.H0"].rows.entropy) == rows
+        run(pickle.loads(pickle.dumps(twin)))
 
 
 def test_blocks_may_end_in_any_order() -> None:
@@ -268,11 +418,12 @@ def test_blocks_may_end_in_any_order() -> None:
         first, second = hw.ablate(model, ["L0.H1"]), hw.watch(model)
         first.__enter__()
         seen = second.__enter__()
+        silenced = model(**inputs).logits
         first.__exit__(None, None, None)
-        assert torch.equal(model(**inputs).logits, plain) and len(seen) == 6
+        assert torch.equal(model(**inputs).logits, plain) and not torch.equal(silenced, plain)
         second.__exit__(None, None, None)
         model(**inputs)
-    assert len(seen["L0.H0"].rows.entropy) == 58
+    assert len(seen["L0.H0"].rows.entropy) == 2 * 58
 
 
 def test_what_kinds_of_models_predict() -> None:
@@ -293,7 +444,7 @@ def test_what_kinds_of_models_predict() -> None:
         (tf.LlamaForSequenceClassification(tf.LlamaConfig(**ROTARY)), None),
     ]
     for model, expected in table:
-        with hw.watch(table[0][0]) as seen:
+        with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(table[0][0]) as seen:
             assert predicts(model) == expected, type(model).__name__
         assert len(seen) == 0  # the trial is not watched
     assert context_of(tf.RobertaModel(tf.RobertaConfig(**sizes, max_position_embeddings=41, pad_token_id=1))) == 39
@@ -303,7 +454,7 @@ def test_what_kinds_of_models_predict() -> None:
 
 def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
     """A head that always looks 5 back is positional, though the first rows of a short text have no such key."""
-    from headwise.heads.measure import Measured
+    from headwise.heads.blocks import Measured
     from headwise.heads.tally import REACH, _shares
 
     argmax = (torch.arange(11) - 5).clamp(min=0)[None]
@@ -322,3 +473,109 @@ def test_patching_keys_is_refused_where_heads_are_gated() -> None:
         hw.HeadwiseError, match=r"^at='k': L2 gates or norms what its heads give before W_O, .*at='out'$"
     ):
         hw.patch(model, one, other, at="k", target=(3, 4))
+
+
+def test_a_module_that_does_not_say_is_causal() -> None:
+    """As the sdpa function of transformers has it; the keyword goes before the attribute, and one query sees all."""
+    silent, open_ = nn.Module(), nn.Module()
+    open_.is_causal = False  # type: ignore[assignment]
+    assert reading._mask(silent, 5, None, {}, eager=False) == hw.Causal(offset=0)
+    assert reading._mask(open_, 5, None, {"is_causal": True}, eager=False) == hw.Causal(offset=0)
+    for module, T, keywords, eager in (
+        (open_, 5, {}, False),
+        (silent, 5, {"is_causal": False}, False),
+        (silent, 1, {}, False),
+        (silent, 5, {}, True),
+    ):
+        assert reading._mask(module, T, None, keywords, eager) is None
+
+
+def eager_attention_forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> None:
+    """Has the arguments that every such function has."""
+
+
+def asked(**changes: Any) -> Asked:
+    """A call of 2 documents, 3 heads and 7 queries, that gave what its scale of 0.5 asks for."""
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, 3, 7, 5, generator=generator) for _ in range(3))
+    out = hw.attend(q, k, v, scale=0.5)
+    call = Asked(nn.Module().eval(), q, k, v, None, {"scaling": 0.5}, "eager", eager_attention_forward, out)
+    return call._replace(**changes)
+
+
+def test_a_call_under_dropout_is_checked_where_none_was_dropped() -> None:
+    """eager drops weights in training alone, sdpa whenever it is told to: what that gave proves nothing."""
+    dropped = {"scaling": 0.5, "dropout": 0.1}
+    wrong = 2 * asked().out
+    reading.read_call(asked(), cross=False)
+    reading.read_call(asked(keywords=dropped), cross=False)
+    reading.read_call(
+        asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong), cross=False
+    )
+    reading.read_call(asked(keywords=dropped, module=nn.Module().train(), out=wrong), cross=False)
+    with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
+        reading.read_call(asked(keywords=dropped, out=wrong), cross=False)
+
+
+def test_the_first_and_the_last_row_are_looked_at() -> None:
+    """And some between: a model that is read wrong is so from some query on, or up to it."""
+    for rows in (slice(0, 1), slice(6, 7), slice(1, 4), slice(3, 6)):
+        wrong = asked().out.clone()
+        wrong[1, 2, rows] += 1
+        with pytest.raises(hw.HeadwiseError, match="in document 1, head 2, query"):
+            reading.read_call(asked(out=wrong), cross=False)
+
+
+def test_few_digits_on_another_device_are_no_tolerance_here() -> None:
+    """TF32, which a CUDA device may multiply with, says nothing of a processor."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, True
+    try:
+        with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
+            reading.read_call(asked(out=asked().out + 1e-3), cross=False)
+    finally:
+        matmul.allow_tf32 = before
+
+
+def test_queries_that_are_one_set_for_all_documents() -> None:
+    """Learned queries: (1,H,T,D) for keys of two documents."""
+    call = asked()
+    out = hw.attend(call.q[:1].expand(2, -1, -1, -1), call.k, call.v, scale=0.5)
+    assert reading.read_call(call._replace(q=call.q[:1], out=out), cross=False).q.shape == (2, 3, 7, 5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "way", "digits", "loose"),
+    [
+        (torch.float32, "sdpa", 2**-23, 4),
+        (torch.bfloat16, "sdpa", 2**-7, 1),
+        (torch.float64, "sdpa", 2**-52, 4),
+        (torch.float64, "eager", 2**-23, 4),
+    ],
+)
+def test_a_reading_may_err_by_rounding_and_no_more(dtype: torch.dtype, way: str, digits: float, loose: int) -> None:
+    """Of the largest value, 8 units of the last place and as many as the largest score has; four times in full sums."""
+    q, k, v = (x.to(dtype) for x in asked()[1:4])
+    steps = hw.trace(q, k, v, scale=0.5)
+    bound = digits * (8 + float(steps.scores.abs().max())) * loose * float(v.abs().max())
+    keywords = {"scaling": 0.5, "is_causal": False}
+    call = asked(q=q, k=k, v=v, implementation=way, keywords=keywords, out=hw.attend(q, k, v, scale=0.5))
+    call.out[1, 2, 6, 4] += 0.8 * bound
+    reading.read_call(call, cross=False)
+    call.out[1, 2, 6, 4] += 0.4 * bound
+    with pytest.raises(hw.HeadwiseError, match="in document 1, head 2, query 6"):
+        reading.read_call(call, cross=False)
+
+
+def test_queries_of_other_axes_are_refused() -> None:
+    with pytest.raises(hw.HeadwiseError, match="gives its attention queries of 3 axes; 4 are needed"):
+        reading.read_call(asked(q=asked().q[0]), cross=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_in_the_lower_half_of_a_format_forbid(dtype: torch.dtype) -> None:
+    """Models add up such masks with biases, so that it need not be the most negative number itself."""
+    low = torch.finfo(dtype).min
+    allowed, bias = reading.numbers_added(torch.tensor([[low, 0.75 * low, 0.25 * low, -3.0, 0.0]], dtype=dtype))
+    assert allowed.array.flatten().tolist() == [False, False, True, True, True]
+    assert bias.array.flatten()[[0, 1, 3, 4]].tolist() == [0.0, 0.0, -3.0, 0.0]

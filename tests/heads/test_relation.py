@@ -13,14 +13,14 @@ from cases import every
 from planted import RARE, V, documents, hand_made
 
 import headwise as hw
-from headwise.gpt import verbs
-from headwise.gpt.data import verb_corpus
+from headwise.corpus import verbs
+from headwise.corpus.documents import Text
+from headwise.corpus.labels import Labelled, Relations, read_relations, verb_relations
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
-from headwise.heads.labels import Labelled, Relations, read_relations, verb_relations
-from headwise.heads.relation import Plan, _followed, described, follow, retrieval
+from headwise.heads.relation import Plan, _followed, described, follow
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
 from headwise.models.open import Folder
 from headwise.rungs.tensor import trace
 
@@ -189,41 +189,7 @@ def one(pair: Any = None, **document: Any) -> dict[str, Any]:
 def test_files_that_do_not_fit(letters: Folder, tmp_path: Path, content: Any, said: str) -> None:
     (tmp_path / "r.json").write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(hw.HeadwiseError, match=said):
-        read_relations(letters, tmp_path / "r.json")
-
-
-def copier() -> GPT:
-    """So few tokens that what is written often stands where a head looks."""
-    torch.manual_seed(0)
-    return GPT(GPTConfig(vocab_size=3, context=29, n_layers=1, n_heads=2, d_model=28, init_std=0.5)).eval()
-
-
-def test_retrieval_counts_what_is_fetched() -> None:
-    model = copier()
-    ids = torch.randint(3, (13,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = retrieval(model, ids, (2, 9), steps=5)
-    text, fetched = list(ids), {"L0.H0": set(), "L0.H1": set()}
-    for _ in range(5):  # the definition, with whole maps
-        x = torch.tensor([text])
-        calls: list = []
-        model.blocks[0].attention.watchers.append(calls.append)
-        with torch.no_grad():
-            written = int(model(x)[0, -1].argmax())
-        model.blocks[0].attention.watchers.clear()
-        call = calls[0]
-        weights = hw.trace(call.q, call.k, call.v, **call.options._asdict()).weights[0, :, -1]
-        for h in range(2):
-            key = int(weights[h].argmax())
-            if 2 <= key < 9 and text[key] == written:
-                fetched[f"L0.H{h}"].add(key)
-        text.append(written)
-    assert max(found.values()) > 0
-    assert found == {name: len(keys) / 7 for name, keys in fetched.items()}
-
-
-def test_a_needle_outside_the_text() -> None:
-    with pytest.raises(hw.HeadwiseError, match="does not lie in a text of 13 tokens"):
-        retrieval(copier(), [1] * 13, (9, 14), 3)
+        described(read_relations(letters, tmp_path / "r.json"))
 
 
 def test_the_helpers_cover_the_vocabulary() -> None:

@@ -12,9 +12,9 @@ from planted import JOBS, WORDS, P, V, documents, hand_made, induction_model, sh
 from torch import nn
 
 import headwise as hw
-from headwise.heads.profiles import ROLES, Survey
+from headwise.corpus.documents import Text
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
+from headwise.heads.table import ROLES, Survey
 from headwise.intervals import Interval
 
 

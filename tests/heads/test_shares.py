@@ -18,17 +18,16 @@ import transformers
 from processes import Started, command, together
 
 from headwise import HeadwiseError
+from headwise.corpus.documents import Text, batches
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import read_metadata, save_model, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.ranks import Ranks
-from headwise.gpt.tokens import Tokens
 from headwise.heads import shares as sharing
-from headwise.heads.documents import batches, run_documents
-from headwise.heads.profiles import Survey
 from headwise.heads.shares import Part, read_corpus, shares
 from headwise.heads.survey import survey
+from headwise.heads.table import Survey
 from headwise.heads.tally import Running, Tally
-from headwise.heads.texts import Text
 from headwise.models.stream import Stream
 
 V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17, 23, 23, 5, 7, 7, 7, 13, 3, 11, 11)
@@ -90,7 +89,7 @@ def test_running_means_join() -> None:
 
 
 def test_whole_batches_are_shared_and_each_document_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.heads.documents.BATCH", 46)
+    monkeypatch.setattr("headwise.corpus.documents.BATCH", 46)
     documents = [[0] * n for n in LENGTHS]
     for world in (1, 2, 3, 19):
         for done in ([], [range(0, 2), range(9, 10)]):
@@ -111,9 +110,6 @@ def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
     Stream(streamed, {name: weights.detach() for name, weights in streamed.named_parameters()})
     documents = text().documents[:5]
 
-    def run(part: Any, take: Any, progress: Any) -> None:
-        run_documents(streamed, part, take, None, progress)
-
     class Pair(Ranks):
         """The first of two processes, whose other one has not begun."""
 
@@ -127,14 +123,15 @@ def test_progress_counts_each_layer_where_they_pass_in_turn() -> None:
         def merged(self, state: Any, join: Any) -> Any:
             return state
 
-    read_corpus(lambda: Tally(streamed, 0), documents, run, lambda *counts: told.append(counts), Pair(0, 2), None)
+    marks = text().marks
+    read_corpus(lambda: Tally(streamed, 0), documents, marks, lambda *counts: told.append(counts), Pair(0, 2), None)
     mine = sum(len(documents[n]) for numbers in shares(documents, [], 2)[0] for n in numbers)
     assert told[-1] == (2 * mine, 2 * sum(map(len, documents)))
 
 
 def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after some batches, by one process; no document is read twice, and the numbers are those of one go."""
-    monkeypatch.setattr("headwise.heads.documents.BATCH", 23)
+    monkeypatch.setattr("headwise.corpus.documents.BATCH", 23)
     monkeypatch.setattr(sharing, "SAVE_SECONDS", 0.0)
     options: dict[str, Any] = {"controls": False, "ablate": "none"}
     expected = survey(model(), text(), **options)
@@ -142,7 +139,7 @@ def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.
 
     def until(limit: int) -> Any:
         def progress(stage: str, done: int, total: int) -> None:
-            if stage == "reading":
+            if stage == "running the model":
                 read.append(done)
                 assert total == sum(LENGTHS)
                 if done >= limit:
@@ -166,7 +163,7 @@ def test_a_survey_goes_on_from_what_is_kept(tmp_path: Path, monkeypatch: pytest.
     other = model()
     with torch.no_grad():
         other.lm_head.weight[0, 0] += 1
-    with pytest.raises(HeadwiseError, match="is of another model or text; go on with those, or pass another --keep"):
+    with pytest.raises(HeadwiseError, match="is of another model or text; go on with those, or pass another keep="):
         survey(other, text(), keep=tmp_path, **options)
     write_tensors(kept_file := tmp_path / "tally-1-0.safetensors", {}, {"format": "pt"})
     with pytest.raises(HeadwiseError, match=f"{kept_file} is damaged: it is no tally of headwise; remove it"):
@@ -233,13 +230,13 @@ def test_killed_by_a_lost_process_it_goes_on_with_three(folder: Path, alone: dic
 def often(*words: object) -> None:
     """The command, which keeps what it has read after every batch, and takes its time."""
     sharing.SAVE_SECONDS = 0.0
-    write = sharing.Kept.write
+    write = sharing.Tallies.write
 
     def slowly(*arguments: Any, **more: Any) -> None:
         write(*arguments, **more)
         time.sleep(0.5)
 
-    sharing.Kept.write = slowly  # type: ignore[method-assign]
+    sharing.Tallies.write = slowly  # type: ignore[method-assign]
     command(*words)
 
 

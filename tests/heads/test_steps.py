@@ -17,8 +17,8 @@ import headwise as hw
 from headwise.files import packaged, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.heads.maps import head_maps
 from headwise.heads.steps import example_model, head_steps
+from headwise.heads.watch import head_maps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers
 
@@ -273,7 +273,7 @@ def test_dropout_does_not_reach_the_record() -> None:
         ({"head": 6}, "there is no head 6: layer 1 has 6, counted from 0; pass --head 0 to 5"),
         ({"at": 7}, "there is no position 7: the text has 7, counted from 0; pass --at 0 to 6"),
         ({"at": -1}, "there is no position -1: the text has 7, counted from 0; pass --at 0 to 6"),
-        ({"ids": [], "tokens": []}, "the text has no tokens; pass one with --text"),
+        ({"ids": [], "tokens": []}, "the text has no tokens; pass one with text="),
         ({"tokens": ["a"]}, "1 tokens for 7 ids; pass one for each"),
         (
             {"ids": [1] * 129, "tokens": ["1"] * 129},

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.corpus.documents import Text
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
 from headwise.heads import effect
-from headwise.heads.profiles import Survey
 from headwise.heads.statistics import all_statistics
-from headwise.heads.survey import EFFECTS, fresh_model, survey
+from headwise.heads.survey import EFFECTS, forecast, fresh_model, survey
+from headwise.heads.table import Survey
 from headwise.heads.tally import copying, vocabulary_product
-from headwise.heads.texts import Text
 from headwise.intervals import interval_of
 from headwise.models import ask
 from headwise.models.open import open_folder
@@ -73,6 +73,13 @@ def test_facts(found: Survey, text: Text) -> None:
     assert found.passage == 31 and len(found.tokens) == 31
     assert [profile.name for profile in found.profiles] == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
     assert set(found.statistics) == set(all_statistics())
+
+
+def test_a_long_text_has_a_forecast(model: GPT, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forecast(model, text.documents, controls=True) == ""  # it takes less than a second
+    monkeypatch.setattr("headwise.heads.survey.PATIENCE", 0)
+    once, twice = (forecast(model, [[3] * 7, [5] * 11], controls) for controls in (False, True))
+    assert "min: 18 tokens at" in once and "min: 36 tokens at" in twice and "documents= bound" in once
 
 
 def test_marks(text: Text) -> None:
@@ -143,8 +150,15 @@ def test_a_loss_of_a_guess_is_said(text: Text, found: Survey) -> None:
 
 def test_progress_ends_at_the_total(model: GPT, text: Text) -> None:
     heard: dict[str, tuple[int, int]] = {}
-    survey(model, text, progress=lambda what, done, total: heard.update({what: (done, total)}))
-    assert set(heard) == {"reading", "repeated tokens", "untrained control", "importance", "ablation"}
+    calls: list[tuple[str, int]] = []
+
+    def hear(what: str, done: int, total: int) -> None:
+        heard[what] = done, total
+        calls.append((what, done))
+
+    survey(model, text, progress=hear)
+    assert calls[0] == ("running the model", 0)  # said before the first batch, which may take minutes
+    assert set(heard) == {"running the model", "repeated tokens", "untrained control", "importance", "ablation"}
     assert all(done == total for done, total in heard.values())
 
 
@@ -256,3 +270,10 @@ def test_watching_knows_the_tokens_of_a_folder(folder: Path) -> None:
         opened.model(torch.tensor([[1, 2, 3]]))
     assert opened.tokens is not None
     assert seen["L0.H0"].tokens == (opened.tokens.shown([1, 2, 3]),) * 2
+
+
+def test_inference_mode_changes_nothing(model: GPT, text: Text, found: Survey) -> None:
+    """The importance of a head is a gradient, which that mode would not have."""
+    with torch.inference_mode():
+        again = survey(model, text)
+    assert [head.importance for head in again.profiles] == [head.importance for head in found.profiles]

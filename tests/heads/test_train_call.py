@@ -37,7 +37,7 @@ def test_a_run_folder_keeps_the_text_and_the_settings(tmp_path: Path) -> None:
     assert folder is not None and folder.path == tmp_path / "run" and run is not None
     assert (tmp_path / "run" / "text.txt").read_text() == TEXT
     settings = {"preset": "nanogpt", "seed": 5, "steps": 3, "lines": True, "shape": SHAPE}
-    assert settings.items() <= run["settings"].items() and run["status"] == "finished"
+    assert settings.items() <= vars(run.settings).items() and run.status == "finished"
     again = open_model(tmp_path / "run")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 

@@ -17,8 +17,8 @@ from cases import every
 from invoking import Invoke
 
 import headwise as hw
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.tokens import Tokens
 from headwise.heads import blocks
 from headwise.heads.documents import Document
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
@@ -198,7 +198,7 @@ def test_the_command_writes_what_it_measured(
     )
     assert "L2.KV1" in shown.out and "retrieves" in shown.out and "outside 16" in shown.out
     for wrong, message in (
-        (("--sinks", 3), "sinks=3 is not measured"),
+        (("--sinks", 3), "--sinks 3 is not measured"),
         (("--tolerance", 0.1), "pass --plan"),
         (("--plan", files["plan"], "--cache", 0.5, "--tolerance", 0.5), "one of them"),
         (("--plan", files["plan"], "--cache", 0.5, "--format", "dou"), "there is no format 'dou'; did you mean duo?"),

@@ -12,10 +12,17 @@ from comparisons import all_comparisons, ledger
 import headwise as hw
 from headwise.lab.compare import claims, measured
 from headwise.lab.compare.claims import ELSEWHERE, judged, run_claims
-from headwise.lab.compare.measured import counted_flops, flops_with_heads, parameters_with_heads, split_heads
+from headwise.lab.compare.measured import (
+    Times,
+    counted_flops,
+    flops_with_heads,
+    heads_of_models,
+    machine,
+    parameters_with_heads,
+    split_heads,
+)
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, NOT_RUN, ArmResult, Claim
-from headwise.lab.compare.timing import Times, machine
-from headwise.view.claims import claims_page
+from headwise.view.compare import claims_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "claims.md"
 
@@ -42,6 +49,12 @@ def test_a_single_head_has_4_d2_parameters_unless_it_drops_w_o() -> None:
     claim, table = parameters_with_heads()
     assert [row[2] for row in table.rows] == [3, 4, 4, 3]
     assert claim.verdict == DEPENDS
+
+
+def test_heads_by_size_are_those_of_published_models() -> None:
+    claim, table = heads_of_models()
+    assert ("MiniLM-L6", 22713216, 12, "4 to 8") in table.rows and ("gpt2", 124439808, 12, "8 to 16") in table.rows
+    assert claim.verdict == DEPENDS and claim.measured.endswith("8 have so many; not MiniLM-L6 with 12.")
 
 
 @pytest.mark.parametrize("heads", [1, 3, 6])
@@ -168,6 +181,18 @@ def test_each_step_of_sharing_must_cost(sharing: tuple[float, ...], verdict: str
     assert verdict_of("Quality falls", found) == verdict
 
 
+@pytest.mark.parametrize(("last", "verdict"), [(0.7, HOLDS), (0.6, DEPENDS), (0.4, FAILS)])
+def test_the_advice_is_judged_by_its_price(last: float, verdict: str) -> None:
+    claim = claims.advice(all_comparisons(sharing=(0.5, 0.6, last))[1])
+    assert claim.verdict == verdict and "MHA 1,024, GQA with 2 groups 256, MQA 128" in claim.measured
+
+
+@pytest.mark.parametrize(("cost", "verdict"), [(0.5, FAILS), (0.0, DEPENDS)])
+def test_a_model_that_misses_a_head_is_not_robust(cost: float, verdict: str) -> None:
+    claim = claims.robust(all_comparisons(cost=cost)[3])
+    assert claim.verdict == verdict and f"person {cost:+.3f} ±" in claim.measured
+
+
 @pytest.mark.parametrize(("without", "verdict"), [(0.7, HOLDS), (0.5, FAILS), (0.3, FAILS)])
 def test_w_o_is_indispensable_where_its_absence_costs(without: float, verdict: str) -> None:
     claim = claims.indispensable_output(all_comparisons(without=without)[4])
@@ -213,8 +238,10 @@ def test_the_ledger_has_what_was_counted_judged_and_published(tmp_path: Path, mo
         FAILS,
         DEPENDS,
         HOLDS,
+        HOLDS,
         FAILS,
         HOLDS,
+        FAILS,
         *[NOT_RUN] * len(ELSEWHERE),
     ]
     assert found.machine == machine() and found.machine["torch"] == torch.__version__
@@ -241,7 +268,7 @@ def test_the_committed_page_is_the_output_of_its_command() -> None:
         for row in rows
         if len(row) == 3 and row[1] in (HOLDS, FAILS, DEPENDS, NOT_RUN)
     }
-    counted = [split_heads()[0], parameters_with_heads()[0]]
+    counted = [split_heads()[0], parameters_with_heads()[0], heads_of_models()[0]]
     ours = [*counted, *judged(all_comparisons()), *ELSEWHERE]
     for claim in ours:
         assert claim.claim in verdicts, claim.claim

@@ -17,19 +17,31 @@ import torch
 from comparisons import ACCURACY, LOSS
 
 import headwise as hw
+from headwise.corpus.training import IGNORED, Corpus
 from headwise.errors import HeadwiseError
-from headwise.gpt.data import IGNORED, Corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.intervals import Interval, interval_of
-from headwise.lab.compare import run, sharing, units
+from headwise.lab.compare import experiments, run
 from headwise.lab.compare.experiment import Arm, Experiment, Scored, Unit, count_parameters, run_unit, with_attention
-from headwise.lab.compare.experiments import SHAPE, VERBS_OR_TEXT, by_model_width, unscaled, without_output
+from headwise.lab.compare.experiments import (
+    NAMES,
+    NUMBERS,
+    SHAPE,
+    TWO_LOOKUPS,
+    VERBS_OR_TEXT,
+    by_model_width,
+    lines,
+    lookups,
+    places,
+    role_scores,
+    unscaled,
+    without_output,
+)
+from headwise.lab.compare.measured import in_turn, median_ratio
 from headwise.lab.compare.results import DEPENDS, FAILS, HOLDS, Comparison, effect, of_all, sentence
-from headwise.lab.compare.roles import places, role_scores
 from headwise.lab.compare.run import EXPERIMENTS, find_experiment, units_of
-from headwise.lab.compare.timing import in_turn, median_ratio
-from headwise.lab.compare.two_lookups import NAMES, NUMBERS, TWO_LOOKUPS, lines, lookups
-from headwise.models.sites import attention_layers, observe
+from headwise.models.hook import observe
+from headwise.models.sites import attention_layers
 from headwise.records import Call
 
 TINY = {"context": 64, "n_layers": 1, "n_heads": 2, "d_model": 12, "d_ff": 5, "tied": True}
@@ -204,7 +216,7 @@ def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.Monk
     def scored(unit: Unit) -> Scored:
         return Scored(31, {"loss": figures[unit.arm.name, unit.seed]}, None, 2.0)
 
-    monkeypatch.setattr(units, "run_unit", scored)
+    monkeypatch.setattr(run, "run_unit", scored)
     found = compare(tiny(), tmp_path, n_seeds=2)
     first, other = found.arms
     assert first.scores["loss"].difference is None and first.scores["loss"].values == (1.0, 3.0)
@@ -232,7 +244,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path: Path, monkey
         return run_unit(unit)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(units, "run_unit", stopping)
+        patch.setattr(run, "run_unit", stopping)
         compare(tiny(), tmp_path / "parts", n_seeds=2, steps=3)
     assert len(list((tmp_path / "parts").iterdir())) == 3
     messages: list[tuple[str, int, int]] = []
@@ -352,7 +364,7 @@ def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
     kept = [f"{unit}.{os.getpid()}.tmp", f".notes.txt.{dead.pid}.tmp", f"{unit}.tmp"]
     for name in (*kept, f"{unit}.{dead.pid}.tmp"):
         (tmp_path / name).write_text("{")
-    units.Store(tmp_path)
+    run.Store(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -362,7 +374,7 @@ def test_names_and_their_neighbours() -> None:
         find_experiment("two-lookup")
     with pytest.raises(HeadwiseError, match=r"there are heads, .*claims"):
         find_experiment("xyz")
-    with pytest.raises(HeadwiseError, match="alone; leave --text out"):
+    with pytest.raises(HeadwiseError, match="alone; leave text= out"):
         run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
 
 
@@ -370,13 +382,13 @@ def test_names_and_their_neighbours() -> None:
 
 
 def test_the_formula_of_the_cache_is_what_a_cache_holds() -> None:
-    table = sharing.cache_bytes()
+    table = experiments.cache_bytes()
     assert [(row[1], row[2]) for row in table.rows] == [(1024, 1024), (256, 256), (128, 128)]
 
 
 def test_where_sharing_pays() -> None:
     def message(*pairs: tuple[int, float]) -> list[str]:
-        return sharing.where_it_pays({(3, context): {"GQA": ratio} for context, ratio in pairs})
+        return experiments.where_it_pays({(3, context): {"GQA": ratio} for context, ratio in pairs})
 
     assert message((20, 1.0), (1000, 1.2), (5000, 1.5)) == ["At batch 3 GQA pays from 1,000 cached tokens on."]
     assert message((20, 1.2), (1000, 1.0), (5000, 1.5)) == ["At batch 3 GQA pays from 5,000 cached tokens on."]
@@ -386,17 +398,17 @@ def test_where_sharing_pays() -> None:
 
 
 def test_a_decode_step_adds_one_token_after_the_cached_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "DECODED", {"n_layers": 1, "n_heads": 16, "d_model": 32, "d_ff": 6})
-    models = sharing._decoded_models(12)
+    monkeypatch.setattr(experiments, "DECODED", {"n_layers": 1, "n_heads": 16, "d_model": 32, "d_ff": 6})
+    models = experiments._decoded_models(12)
     assert len({model.n_parameters for model in models.values()}) <= 2
-    step = sharing._Step(models["GQA"], batch=3, context=11)
+    step = experiments._Step(models["GQA"], batch=3, context=11)
     seen: list[tuple[int, ...]] = []
     layer = attention_layers(models["GQA"])[0]
     with observe(layer, lambda call: seen.append(tuple(call.k.shape))), torch.no_grad():
         step()
         step()
     assert seen == [(3, 4, 12, 2)] * 2
-    table = sharing.decoding_speed(contexts=(3, 5), batches=(1,), rounds=1)
+    table = experiments.decoding_speed(contexts=(3, 5), batches=(1,), rounds=1)
     assert [row[:2] for row in table.rows] == [(1, 3), (1, 5)] and len(table.rows[0]) == len(table.columns)
 
 

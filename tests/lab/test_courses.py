@@ -285,7 +285,7 @@ def test_a_head_of_the_courses_is_silenced_by_its_name(form: str) -> None:
 # What a notebook of the course does, its import line changed. The text is ours, the calls and assertions are theirs.
 
 NOTEBOOK_C = """
-from headwise.lab.courses.stacked import CausalAttention, MultiHeadAttentionWrapper, {name}
+from headwise.lab.courses.stacked import CausalAttention, {wrapper}, {name}
 import torch
 
 torch.manual_seed(123)
@@ -295,7 +295,7 @@ batch_size, context_length, d_in = batch.shape
 head = CausalAttention(d_in, 2, context_length, 0.0)
 assert head(batch).shape == (2, 6, 2) and head.d_out == 2
 assert head.mask.shape == (6, 6) and head.mask[0, 5] == 1 and head.mask[5, 0] == 0
-wrapper = MultiHeadAttentionWrapper(d_in, 2, context_length, 0.0, num_heads=2)
+wrapper = {wrapper}(d_in, 2, context_length, 0.0, num_heads=2)
 assert wrapper(batch).shape == (2, 6, 4) and len(wrapper.heads) == 2
 assert wrapper.heads[0].W_query.weight.shape == (2, 3) and wrapper.heads[1].W_value.bias is None
 torch.manual_seed(123)
@@ -348,8 +348,12 @@ else:
 
 @pytest.mark.parametrize(
     "source",
-    [NOTEBOOK_C.format(name="MultiHeadAttn"), NOTEBOOK_C.format(name="MultiHeadAttention"), NOTEBOOK_D],
-    ids=["the class", "its name in the book", "NumPy"],
+    [
+        NOTEBOOK_C.format(wrapper="MultiHeadedAttentionWrapper", name="MultiHeadAttn"),
+        NOTEBOOK_C.format(wrapper="MultiHeadAttentionWrapper", name="MultiHeadAttention"),
+        NOTEBOOK_D,
+    ],
+    ids=["the course's names", "the book's names", "NumPy"],
 )
 def test_a_notebook_runs_with_its_import_line_changed(source: str) -> None:
     exec(compile(source, "notebook", "exec"), {})

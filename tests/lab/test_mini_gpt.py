@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headwise.gpt.data import verb_corpus
+from headwise.corpus.training import verb_corpus
 from headwise.gpt.run import load_run
 from headwise.lab.courses import mini_gpt
 from headwise.lab.microgpt.array import Model

@@ -337,3 +337,66 @@ def test_another_layer_s_cache_is_refused() -> None:
 def test_a_rolling_cache_narrower_than_the_mask_is_refused(mask: hw.Mask) -> None:
     with pytest.raises(hw.HeadwiseError, match="window"):
         make({"mask": mask})(draw(), cache=hw.KVCache(window=3))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("kind", ["growing", "static", "rolling", "plan"])
+def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: Any) -> None:
+    """Tensors of that mode may not be written elsewhere."""
+    layer, x = hw.MultiHeadAttention(30, 6, 2, mask=hw.Window(5, 0)), torch.randn(B, T, 30)
+    plan = [None, hw.Keep(2, 5)]
+    build = {
+        "growing": hw.KVCache,
+        "static": lambda: hw.KVCache(max_length=13),
+        "rolling": lambda: hw.KVCache(window=5),
+        "plan": lambda: hw.KVCache(plan=plan),
+    }[kind]
+    first, second = build(), build()
+    steps = [slice(0, 7), slice(7, 8), slice(8, 9), slice(9, T)]  # a cache grows by doubling, so the third has room
+    with torch.no_grad():
+        expected = torch.cat([layer(x[:, step], cache=first) for step in steps], 1)
+    with torch.inference_mode():
+        begun = [layer(x[:, step], cache=second) for step in steps[:2]]
+    with mode():
+        rest = [layer(x[:, step], cache=second) for step in steps[2:]]
+    torch.testing.assert_close(torch.cat([*begun, *rest], 1), expected)
+
+
+def test_a_context_of_inference_mode_is_read_outside_of_it() -> None:
+    layer, cache, x = hw.MultiHeadAttention(30, 6, 2), hw.KVCache(), torch.randn(B, T, 30)
+    with torch.inference_mode():
+        expected = layer(x, context=x[:, :5], cache=cache)
+    out = layer(x, cache=cache)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
+
+
+def test_a_cache_that_rolled_may_be_cropped_to_all_that_it_has_seen() -> None:
+    cache = hw.KVCache(window=3)
+    cache.append(torch.zeros(1, 1, 5, 7), torch.zeros(1, 1, 5, 7))
+    cache.crop(5)
+    assert (cache.length, cache.kept) == (5, 3)
+
+
+def test_a_context_is_known_by_its_keys_and_by_its_values() -> None:
+    """Values of another tensor than the keys are one more thing that must be the same in the next call."""
+    first, second, third = (torch.zeros(1, 2, 3) for _ in range(3))
+    for values, others in ((None, (second,)), (second, (None, first, third))):
+        cache = hw.KVCache()
+        cache.offer(torch.zeros(1, 1, 2, 5), torch.zeros(1, 1, 2, 5))
+        cache.take(context=first, values=values)
+        cache.held(first, values)
+        cache.held(None)
+        for other in others:
+            with pytest.raises(hw.HeadwiseError, match="holds the values of another context"):
+                cache.held(first, other)
+        with pytest.raises(hw.HeadwiseError, match="holds the keys of another context"):
+            cache.held(third, second)
+
+
+@pytest.mark.parametrize("name", ["max_length", "window"])
+def test_a_cache_of_one_token_is_one(name: str) -> None:
+    cache = hw.KVCache(**{name: 1})
+    assert cache.append(torch.zeros(1, 1, 1, 7), torch.zeros(1, 1, 1, 7))[0].shape[2] == cache.kept == 1
+    with pytest.raises(hw.HeadwiseError, match=f"{name}=0 must be at least 1"):
+        hw.KVCache(**{name: 0})

@@ -387,7 +387,7 @@ def of(layer: hw.MultiHeadAttention, arguments: Callable[[hw.MultiHeadAttention]
 
 
 WRONG: dict[str, Wrong] = {
-    "axes of x": lambda: of(make(), lambda _: {"x": X[0]}),
+    "axes of x": lambda: of(make(), lambda _: {"x": X[0, 0]}),
     "width of x": lambda: of(make(), lambda _: {"x": X[..., :23]}),
     "width of the context": lambda: of(make(), lambda _: {"context": MEMORY[..., :23]}),
     "documents of the context": lambda: of(make(), lambda _: {"context": MEMORY[:1]}),

@@ -17,6 +17,7 @@ from transformers import (
     CamembertConfig,
     ElectraConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GraniteConfig,
@@ -44,6 +45,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from transformers.models.electra import modeling_electra
 from transformers.models.gemma.modeling_gemma import GemmaAttention
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention
+from transformers.models.gemma3.modeling_gemma3 import Gemma3Attention
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteAttention
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.models.granite.modeling_granite import GraniteAttention
@@ -64,7 +66,8 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaSelfA
 from transformers.models.youtu.modeling_youtu import YoutuAttention
 
 import headwise as hw
-from headwise.layer.importing import family, importers, packed
+from headwise import families
+from headwise.layer.importing import importers
 from headwise.layer.importing.importers import Imported, import_attention
 
 B, T, S = 2, 7, 5
@@ -177,6 +180,10 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "gemma2": lambda: llama(
         Gemma2Config, Gemma2Attention, query_pre_attn_scalar=31, sliding_window=3, layer_types=["sliding_attention"]
     ),
+    "gemma3": lambda: llama(
+        Gemma3TextConfig, Gemma3Attention, query_pre_attn_scalar=31, sliding_window=3, layer_types=["sliding_attention"]
+    ),
+    "gemma3, full": lambda: llama(Gemma3TextConfig, Gemma3Attention, layer_types=["full_attention"]),
     "granite": lambda: llama(GraniteConfig, GraniteAttention, attention_multiplier=0.37),
     "phi3": lambda: llama(
         Phi3Config, Phi3Attention, pad_token_id=0, sliding_window=3, rope_parameters={**HALF, "rope_theta": 31.0}
@@ -383,127 +390,6 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tens
     return (drawn / math.sqrt(shape[-1])).to(dtype)
 
 
-def heads_rows(layer: hw.MultiHeadAttention) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Each query, key and value head's rows with its bias as a last column."""
-    n = layer.spec
-    full = [torch.cat([p.weight, p.bias[:, None]], 1) for p in (layer.q_proj, layer.k_proj, layer.v_proj)]
-    q, k, v = (list(p.split(w)) for p, w in zip(full, (n.head_dim, n.head_dim, n.value_dim), strict=True))
-    return q, k, v
-
-
-PACKED = {
-    ("qkv", 6, 6): lambda q, k, v: [*q, *k, *v],
-    ("qkv", 6, 2): lambda q, k, v: [*q, *k, *v],
-    ("qkv", 6, 1): lambda q, k, v: [*q, *k, *v],
-    ("per_head", 5, 5): lambda q, k, v: [part for trio in zip(q, k, v, strict=True) for part in trio],
-    ("per_group", 6, 2): lambda q, k, v: [*q[:3], k[0], v[0], *q[3:], k[1], v[1]],
-    ("per_group", 6, 3): lambda q, k, v: [*q[:2], k[0], v[0], *q[2:4], k[1], v[1], *q[4:], k[2], v[2]],
-}
-WHERE: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "alibi": {"mask": hw.Causal() & hw.Alibi()},
-    "rope in part": {"mask": hw.Causal(), "rope": hw.RoPE(dim=6)},
-    "rope interleaved": {"mask": hw.Window(3, 0), "rope": hw.RoPE(theta=31.0, interleaved=True)},
-    "yarn": {"rope": hw.RoPE(scaling="yarn", factor=2.0, original_context=32), "dropout": 0.1, "scale": 0.4},
-}
-
-
-@pytest.mark.parametrize("options", WHERE.values(), ids=WHERE)
-@pytest.mark.parametrize("form", PACKED, ids=str)
-def test_packed(form: tuple[str, int, int], options: dict[str, Any]) -> None:
-    """A layer's own heads, packed by hand, come back as that layer."""
-    layout, n_heads, kv_heads = form
-    source = hw.MultiHeadAttention(
-        29, n_heads, kv_heads, head_dim=10, d_out=17, q_bias=True, kv_bias=True, out_bias=True, **options
-    )
-    random_weights(source.double())
-    assert source.o_proj is not None
-    rows = torch.cat(PACKED[form](*heads_rows(source)))
-    out = source.o_proj
-    done = importers.from_packed(rows[:, :-1], n_heads, kv_heads, rows[:, -1], out.weight, out.bias, layout, **options)
-    assert done.layer.spec == source.spec.replace(d_model=29)
-    assert done.difference < (1e-6 if "rope" in options else 1e-12)
-    for key, value in source.state_dict().items():
-        assert torch.equal(done.layer.state_dict()[key], value), key
-
-
-def test_packed_without_bias_and_output() -> None:
-    done = importers.from_packed(draw(21, 11, dtype=torch.float32), 5, 1)
-    assert (done.layer.o_proj, done.layer.q_proj.bias, done.layer.spec.head_dim) == (None, None, 3)
-    assert done.difference < 1e-5 and done.path == 'from_packed, layout "qkv"'
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_conv1d(biased: bool) -> None:
-    module: Any = made("gpt2", torch.float64)
-    b_attn, b_proj = (module.c_attn.bias, module.c_proj.bias) if biased else (None, None)
-    done = importers.from_conv1d(module.c_attn.weight, b_attn, module.c_proj.weight, b_proj, 5)
-    assert done.difference < 1e-12 and done.path == "from_conv1d" and done.layer.spec.mask == hw.Causal()
-    if biased:
-        theirs = import_attention(module).layer.state_dict()
-        assert all(torch.equal(theirs[key], value) for key, value in done.layer.state_dict().items())
-
-
-def test_separate_linears_and_matrices() -> None:
-    source = random_weights(
-        hw.MultiHeadAttention(
-            13, 6, 3, head_dim=10, value_dim=7, d_context=11, d_values=5, d_out=17, q_bias=True, scale=0.4
-        )
-    )
-    source = source.double()
-    q, k, v, o = source.q_proj, source.k_proj, source.v_proj, source.o_proj
-    assert o is not None
-    linears = importers.from_separate(q, k, v, o, 6, 3, scale=0.4)
-    bare = importers.from_separate(q.weight, k.weight, v.weight, o.weight, 6, 3, q_bias=q.bias, scale=0.4)
-    for done in (linears, bare):
-        assert done.difference < 1e-12 and "cross attention" in done.compared
-        assert done.layer.spec == source.spec
-        assert all(torch.equal(done.layer.state_dict()[key], value) for key, value in source.state_dict().items())
-
-
-def test_one_bias_of_keys_and_values_leaves_zeros_for_the_other() -> None:
-    done = importers.from_separate(
-        draw(30, 11), draw(30, 11, seed=1), draw(30, 11, seed=2), draw(11, 30), 3, v_bias=draw(30), mask=hw.Causal()
-    )
-    assert done.difference < 1e-12
-    assert torch.equal(done.layer.k_proj.bias, torch.zeros(30, dtype=torch.float64))
-    assert torch.equal(done.layer.v_proj.bias, draw(30))
-
-
-def keras_arrays(g: int = 6, biased: bool = True, d_context: int = 11, dtype: Any = np.float64) -> list[np.ndarray]:
-    h, d, e, d_out = 6, 10, 7, 17
-    shapes = [(11, h, d), (h, d), (d_context, g, d), (g, d), (d_context, g, e), (g, e), (h, e, d_out), (d_out,)]
-    rng = np.random.default_rng(0)
-    drawn = [(rng.normal(size=shape) / 3).astype(dtype) for shape in shapes]
-    return drawn if biased else drawn[::2]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(
-    ("g", "biased", "d_context", "mask"), [(6, True, 11, None), (2, False, 11, hw.Causal()), (3, True, 5, None)]
-)
-def test_keras(g: int, biased: bool, d_context: int, mask: hw.Mask | None, dtype: Any) -> None:
-    arrays = keras_arrays(g, biased, d_context, dtype)
-    done = importers.from_keras(arrays, mask=mask)
-    assert done.difference < (1e-5 if dtype == np.float32 else 1e-12)
-    assert "Keras was not run" in done.compared
-    spec = done.layer.spec
-    assert (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.value_dim, spec.d_context) == (6, g, 10, 7, d_context)
-    assert (spec.q_bias, spec.kv_bias, spec.out_bias, spec.d_out) == (biased, biased, biased, 17)
-    kernel = torch.from_numpy(arrays[0])
-    assert torch.equal(done.layer.heads[4].wq, kernel[:, 4].t())
-    arrays[0][:] = math.nan
-    assert not done.layer.q_proj.weight.isnan().any()
-
-
-def test_keras_by_variable_path() -> None:
-    arrays = keras_arrays()
-    paths = [f"model/mha/{role}/{kind}:0" for role in packed.KERAS_ROLES for kind in ("kernel", "bias")]
-    shuffled = dict(sorted(zip(paths, arrays, strict=True)))
-    one, other = importers.from_keras(shuffled).layer, importers.from_keras(arrays).layer
-    assert all(torch.equal(other.state_dict()[key], value) for key, value in one.state_dict().items())
-
-
 # The certificate catches, and refusals
 
 
@@ -549,10 +435,18 @@ def without_mask() -> nn.Module:
     return module
 
 
-def quantised() -> nn.Module:
+def changed(**parts: Callable[[Any], Any]) -> nn.Module:
+    """A Llama attention with some of its parts made anew; one named with dots inside another."""
     module: Any = made("llama")
-    module.k_proj = nn.Identity()
+    for path, change in parts.items():
+        *above, name = path.split("__")
+        place = module.get_submodule(".".join(above)) if above != ["config"] else module.config
+        setattr(place, name, change(getattr(place, name)))
     return module
+
+
+def int8(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.to(torch.int8), requires_grad=False)
 
 
 def uneven() -> nn.Module:
@@ -586,18 +480,33 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (lambda: llama_rope(rope_type="dynamic", factor=2.0), HAS.format("dynamic")),
     (
         lambda: with_extra(made("llama")),
-        "LlamaAttention has parameters that would be lost: sinks; merge adapters into the weights first, or use "
-        "from_separate",
+        "LlamaAttention has parameters that would be lost: sinks; merge adapters into the weights first",
     ),
     (
-        quantised,
-        "LlamaAttention.k_proj is Identity, not nn.Linear; dequantise or unfuse it, or pass the tensors to "
-        "from_separate",
+        lambda: changed(k_proj=lambda part: nn.Identity()),
+        "LlamaAttention.k_proj is Identity, not nn.Linear; dequantise or unfuse it",
     ),
     (
         lambda: llama(Olmo2Config, Olmo2Attention),
         "q_norm norms 84 features at once, and a headwise layer each head's 14 apart; it can be "
         "neither imported nor reshaped",
+    ),
+    (
+        lambda: changed(k_proj__weight=int8),
+        "k is torch.int8: quantised weights have no layer; dequantise them first",
+    ),
+    (
+        lambda: changed(v_proj=lambda part: part.half()),
+        "q is torch.float32 on cpu, v is torch.float16 on cpu; bring them to one dtype and device",
+    ),
+    (
+        lambda: changed(config__num_key_value_heads=lambda number: 4),
+        "n_heads=6 makes queries of width 14 of 84 rows, n_kv_heads=4 keys of width 7 of 28 rows; they must be equal: "
+        "check the numbers of heads",
+    ),
+    (
+        lambda: changed(o_proj=lambda part: nn.Linear(30, 30)),
+        "o reads width 30; 6 heads of value width 14 join to 84",
     ),
     (uneven, "q has 35 rows; n_heads=4 does not divide them"),
     (
@@ -605,6 +514,14 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
         "this is a headwise layer already; use copy.deepcopy for another one",
     ),
 ]
+
+
+def test_one_bias_of_keys_and_values_leaves_zeros_for_the_other() -> None:
+    module = random_weights(CourseAttention(11, 35, 17, 0.0, 5, qkv_bias=True))
+    module.W_key.bias = None  # type: ignore[union-attr]
+    done = import_attention(module)
+    assert done.difference < 1e-5 and not done.layer.k_proj.bias.any()
+    assert torch.equal(done.layer.v_proj.bias, module.W_value.bias)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("module", "message"), REFUSED)
@@ -624,20 +541,20 @@ def test_without_a_mask_it_is_not_the_course_class() -> None:
         import_attention(without_mask())
     assert str(refusal.value) == (
         "CourseAttention has no mask; the course's class has W_query, W_key, W_value, out_proj, num_heads and a mask. "
-        "Pass the weights of others to from_separate(..., mask=Causal())"
+        "Of others copy the weights into a MultiHeadAttention"
     )
 
 
 def test_an_unknown_module_hears_what_is_known() -> None:
     with pytest.raises(hw.HeadwiseError) as refusal:
         import_attention(nn.Linear(3, 5))
+    known = ", ".join(family.whole for family in families.families("import").values())
     assert str(refusal.value) == (
         f"Linear is not known; import_attention knows nn.MultiheadAttention, transformers' "
-        f"{', '.join(known.whole for known in family.families())}, and modules with W_query, W_key, W_value, out_proj, "
-        f"num_heads and a mask. Pass the weights of others to from_separate, from_packed (one matrix such as "
-        f"query_key_value or Wqkv), from_conv1d or from_keras of headwise.layer.importing.importers"
+        f"{known}, and modules with W_query, W_key, W_value, out_proj, "
+        f"num_heads and a mask. Of others copy the weights into a MultiHeadAttention"
     )
-    with pytest.raises(hw.HeadwiseError, match="Linear is none of LlamaAttention, "):
+    with pytest.raises(hw.HeadwiseError, match="Linear is none of GPT2Attention, LlamaAttention, "):
         importers.from_transformers(nn.Linear(3, 5))
 
 
@@ -681,103 +598,10 @@ def test_a_new_family_is_one_record(monkeypatch: Any) -> None:
     module = random_weights(llama(LlamaConfig, MarsAttention))
     with pytest.raises(hw.HeadwiseError, match=r"MarsAttention has parameters that would be lost: wv\.weight"):
         import_attention(module)
-    monkeypatch.setattr(family, "_families", dict(family._families))
-    family.register(replace(family._families["llama"], name="mars", prefix="Mars", v="wv"))
+    monkeypatch.setattr(families, "_families", families.families())
+    families.register(replace(families.families()["llama"], name="mars", prefix="Mars", v="wv"))
     done = import_attention(module)
     assert done.difference < 1e-5 and done.path == "from_transformers, mars, self attention, default rope"
-
-
-BARE: list[tuple[Callable[[], Any], str]] = [
-    (
-        lambda: importers.from_packed(draw(35, 11), 4, 2),
-        "weight has 35 rows; n_heads=4 and n_kv_heads=2 need a multiple of 4 + 2 * 2 = 8",
-    ),
-    (lambda: importers.from_packed(draw(35, 11), 5, 2), "n_kv_heads=2 does not divide n_heads=5"),
-    (
-        lambda: importers.from_packed(draw(40, 11), 4, 2, layout="per_head"),
-        'layout "per_head" gives each of 4 heads its own key and value, and n_kv_heads=2; '
-        'pass layout="per_group" or "qkv"',
-    ),
-    (
-        lambda: importers.from_packed(draw(40, 11), 4, layout="kqv"),
-        "layout='kqv' is not known; one of qkv, per_head, per_group",
-    ),
-    (lambda: importers.from_packed(draw(36, 11), 4, bias=draw(35)), "bias has shape (35,); weight has 36 rows"),
-    (lambda: importers.from_packed(draw(36, 11), 0), "n_heads=0 must be a positive whole number"),
-    (
-        lambda: importers.from_packed(draw(36, 11), 4, out_weight=draw(11, 13)),
-        "o reads width 13; 4 heads of value width 3 join to 12",
-    ),
-    (
-        lambda: importers.from_packed(draw(36, 11), 4, out_bias=draw(11)),
-        "out_bias=True needs out_proj=True: there is no projection to carry the bias",
-    ),
-    (
-        lambda: importers.from_packed(torch.ones(36, 11, dtype=torch.int8), 4),
-        "weight is torch.int8: quantised weights have no layer; dequantise them first",
-    ),
-    (
-        lambda: importers.from_packed(torch.ones(36, 11).to(torch.float8_e4m3fn), 4),
-        "weight is torch.float8_e4m3fn: quantised weights have no layer; dequantise them first",
-    ),
-    (lambda: importers.from_packed(draw(2, 36, 11), 4), "weight has shape (2, 36, 11), 3 axes; a matrix has 2"),
-    (lambda: importers.from_packed(np.ones((36, 11)), 4), "weight is ndarray; pass a torch.Tensor"),  # type: ignore[arg-type]
-    (
-        lambda: importers.from_conv1d(draw(11, 40), None, draw(13, 11), None, 4),
-        "c_attn_weight has 40 columns; n_heads=4 needs a multiple of 12",
-    ),
-    (
-        lambda: importers.from_separate(draw(30, 11), draw(12, 11), draw(12, 11), None, 3, 2),
-        "n_heads=3 makes queries of width 10 of 30 rows, n_kv_heads=2 keys of width 6 of 12 rows; they must be equal: "
-        "check the numbers of heads",
-    ),
-    (
-        lambda: importers.from_separate(draw(30, 11), draw(20, 11), draw(20, 11), None, 6, 4),
-        "n_kv_heads=4 does not divide n_heads=6; pass one of 1, 2, 3, 6",
-    ),
-    (
-        lambda: importers.from_separate(draw(30, 11), draw(30, 11), draw(30, 11).float(), None, 6),
-        "q is torch.float64 on cpu, v is torch.float32 on cpu; bring them to one dtype and device",
-    ),
-    (
-        lambda: importers.from_separate(draw(30, 11), draw(30, 11), draw(30, 11), None, 6, k_bias=draw(31)),
-        "k_bias has shape (31,); k has 30 rows",
-    ),
-    (
-        lambda: importers.from_separate(nn.Linear(11, 30), draw(30, 11), draw(30, 11), None, 6, q_bias=draw(30)),
-        "q is a Linear with a bias of its own, and q_bias= is given too; pass one",
-    ),
-    (
-        lambda: importers.from_separate(nn.Conv1d(11, 30, 1), draw(30, 11), draw(30, 11), None, 6),  # type: ignore[arg-type]
-        "q is Conv1d; pass an nn.Linear, or its weight as (out, in)",
-    ),
-    (
-        lambda: importers.from_keras(keras_arrays()[:6]),
-        "Keras MultiHeadAttention has 8 weights, or 4 with use_bias=False, and these are 6; pass get_weights() of one "
-        "attention layer",
-    ),
-    (
-        lambda: importers.from_keras({"query/kernel": keras_arrays()[0], "gate/kernel": keras_arrays()[0]}),
-        "Keras weights: 2 paths, unknown ['gate/kernel'], missing ['key/kernel', 'value/kernel', "
-        "'attention_output/kernel']; one layer has query, key, value, attention_output, each with a kernel and perhaps "
-        "a bias",
-    ),
-    (
-        lambda: importers.from_keras([a.astype(np.int64) for a in keras_arrays()]),
-        "Keras query kernel is int64; pass float16, float32 or float64",
-    ),
-    (
-        lambda: importers.from_keras([a.reshape(len(a), -1) for a in keras_arrays(biased=False)]),
-        "Keras query kernel has shape (11, 60); 3 axes are needed, one of them heads",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), BARE)
-def test_bare_weights_that_do_not_fit_are_refused(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(hw.HeadwiseError) as refusal:
-        call()
-    assert str(refusal.value) == message
 
 
 def test_the_layer_goes_where_other_layers_go() -> None:
@@ -791,28 +615,3 @@ def test_the_layer_goes_where_other_layers_go() -> None:
     again = hw.MultiHeadAttention.from_spec(layer.spec).double()
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x), layer(x))
-
-
-def test_the_certificate_of_bare_weights_runs_their_module() -> None:
-    """A module that tiles its groups has the weights of one that repeats them; only a run of it tells."""
-
-    class Tiled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = nn.Linear(33, 44), nn.Linear(33, 22), nn.Linear(33, 22)
-            self.tiled = True
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (y.unflatten(-1, (-1, 11)).transpose(1, 2) for y in (self.q(x), self.k(x), self.v(x)))
-            index = [0, 1, 0, 1] if self.tiled else [0, 0, 1, 1]
-            out = torch.nn.functional.scaled_dot_product_attention(q, k[:, index], v[:, index])
-            return out.transpose(1, 2).flatten(2)
-
-    module = Tiled()
-    weights = (module.q, module.k, module.v, None, 4, 2)
-    assert "the formula written out" in importers.from_separate(*weights).compared
-    with pytest.raises(hw.HeadwiseError, match=r"the layer differs from Tiled by .*, so it is not imported"):
-        importers.from_separate(*weights, module=module)
-    module.tiled = False
-    done = importers.from_separate(*weights, module=module)
-    assert done.difference < 1e-6 and done.compared.startswith("Tiled against the layer")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -215,6 +217,67 @@ def test_values_of_the_context_are_the_context_itself(simple: Any) -> None:
     assert torch.equal(causal(x, context=x, values=x), causal(x))
 
 
+def test_one_text_three_times_is_self_attention(layer: hw.MultiHeadAttention) -> None:
+    x, gate = draw(B, T, layer.spec.d_in), draw(6, seed=5)
+    assert torch.equal(layer(x, x, x), layer(x))
+    assert torch.equal(layer(x, x, x, mask=hw.Lengths([3, 5]), gate=gate), layer(x, mask=hw.Lengths([3, 5]), gate=gate))
+    cache = hw.KVCache()
+    steps = [layer(part, part, part, cache=cache) for part in x.split(2, 1)]
+    if layer.spec.mask is not None:  # where later tokens may be seen, steps see fewer
+        torch.testing.assert_close(torch.cat(steps, 1), layer(x), **ROPE_TOLERANCE)
+    assert (cache.length, cache.holds_context) == (T, False)
+
+
+def test_one_document_needs_no_axis_for_it(layer: hw.MultiHeadAttention) -> None:
+    x = draw(T, layer.spec.d_in)
+    expected = layer(x[None])[0]
+    assert torch.equal(layer(x), expected) and torch.equal(layer(x, x, x), expected)
+    assert str(hw.explain(layer, x)) == str(hw.explain(layer, x[None]))
+
+
+@pytest.mark.parametrize("widths", [{}, {"kdim": 11, "vdim": 13}], ids=["packed weights", "separate weights"])
+def test_queries_keys_and_values_are_those_of_torch(widths: dict[str, int]) -> None:
+    torch.manual_seed(3)
+    theirs = torch.nn.MultiheadAttention(35, 5, batch_first=True, **widths).double().eval()
+    ours = hw.import_attention(theirs).layer
+    q, k, v = draw(B, T, 35), draw(B, S, widths.get("kdim", 35), seed=4), draw(B, S, widths.get("vdim", 35), seed=5)
+    real, seen = torch.arange(S) < torch.tensor([[3], [6]]), torch.ones(T, S).tril(2).bool()
+    expected, _ = theirs(q, k, v, key_padding_mask=~real, attn_mask=~seen)
+    both = hw.Lengths([3, 6]) & hw.Allowed(seen)
+    torch.testing.assert_close(ours(q, k, v, mask=both), expected, **TOLERANCE)
+    torch.testing.assert_close(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0])[0], **TOLERANCE)
+    assert hw.explain(ours, q, k, v, mask=both).sizes == hw.explain(ours, q, context=k, values=v, mask=both).sizes
+
+
+def test_queries_keys_and_values_are_watched_and_ablated(simple: Any) -> None:
+    layer, q, k, v = simple(n_kv_heads=2), draw(B, T, 29), draw(B, S, 29, seed=4), draw(B, S, 29, seed=5)
+    with torch.no_grad():
+        with hw.watch(layer) as seen:
+            whole = layer(q, k, v)
+        with hw.watch(layer) as keys_alone:
+            layer(q, k)
+        with hw.ablate(layer, ["L0.H3"]):
+            silenced = layer(q, k, v)
+        layer.o_proj.weight[:, 30:40] = 0
+    assert seen["L0.H3"].entropy == keys_alone["L0.H3"].entropy > 0
+    assert "distance" not in seen["L0.H3"].rows  # two sequences have none
+    torch.testing.assert_close(silenced, layer(q, k, v), **TOLERANCE)
+    assert not torch.allclose(silenced, whole)
+
+
+def test_a_cache_knows_the_context_of_one_document(simple: Any) -> None:
+    layer, x, cache = simple(), draw(T, 29), hw.KVCache()
+    keys, others = draw(S, 29, seed=4), draw(S, 29, seed=5)
+    steps = [
+        layer(x[:2], keys, others, cache=cache),
+        layer(x[2:4], keys, others, cache=cache),
+        layer(x[4:], cache=cache),
+    ]
+    torch.testing.assert_close(torch.cat(steps), layer(x, keys, others), **TOLERANCE)
+    with pytest.raises(hw.HeadwiseError, match="the cache holds the keys of another context tensor"):
+        layer(x, keys.clone(), others, cache=cache)
+
+
 def test_a_cache_holds_values_of_another_sequence(simple: Any) -> None:
     layer, x = simple(d_values=13), draw(B, T, 29)
     keys, others, cache = draw(B, S, 29, seed=4), draw(B, S, 13, seed=5), hw.KVCache()
@@ -413,7 +476,10 @@ X = draw(B, T, 29)
 @pytest.mark.parametrize(
     "changes, arguments, message",
     [
-        ({}, {"x": X[0]}, "x has shape (5, 29), 2 axes; the layer takes (batch, tokens, width)"),
+        ({}, {"x": X[0, 0]}, "x has shape (29,), 1 axes; the layer takes (batch, tokens, width)"),
+        ({}, {"x": X[0], "context": X}, "x has shape (5, 29), one document, and context (2, 5, 29); pass both with"),
+        ({}, {"x": X, "context": X[0]}, "context has shape (5, 29), 2 axes; the layer takes (batch, tokens, width)"),
+        ({}, {"x": X, "context": X, "values": hw.Causal()}, "values is Causal(offset=None); layer(q, k, v) takes"),
         ({}, {"x": X[..., :23]}, "x has width 23; this layer has d_in=29"),
         ({}, {"x": X, "context": X[..., :23]}, "context has width 23; this layer has d_context=29"),
         ({"d_context": 13}, {"x": X}, "this layer reads keys of width d_context=13 and x has 29; pass context="),
@@ -451,3 +517,49 @@ def test_a_wrong_call_is_refused(simple: Any, changes: Any, arguments: dict[str,
 def test_positions_of_another_length_are_refused(simple: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(hw.HeadwiseError, match="positions"):
         simple(rope=hw.RoPE())(X, positions=torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_an_input_of_another_dtype_is_refused_with_both(dtype: torch.dtype) -> None:
+    layer, x = hw.MultiHeadAttention(30, 3, d_values=7), torch.zeros(B, T, 30)
+    said = rf"is {dtype} and the weights of this layer are torch.float32; pass {{}}.to\(torch.float32\), or cast"
+    for name, arguments in (
+        ("x", (x.to(dtype), x, x[..., :7])),
+        ("context", (x, x.to(dtype), x[..., :7])),
+        ("values", (x, x, x[..., :7].to(dtype))),
+    ):
+        first, context, values = arguments
+        with pytest.raises(hw.HeadwiseError, match=f"^{name} " + said.format(name)):
+            layer(first, context=context, values=values)
+
+
+def test_words_of_torch_are_translated() -> None:
+    """Who comes from nn.MultiheadAttention reads in one line what it is called here."""
+    layer, x = hw.MultiHeadAttention(30, 3), torch.zeros(B, T, 30)
+    foreign: dict[Callable[..., Any], dict[str, str]] = {
+        hw.MultiHeadAttention: {
+            "embed_dim": "d_model=",
+            "num_heads": "n_heads=",
+            "batch_first": "(batch, tokens, width)",
+        },
+        functools.partial(hw.MultiHeadAttention, 30, 3): {"seed": "numpy_layer.MultiHeadAttention", "bias": "kv_bias="},
+        functools.partial(layer, x, x, x): {
+            "key_padding_mask": "hw.Lengths(n)",
+            "attn_mask": "True forbids in nn.MultiheadAttention, and allows in hw.Allowed",
+            "need_weights": "hw.watch(layer, maps=True)",
+            "is_causal": "mask=hw.Causal()",
+        },
+        layer: {"query": "layer(q, k, v)"},
+    }
+    for call, words in foreign.items():
+        with pytest.raises(hw.HeadwiseError) as refusal:
+            call(**dict.fromkeys(words))
+        for word, name in words.items():
+            assert f"{word}= is here " in str(refusal.value) and name in str(refusal.value)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        layer(x, colour=1)
+    with pytest.raises(
+        hw.HeadwiseError, match=r"True forbids in nn.MultiheadAttention \(pass Allowed\(~array\)\), allows in"
+    ):
+        layer(x, mask=torch.ones(T, T, dtype=torch.bool))
+    assert list(inspect.signature(hw.MultiHeadAttention).parameters)[:2] == ["d_model", "n_heads"]

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.rungs import cache as cache_module
-from headwise.rungs import planned
 
 B, T, H = 2, 13, 6
 ONE_BY_ONE = list(range(T + 1))
@@ -89,7 +88,7 @@ def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list
 
 @pytest.mark.slow
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned, "CHUNK", 5)
+    monkeypatch.setattr(cache_module, "CHUNK", 5)
     for mask in (hw.Causal(), hw.Causal() & hw.Alibi(), hw.Causal() & hw.Lengths([11, 23])):
         layer, x, keep = make({"n_kv_heads": 3, "mask": mask}), draw(23), [hw.Keep(3, 4), None, hw.Keep(0, 7)]
         with torch.no_grad():
@@ -163,9 +162,10 @@ def test_rows_are_reordered_cropped_and_copied() -> None:
 
 
 def test_a_step_reads_each_kind_of_head_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes, attend = [], planned.attend
-    for module in (planned, cache_module):
-        monkeypatch.setattr(module, "attend", lambda q, k, v, o: shapes.append((k.shape, o.mask)) or attend(q, k, v, o))
+    shapes, attend = [], cache_module.attend
+    monkeypatch.setattr(
+        cache_module, "attend", lambda q, k, v, o: shapes.append((k.shape, o.mask)) or attend(q, k, v, o)
+    )
     layer, cache = (
         make({"n_kv_heads": 6, "mask": hw.Causal()}),
         hw.KVCache(plan=[None, (2, 3), None, (2, 3), (1, 2), None]),
@@ -227,3 +227,22 @@ def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was(act: Any, message:
 def watched(layer: hw.MultiHeadAttention, cache: hw.KVCache) -> None:
     with hw.watch(layer):
         layer(draw(), cache=cache)
+
+
+def test_reorders_are_counted() -> None:
+    """Who follows a text through its cache must know that its documents have changed places."""
+    for cache in (hw.KVCache(), hw.KVCache(plan=[None, (1, 2)])):
+        assert cache.reorders == 0
+        for times in (1, 2):
+            cache.reorder(torch.tensor([0]))
+            assert cache.reorders == times
+
+
+def test_a_prompt_in_pieces_equals_the_whole_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of 1, of a number that divides the prompt, and of one that does not."""
+    layer, x, keep = make({"n_kv_heads": 2, "mask": hw.Causal()}), draw(), [(1, 3), (0, 2)]
+    with torch.no_grad():
+        whole = layer(x, mask=spoken([hw.Keep(*pair) for pair in keep], H, T))
+        for size in (1, 2, 3, T):
+            monkeypatch.setattr(cache_module, "CHUNK", size)
+            assert_same(in_chunks(layer, x, [0, T - 3, T], hw.KVCache(plan=keep)), whole)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise import HeadwiseError, RoPE
-from headwise.rungs.rope import Rotation
+from headwise.rungs.tensor import Rotation
 
 B, H, T, D = 2, 3, 7, 10
 ROPES = {

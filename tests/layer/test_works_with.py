@@ -211,6 +211,16 @@ def warn_always() -> Iterator[None]:
     torch.set_warn_always(before)
 
 
+@pytest.mark.filterwarnings("ignore")  # the tracer warns of each size that is looked at
+@pytest.mark.parametrize("n_tokens", [1, T])
+@pytest.mark.parametrize("case", ["causal", "gqa", "kv_index", "sink"])
+def test_jit_trace(case: str, n_tokens: int, build: Any) -> None:
+    """To the tracer a size is a tensor, and the kernel takes none for a flag."""
+    layer, x = build(case), draw(B, n_tokens, 29)
+    traced = torch.jit.trace(layer, (x,), check_trace=False)
+    torch.testing.assert_close(traced(2 * x), layer(2 * x), **EXACT)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_autocast(case: str, dtype: torch.dtype, build: Any, warn_always: None) -> None:

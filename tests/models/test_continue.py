@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headwise as hw
 from headwise import HeadwiseError
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
-from headwise.gpt.tokens import Tokens
 from headwise.models.ask import predicts
 from headwise.models.generate import generate
 from headwise.models.open import described, open_model

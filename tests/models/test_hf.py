@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from torch import nn
 from transformers.utils import logging
 
 import headwise as hw
-from headwise.models import hf
-from headwise.models.hf import FolderTokens, has_tokenizer, is_hf, load_folder, read_config, routed, uses_interface
+from headwise.folders import read_config
+from headwise.models import hook
+from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+from headwise.models.hook import attach
+from headwise.models.sites import is_hf, sites_of, uses_interface
 
 V = 19
 SMALL: dict[str, Any] = {"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -112,7 +116,7 @@ def test_a_pickle_under_the_name_of_safetensors_is_refused(folder: Path) -> None
 
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder$"):
+    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder, or not finished$"):
         load_folder(folder)
 
 
@@ -267,7 +271,7 @@ def test_bytes_that_are_no_character_show_as_the_vocabulary_writes_them(folder: 
 def test_damaged_tokenizers(folder: Path, text: str) -> None:
     words(folder, framed=True)
     (folder / "tokenizer.json").write_text(text)
-    with pytest.raises(hw.HeadwiseError, match=r"^the tokenizer of .* does not load: .*; pass --ids FILE$"):
+    with pytest.raises(hw.HeadwiseError, match=r"^the tokenizer of .* does not load: .*; pass ids=$"):
         FolderTokens(folder)
 
 
@@ -282,36 +286,37 @@ def test_what_goes_through_the_interface() -> None:
     assert is_hf(model) and is_hf(model.transformer) and not is_hf(model.lm_head)
 
 
-def test_routes() -> None:
-    """A function of ours behind the attention; keywords arrive; blocks nest, and may end in any order."""
+def test_blocks_around_the_attention_function() -> None:
+    """A handler behind the attention function; blocks nest, and may end in any order."""
     model, ids = gpt2(), torch.arange(7)[None]
+    one, two = (replace(site, projection=None) for site in sites_of(model))  # else a handler waits for W_O
     heard: list[tuple[str, Any]] = []
 
     def speaking(name: str, factor: float | None) -> Any:
-        def route(asked: Any, out: Any) -> Any:
-            heard.append((name, asked.keywords["scaling"]))
-            return None if factor is None else out * factor
+        def handle(call: Any) -> Any:
+            heard.append((name, call.options.scale))
+            return None if factor is None else call.out * factor
 
-        return route
+        return handle
 
-    one, two = (block.attn for block in model.transformer.h)
     with torch.no_grad():
         plain = model(ids).logits
-        with routed({one: speaking("a", None), two: speaking("b", None)}):
+        with attach({one: speaking("a", None), two: speaking("b", None)}):
             assert torch.equal(model(ids).logits, plain)  # to the bit: the model's own function gave it
-            with routed({two: speaking("c", 0.0)}):
+            with attach({two: speaking("c", 0.0)}):
                 changed = model(ids).logits
             model(ids)
         assert torch.equal(model(ids).logits, plain)
-        first, second = routed({one: speaking("d", 2.0)}), routed({one: speaking("e", 0.5)})
+        first, second = attach({one: speaking("d", 2.0)}), attach({one: speaking("e", 0.5)})
         first.__enter__(), second.__enter__()
+        model(ids)
         first.__exit__(None, None, None)
         assert not torch.equal(model(ids).logits, plain)
         second.__exit__(None, None, None)
         assert torch.equal(model(ids).logits, plain)
-    assert [name for name, _ in heard] == ["a", "b", "a", "b", "c", "a", "b", "e"]
+    assert [name for name, _ in heard] == ["a", "b", "a", "b", "c", "a", "b", "d", "e", "e"]
     assert {scale for _, scale in heard} == {7**-0.5}
-    assert not torch.equal(changed, plain) and not hf._blocks
+    assert not torch.equal(changed, plain) and not hook._blocks
 
 
 # Code and kernels that a folder brings

@@ -9,13 +9,14 @@ import torch
 import transformers as tf
 
 import headwise as hw
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import Settings
-from headwise.gpt.tokens import Tokens
 from headwise.heads.steps import head_steps
+from headwise.models.hook import attach
 from headwise.models.pack import pack_model
-from headwise.models.sites import attach, sites_of
+from headwise.models.sites import sites_of
 from headwise.models.weights import family_of, read_layers
 from headwise.records import Call
 
@@ -87,7 +88,7 @@ def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | Non
     (site,) = sites_of(model)
     read, calls = list[torch.Tensor](), list[Call]()
     site.module.register_forward_pre_hook(lambda *call: read.append(call[2]["hidden_states"]), with_kwargs=True)
-    with attach({site: calls.append}, model):
+    with attach({site: calls.append}):
         model(IDS)
     (x,), (call,) = read, calls
     for name, given, width in (("v", call.v, 7), ("k", call.k, 6), ("q", call.q, 6)):

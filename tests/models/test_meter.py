@@ -1,26 +1,24 @@
-"""`headwise cost --measure`: what a price comes to here, and what is refused before anything is made."""
+"""`headwise cost --measure`: what a price comes to here, and what is refused."""
 
 from __future__ import annotations
 
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import toy_device
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from headwise.cost import price
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.device import device_named
-from headwise.gpt.tokens import Tokens
 from headwise.memory import Room
 from headwise.models import meter
-from headwise.models.hf import drawn
 
-FIELDS = {
-    "model_type": "llama", "vocab_size": 31, "hidden_size": 22, "num_attention_heads": 11, "num_key_value_heads": 11,
+FIELDS: dict[str, Any] = {
+    "vocab_size": 31, "hidden_size": 22, "num_attention_heads": 11, "num_key_value_heads": 11,
     "head_dim": 2, "intermediate_size": 23, "num_hidden_layers": 3, "max_position_embeddings": 41, "dtype": "float32",
 }  # fmt: skip
 
@@ -35,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of transformers with its weights."""
     path = tmp_path_factory.mktemp("meter") / "llama"
-    drawn(FIELDS, torch.float32).save_pretrained(path)
+    LlamaForCausalLM(LlamaConfig(**FIELDS)).save_pretrained(path)
     return path
 
 
@@ -49,7 +47,7 @@ def measure(invoke: Any, *arguments: object) -> dict[str, Any]:
 def test_a_folder_is_measured_beside_its_price(invoke: Any, folder: Path) -> None:
     document = measure(invoke, folder, "--context", 17, "--batch", 2)
     took = document["measured"]
-    assert (took["weights"], took["streamed"], took["dtype"], took["device"]) == ("stored", False, "float32", "cpu")
+    assert (took["streamed"], took["dtype"], took["device"]) == (False, "float32", "cpu")
     assert took["runs"] == 3 and took["steps"] == 10 and took["threads"] == torch.get_num_threads()
     assert took["cache_bytes"] == document["cache"]["total_bytes"]
     assert took["prefill_flops_per_second"] == pytest.approx(
@@ -73,22 +71,13 @@ def test_a_folder_is_measured_beside_its_price(invoke: Any, folder: Path) -> Non
 def test_a_streamed_folder_is_read_layer_by_layer(invoke: Any, folder: Path) -> None:
     code, out, err = invoke("cost", folder, "--measure", "--stream", "--dtype", "bf16", "--context", 13)
     assert code == 0 and "layer by layer: " in err and "decode " not in out.split("Measured here")[1]
-    assert "stored weights read layer by layer, bfloat16 on cpu" in " ".join(out.split())
+    assert "weights read layer by layer, bfloat16 on cpu" in " ".join(out.split())
 
 
-def test_what_has_no_weights_gets_random_ones(invoke: Any, tmp_path: Path, tiny: Any) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(FIELDS))
-    took = measure(invoke, path, "--context", 7)["measured"]
-    assert took["weights"] == "random" and took["tokens_per_second"] > 0
-    run = tmp_path / "run"
-    run.mkdir()
-    tokens = Tokens.characters("abcdefghijklmnopqr", boundary=True)
-    save_model(run, tiny("course"), tokens)
-    assert measure(invoke, run)["measured"]["weights"] == "stored"
-    (run / "model.safetensors").unlink()
-    document = measure(invoke, run)
-    assert document["measured"]["weights"] == "random" and document["setting"]["context"] == 11
+def test_a_run_of_ours_is_measured(invoke: Any, tmp_path: Path, tiny: Any) -> None:
+    save_model(tmp_path, tiny("course"), Tokens.characters("abcdefghijklmnopqr", boundary=True))
+    document = measure(invoke, tmp_path)
+    assert document["setting"]["context"] == 11
     assert document["measured"]["cache_bytes"] == document["cache"]["total_bytes"]
 
 
@@ -100,33 +89,24 @@ def test_on_another_device(invoke: Any, folder: Path) -> None:
 
 
 def test_what_cannot_be_measured_is_refused(invoke: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meter, "free_on", lambda device: Room(10**9, "cgroup"))
-    plan = folder / "plan.json"
+    plan, config = folder / "plan.json", folder / "config.json"
     cases = {
-        ("gpt2", "--dtype", "int4"): "one of fp32, bf16, fp16; not int4 with a cache in int4",
-        ("gpt2", "--cache-dtype", "fp8"): "with a cache in fp8",
+        (folder, "--dtype", "int4"): "one of fp32, bf16, fp16; not int4 with a cache in int4",
+        (folder, "--cache-dtype", "fp8"): "with a cache in fp8",
         ("bert-base",): "--measure runs models that predict the next token, and a bert does not",
-        ("gpt2", "--stream"): "gpt2 has no weights to read layer by layer; leave out --stream",
-        ("llama-3-8b",): "of weights to be made, 64 MiB of cache and what 512 tokens fill take about",
-        ("gpt2", "--context", "1024", "--batch", "64"): "954 MiB are free (cgroup); --batch 1 --context ",
-        ("gpt2", "--device", "cuda:7"): "device cuda:7 is not on this machine; there is cpu",
-        ("gpt2", "--plan", plan): "does not exist",
+        ("gpt2",): "gpt2 has no weights to run; --measure takes the folder of a model",
+        (config,): "config.json has no weights to run; --measure takes the folder of a model",
+        (folder, "--device", "cuda:7"): "device cuda:7 is not on this machine; there is cpu",
+        (folder, "--plan", plan): "does not exist",
     }
-    monkeypatch.setattr(meter, "open_folder", lambda *all, **more: pytest.fail("made before it was refused"))
     for arguments, message in cases.items():
         code, out, err = invoke("cost", *arguments, "--measure")
         assert (code, out) == (2, "") and message in err and err.count("\n") == 1, (arguments, err)
-    monkeypatch.delitem(sys.modules, "headwise.models.hf")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    code, _, err = invoke("cost", "gpt2", "--measure", "--context", 9)
-    assert code == 2 and "gpt2 is made by transformers to be measured: pip install 'headwise[hf]'" in err
-    code, _, err = invoke("cost", "gpt2", "--stream")
+    code, _, err = invoke("cost", folder, "--stream")
     assert code == 2 and "--stream and --device are about running the model; pass --measure" in err
-    fits = int(err_of(price("gpt2", context=1024, batch=64)).rpartition("--context ")[2].split()[0])
-    meter._require_room(price("gpt2", context=min(fits, 1024)), device_named("cpu"), price("gpt2").weight_bytes)
-
-
-def err_of(bill: Any) -> str:
-    with pytest.raises(Exception) as refused:
-        meter._require_room(bill, device_named("cpu"), bill.weight_bytes)
-    return str(refused.value)
+    monkeypatch.setattr(meter, "free_on", lambda device: Room(10**6, "cgroup"))
+    code, _, err = invoke("cost", folder, "--measure", "--context", "41", "--batch", "64")
+    assert code == 2 and "of cache and what 2,624 tokens fill take about" in err and "--batch 1 with --context " in err
+    fits = re.search(r"--context ([\d]+)", err)
+    assert fits and "are free (cgroup)" in err
+    assert measure(invoke, folder, "--context", min(int(fits[1]), 41))["measured"]["steps"] == 10

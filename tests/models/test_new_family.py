@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 import headwise as hw
-from headwise.layer.importing import family
-from headwise.layer.importing.family import Family
+from headwise import families
+from headwise.families import Family
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.prune import prune_heads
@@ -93,7 +93,7 @@ def model() -> Iterator[NovelForCausalLM]:
         for parameter in built.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     yield built
-    family._families.pop("novel", None)
+    families._families.pop("novel", None)
 
 
 def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
@@ -104,9 +104,22 @@ def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
         read_layers(model)
 
 
+def test_without_a_record_a_large_model_loses_its_control_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwise.heads import survey
+
+    monkeypatch.setattr(survey, "WHOLE", 10)
+    documents = torch.randint(3, 19, (3, 13), generator=torch.Generator().manual_seed(1)).tolist()
+    result = hw.survey(model, documents)
+    assert result.untrained is None
+    assert any(
+        "the untrained control is left out: " in note.lower() and "family novel" in note for note in result.notes
+    )
+    assert result.loss is not None and all(head.importance is not None for head in result.profiles)
+
+
 @torch.no_grad()
 def test_one_record_is_enough(model: Any) -> None:
-    family.register(RECORD)
+    families.register(RECORD)
     ids = torch.arange(7)[None]
     with hw.watch(model) as seen:
         model(ids)

@@ -13,10 +13,11 @@ import torch
 import transformers as tf
 
 import headwise as hw
+from headwise.corpus.tokens import BOUNDARY, Tokens
+from headwise.folders import is_own
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT
-from headwise.gpt.tokens import BOUNDARY, Tokens
-from headwise.models.open import Folder, described, is_own, open_folder, open_model
+from headwise.models.open import Folder, described, open_folder, open_model
 
 TEXT = "the cat sat on the mat\nthe dog sat\n"
 
@@ -112,7 +113,7 @@ def test_neither(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished(run_folder: Path) -> None:
     (run_folder / "model.safetensors").unlink()
-    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no run folder, or its training"):
+    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder, or not finished"):
         open_folder(run_folder)
     (run_folder / "config.json").unlink()
     (run_folder / "run.json").write_text("{}")
@@ -184,3 +185,61 @@ def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_pa
     del reopened, folder
     gc.collect()
     assert known() is None
+
+
+@pytest.fixture
+def hub(tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the hub that holds someone/tiny, and no network."""
+    import huggingface_hub
+
+    repository = tmp_path / "hub" / "models--someone--tiny"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots").mkdir()
+    run_folder.rename(repository / "snapshots" / "abc")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return repository
+
+
+def test_a_name_on_the_hub_is_what_lies_in_its_cache(hub: Path) -> None:
+    folder = described(hw.open("someone/tiny"))
+    assert folder is not None and folder.name == "someone/tiny" and folder.path == hub / "snapshots" / "abc"
+
+
+def test_a_name_that_is_not_to_be_had_says_what_to_do(hub: Path) -> None:
+    with pytest.raises(hw.HeadwiseError, match=r"someone/else is no folder here.*`hf download someone/else`"):
+        hw.open("someone/else")
+    with pytest.raises(hw.HeadwiseError, match="hub/else is no folder; pass a run folder"):  # `hub` is a folder here
+        hw.open("hub/else")
+
+
+def test_a_gguf_file_says_what_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
+    with pytest.raises(hw.HeadwiseError, match=r"model.gguf is a GGUF file; to read one: pip install gguf$"):
+        hw.open(tmp_path / "model.gguf")
+
+
+def test_a_layer_that_runs_many_times_has_heads_each_time(tmp_path: Path) -> None:
+    """ALBERT has one layer, which it runs for every layer of its config."""
+    sizes = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 7, "embedding_size": 11}
+    stock = tf.AlbertForMaskedLM(tf.AlbertConfig(**sizes, vocab_size=23, num_hidden_layers=5)).eval()
+    stock.save_pretrained(tmp_path)
+    model, ids = hw.open(tmp_path), torch.arange(7)[None]
+    with hw.watch(model) as seen, torch.no_grad():
+        assert torch.equal(model(ids).logits, stock(ids).logits)
+    assert list(seen) == [f"L{layer}.H{head}" for layer in range(5) for head in range(3)]
+    assert seen["L0.H0"].entropy != seen["L4.H0"].entropy
+    assert sum(map(torch.Tensor.numel, model.parameters())) == sum(map(torch.Tensor.numel, stock.parameters()))
+
+
+def test_a_large_weight_is_a_number_and_an_infinite_one_is_not() -> None:
+    from headwise.models.stream import is_finite
+
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        largest = torch.full((71, 73), torch.finfo(dtype).max, dtype=dtype)  # whose sum has no number
+        assert is_finite(largest)
+        for wrong in (torch.inf, -torch.inf, torch.nan):
+            assert not is_finite(largest.index_fill(0, torch.tensor([3]), wrong))

@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 
 from headwise import HeadwiseError
-from headwise.layer.importing.family import families
+from headwise.families import OURS, families
 from headwise.models.ask import answers
 from headwise.models.weights import cannot_carry, head_counts, read_layers, with_layers
 
@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 41, "vocab_size": 19}
-NAMES = sorted(family.name for family in families() if family.kv_down is None)
+NAMES = sorted(set(families("reshape")) - {OURS})
 REFUSED = {"olmo2": "norms 24 features at once"}
 
 

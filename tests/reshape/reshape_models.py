@@ -12,9 +12,9 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {

@@ -17,7 +17,7 @@ from processes import verified_here
 from reshape_models import V, build, saved
 
 import headwise as hw
-from headwise.heads.texts import Text
+from headwise.corpus.documents import Text
 from headwise.models import ask
 from headwise.models import open as opening
 from headwise.reshape import damage
@@ -135,7 +135,7 @@ def test_reshaping_gives_the_same_elsewhere(
     agree(folder("run"), device, {"narrow": lambda model: hw.narrow(model, tolerance=0.5, text=IDS)}, False)
     with verified_here():
         healed = [
-            hw.share(folder("run"), 1, text=IDS, heal=2, refit=50, batch=2, out=tmp_path / place, device=place)
+            hw.share(folder("run"), 1, text=IDS, heal=2, batch=2, out=tmp_path / place, device=place)
             for place in ("cpu", device)
         ]
         out = tmp_path / "streamed"
@@ -168,9 +168,10 @@ def test_what_is_streamed_rests_on_the_processor(folder: Any, device: str) -> No
 def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder("run")
     monkeypatch.setattr(opening, "load_run", lambda *all: pytest.fail("it was loaded before it was refused"))
+    text = ["--text", path / "config.json"]  # its device is refused before it is read
     commands = [
-        ["heads"], ["share", "--kv-heads", "1"], ["prune", "--keep", ".5"], ["narrow"], ["windows"],
-        ["why", "--prompt", "a"], ["generate"],
+        ["heads", *text], ["share", "--kv-heads", "1", *text], ["prune", "--keep", ".5", *text], ["narrow", *text],
+        ["windows", *text], ["why", "--prompt", "a"], ["generate"],
     ]  # fmt: skip
     for command, *options in commands:
         for name in ("toy:1", "tpu", "meta"):

@@ -42,7 +42,7 @@ def ids(n: int = 499) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> None:
     model = twins(dtype)
-    child = share_heads(model, 3, "first", "adjacent").model
+    child = share_heads(model, 3, "mean", "adjacent").model
     assert compared(model, child, [ids()]).distance == 0
     assert {p.dtype for p in child.parameters()} == {dtype}
     ours, theirs = dict(model.named_buffers()), dict(child.named_buffers())
@@ -69,7 +69,7 @@ def test_a_written_folder_that_is_not_the_model_in_memory_is_refused(
     (tmp_path / "safetensors.py").write_text("raise SystemExit('the wrong module')\n")
     monkeypatch.chdir(tmp_path)
     dtype = torch.bfloat16
-    model = share_heads(twins(dtype), 3, "first", "adjacent").model
+    model = share_heads(twins(dtype), 3, "mean", "adjacent").model
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     with torch.no_grad():
         read_layers(model)[0].wo[:, 3] = 0  # one head of six

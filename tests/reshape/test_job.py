@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,15 +17,15 @@ from surveys import survey_of
 from torch import Tensor, nn
 
 from headwise import HeadwiseError
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import Stopped
 from headwise.heads.effect import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
+from headwise.reshape.heal import Healing
 from headwise.reshape.job import Job
 from headwise.reshape.prune import Pruning, head_scores
-from headwise.reshape.report import Options
 from headwise.reshape.share import Sharing
 from headwise.reshape.text import Calibration, read_calibration
 from headwise.reshape.workplace import Workplace
@@ -48,6 +49,20 @@ def opened(model: nn.Module, monkeypatch: pytest.MonkeyPatch, path: Path = Path(
 
 def documents(batches: Sequence[Tensor]) -> set[tuple[int, ...]]:
     return {tuple(ids.tolist()) for batch in batches for ids in (batch if batch.ndim == 2 else batch[None])}
+
+
+def test_documents_bound_what_is_measured_and_a_line_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.randint(31, (61, 13), generator=torch.Generator().manual_seed(0))
+    lines: list[str] = []
+    reshaped = prune.prune(
+        build("llama", dtype=torch.float32), keep=0.5, text=ids, documents=3, listener=job.Listener(say=lines.append)
+    )
+    assert re.match(r"about 0.0 min: 117 tokens to make the change and 2 x 39 to measure it", lines[0])  # 3 passes
+    assert "ranked by importance on 39 tokens" in reshaped.notes[0]
+    assert any("nothing is faster" in note for note in reshaped.notes)
+    assert "faster" not in reshaped.won and "decode" not in reshaped.won
+    with pytest.raises(HeadwiseError, match="documents=0 must be at least 1"):
+        prune.prune(build("llama"), keep=0.5, text=ids, documents=0)
 
 
 @pytest.mark.slow
@@ -147,7 +162,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (
         BUILD["llama"],
         Pruning(keep=0.8, uniform=True),
-        "num_attention_heads to divide hidden_size=24, and 5 does not; 1, 2, 3, 4 would; leave out --uniform",
+        "num_attention_heads to divide hidden_size=24, and 5 does not; 1, 2, 3, 4 would; leave out uniform=True",
     ),
     (
         lambda: GPT(GPTConfig(**OWN | {"head_dim": None, "d_model": 24}, **NANOGPT)),
@@ -161,19 +176,27 @@ REFUSED: list[tuple[Any, Any, str]] = [
 def test_what_cannot_be_done_is_said_before_a_text_is_read(make: Any, change: Any, said: str) -> None:
     model = make().eval()
     with pytest.raises(HeadwiseError) as refusal:
-        Job(model, change, Options(text=Path("no such text"))).run()
+        Job(model, change, {"text": Path("no such text")}).run()
     assert said in str(refusal.value)
 
 
-def test_ctrl_c_while_w_o_is_fitted_stops_there(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_it_heals_stops_there(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = opened(build("rope", dtype=torch.float32), monkeypatch, tmp_path / "source").model
 
-    def press(*arguments: object) -> None:
+    def press(self: Healing, step: int) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr("headwise.reshape.heal.refit", press)
-        share.share(model, 3, method="mean", text=text, out=tmp_path / "out", heal=0, refit=200)
+        patch.setattr(Healing, "step", press)
+        share.share(model, 3, method="mean", text=text, out=tmp_path / "out", heal=2)
     assert not (tmp_path / "out").exists() and (tmp_path / "out.partial" / "heal.safetensors").exists()
     with Workplace(tmp_path / "source", tmp_path / "out", force=False) as workplace:
         assert workplace.has_state
+
+
+def test_a_family_without_a_record_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    """There are none: the file is empty."""
+    tf.BloomConfig().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(HeadwiseError, match="bloom is a family whose heads cannot be reshaped yet"):
+        share.share(tmp_path, 1)

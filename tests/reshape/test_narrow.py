@@ -21,8 +21,7 @@ import headwise as hw
 from headwise import HeadwiseError
 from headwise.models.ask import logits, next_token_losses
 from headwise.models.open import open_folder
-from headwise.models.weights import family_of
-from headwise.models.windows import cannot_narrow, windows_of, with_windows
+from headwise.models.weights import cannot_narrow, family_of, windows_of, with_windows
 from headwise.reshape.narrow import seeing
 
 sys.path.append(str(Path(__file__).parents[1] / "heads"))
@@ -52,6 +51,28 @@ def test_a_child_with_windows_is_the_model_seen_through_them(name: str) -> None:
     again = with_windows(child, [5, 5])
     with torch.no_grad(), seeing(model, {"L0": hw.Window(4, 0), "L1": hw.Window(4, 0)}):
         torch.testing.assert_close(logits(again, IDS), logits(model, IDS), atol=1e-5, rtol=1e-4)
+
+
+def gemma() -> Any:
+    """Layers 0 and 2 have a window, and other angles of RoPE than layer 1."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    sizes = {**ROTARY, "num_hidden_layers": 3, "num_key_value_heads": 1, "max_position_embeddings": 41}
+    config = tf.Gemma3TextConfig(**sizes, initializer_range=0.3, sliding_window=16, layer_types=kinds)
+    return tf.Gemma3ForCausalLM(config).eval()
+
+
+def test_a_gemma_3_gets_shorter_windows_where_it_has_some(tmp_path: Path) -> None:
+    """A layer without a window keeps its angles of RoPE, and so must stay what it is."""
+    torch.manual_seed(0)
+    model, ids = gemma(), torch.randint(V, (7, 37))
+    shorter = hw.narrow(model, text=ids, tolerance=9.0, window=5)
+    assert windows_of(shorter.model) == [5, None, 5] and windows_of(model) == [16, None, 16]
+    with torch.no_grad(), seeing(model, {name: hw.Window(4, 0) for name in ("L0", "L2")}):
+        torch.testing.assert_close(logits(shorter.model, ids), logits(model, ids), atol=1e-5, rtol=1e-4)
+    with pytest.raises(HeadwiseError, match=r"window=16 is no smaller than today's, of 16 tokens"):
+        hw.narrow(model, text=ids, window=16)
+    with pytest.raises(HeadwiseError, match=r"windows of 2 tokens leave 0.62 of the cache at least"):
+        hw.narrow(model, text=ids, cache=0.1, window=2)
 
 
 def test_a_llama_is_a_qwen2_whose_biases_are_zero() -> None:

@@ -14,13 +14,18 @@ from headwise import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.effect import ablate
 from headwise.models.ask import answers
-from headwise.models.weights import head_counts, read_layers
+from headwise.models.weights import attentions, head_counts, read_layers
+from headwise.reshape.arguments import chosen_heads
 from headwise.reshape.damage import cache_bytes
-from headwise.reshape.job import silence
-from headwise.reshape.prune import Gone, named_heads, prune_heads, weakest
+from headwise.reshape.heal import silence
+from headwise.reshape.prune import Gone, prune_heads, weakest
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))
+
+
+def named_heads(model: nn.Module, names: str) -> Gone:
+    return chosen_heads(names, len(attentions(model)), head_counts(model)[0])
 
 
 @torch.no_grad()
@@ -102,8 +107,8 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     note = pruned.notes[-1]
     assert ("keeps no cache" if name == "bert" else "zeroed heads keep their keys and values") in note
     assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
-    assert ("--uniform --keep" in pruned.notes[0]) == (name not in ("gpt2", "bert"))
-    with pytest.raises(HeadwiseError, match=r"leave out --uniform to have the heads zeroed"):
+    assert ("uniform at a keep of" in pruned.notes[0]) == (name not in ("gpt2", "bert"))
+    with pytest.raises(HeadwiseError, match=r"leave out uniform=True to have the heads zeroed"):
         prune_heads(model, chosen, uniform=True)
 
 
@@ -153,7 +158,7 @@ def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
     assert weakest(model, scores(model), 0.83, uniform=True) == ((4, 5), (4, 5))
     assert weakest(model, scores(model), 0.6, uniform=True) == ((2, 3, 4, 5), (2, 3, 4, 5))
     grouped = build("rope, GQA")
-    with pytest.raises(HeadwiseError, match=r"keep=0.95 with --uniform removes no head of a layer; 0.833, 0.667, 0.5"):
+    with pytest.raises(HeadwiseError, match=r"keep=0.95 with uniform=True removes no head of a layer; 0.833, 0.667"):
         weakest(grouped, scores(grouped), 0.95, uniform=True)
 
 

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise import memory
-from headwise.gpt import device
+from headwise.corpus.documents import Text
 from headwise.gpt.checkpoint import tensors_in, write_shard
 from headwise.heads.effect import importance
-from headwise.heads.profiles import Survey
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
+from headwise.heads.table import Survey
 from headwise.heads.why import why
-from headwise.models import ask, hf, stream
+from headwise.models import ask, stream
 from headwise.models import open as opening
+from headwise.models.sites import is_hf
 from headwise.reshape import job
 
 IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
@@ -114,8 +114,9 @@ def test_effects_that_read_a_layer_again(folder: Any) -> None:
     assert importance(parts, [IDS[:3]]) == importance(whole, [IDS[:3]])
     assert hw.attribute(parts, IDS[0], 7).heads == hw.attribute(whole, IDS[0], 7).heads
     tokens = opening.open_folder(folder("run")).tokens
-    known = (opening.remember(model, Path("x"), tokens, "qwen3") for model in (parts, whole))
-    streamed, story = (why(each, "abcab", corrupt="klcmx") for each in known)
+    for model in (parts, whole):
+        opening.remember(model, Path("x"), tokens, "qwen3")
+    streamed, story = (why(model, "abcab", "klcmx") for model in (parts, whole))
     assert streamed.feed_forwards == story.feed_forwards and len(story.heads) == len(streamed.heads) > 3
     for head, other in zip(story.heads, streamed.heads, strict=True):  # the means of the silenced round otherwise
         assert (head.head, head.adds) == (other.head, other.adds)
@@ -147,12 +148,12 @@ def test_it_is_chosen_where_memory_is_short(folder: Any, monkeypatch: pytest.Mon
     path = folder("llama")
     assert stream.stream_of(hw.open(path)) is None
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    for module in (opening, stream, job, device):
+    for module in (opening, stream, job, memory):
         monkeypatch.setattr(module, "free_memory", lambda: memory.Room(size, "cgroup"))
     model = hw.open(path)
     streamed = stream.stream_of(model)
     assert streamed is not None and streamed.forecast(64, 13).startswith("layer by layer: ")
-    with pytest.raises(hw.HeadwiseError, match=r"a document of 1,300 tokens takes .* are free \(cgroup\); --tokens"):
+    with pytest.raises(hw.HeadwiseError, match=r"a document of 1,300 tokens takes .* are free \(cgroup\); tokens="):
         streamed.forecast(64, 1300)
     with pytest.raises(hw.HeadwiseError, match=r"healing holds the whole model, .* need no training"):
         hw.share(model, 2, text=IDS, heal=3)
@@ -199,10 +200,10 @@ def test_bad_folders(folder: Any, tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(hw.HeadwiseError, match="which is not there; the model is not whole"):
         hw.open(tmp_path / "bad", stream=True)
-    with pytest.raises(hw.HeadwiseError, match="--dtype fp8 is not computed in"):
+    with pytest.raises(hw.HeadwiseError, match="dtype=fp8 is not computed in"):
         hw.open(folder("llama"), dtype="fp8")
     assert next(hw.open(folder("llama"), dtype="bfloat16", stream=True).parameters()).dtype == torch.bfloat16
-    assert hf.is_hf(hw.open(folder("llama"), stream=True))
+    assert is_hf(hw.open(folder("llama"), stream=True))
 
 
 def test_the_command(folder: Any, tmp_path: Path, invoke: Any) -> None:

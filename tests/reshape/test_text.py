@@ -11,12 +11,13 @@ from small_models import text_stream
 from torch import nn
 
 from headwise import HeadwiseError
-from headwise.gpt import verbs
-from headwise.gpt.data import verb_corpus
+from headwise.corpus import verbs
+from headwise.corpus.documents import BATCH
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import verb_corpus
 from headwise.gpt.run import Settings, run_training
-from headwise.gpt.tokens import Tokens
 from headwise.models.open import Folder, open_folder
-from headwise.reshape.text import AT_ONCE, batches, read_calibration, spread
+from headwise.reshape.text import batches, read_calibration, spread
 
 TEXT = "".join(f"line {n} of many\n" for n in range(60))
 
@@ -124,7 +125,7 @@ def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
     assert (len(found.train), len(found.held_out)) == (len(verbs.corpus(3).train_lines), 36)
     assert found.held_out[5].tolist() == corpus.tokens.document(verbs.corpus(3).held_out_lines[5])
     (tmp_path / "own" / "run.json").unlink()
-    with pytest.raises(HeadwiseError, match=r"does not say what it was trained on; pass a text with --text"):
+    with pytest.raises(HeadwiseError, match="is no run of headwise, nor made from one that can be found"):
         read_calibration(None, open_folder(tmp_path / "own"))
 
 
@@ -133,7 +134,7 @@ def quiet(progress: object) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_refused(path: Path) -> None:
-    with pytest.raises(HeadwiseError, match=r"has no tokenizer to read .* with"):
+    with pytest.raises(HeadwiseError, match=r"has no tokenizer; pass token ids, or put tokenizer\.json beside"):
         read_calibration(path, folder(None))
 
 
@@ -156,5 +157,5 @@ def test_batches_hold_documents_of_one_length() -> None:
     documents = [torch.full((n,), i) for i, n in enumerate((5, 3, 5, 5, 2))]
     assert [tuple(x.shape) for x in batches(documents, 2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
     assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
-    long = [torch.zeros(AT_ONCE) for _ in range(3)]
+    long = [torch.zeros(BATCH) for _ in range(3)]
     assert [len(x) for x in batches(long)] == [1, 1, 1]

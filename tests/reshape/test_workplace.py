@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from headwise import HeadwiseError
-from headwise.reshape.report import STATE
-from headwise.reshape.workplace import Workplace
+from headwise.reshape.workplace import STATE, Workplace
 
 
 @pytest.fixture
@@ -192,7 +191,7 @@ def test_a_state_waits_for_its_own_job(source: Path, tmp_path: Path) -> None:
         raise KeyboardInterrupt
     assert names(tmp_path / "out.partial") == ["heal.json", STATE]
     for changes, resume, refusal in (
-        ({}, False, "pass --resume to go on with it"),
+        ({}, False, "pass resume=True to go on with it"),
         ({"source": "abd"}, True, r"other settings \(source: abc there, abd here\)"),
         ({"heal": {"steps": 4}}, True, r"other settings \(heal: \{'steps': 3\} there"),
         ({"origins": [[0, 1]]}, True, r"other settings \(origins: "),

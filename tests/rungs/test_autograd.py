@@ -130,3 +130,10 @@ def test_two_losses_over_one_intermediate_add_up() -> None:
     (y * 1.0).backward()
     (y * 1.0).backward()
     assert (y.grad, x.grad) == (2.0, 4.0)
+
+
+def test_relu_has_no_slope_at_zero_and_below() -> None:
+    for data, slope in ((-0.5, 0.0), (0.0, 0.0), (0.5, 1.0)):
+        x = Value(data)
+        x.relu().backward()
+        assert x.grad == slope

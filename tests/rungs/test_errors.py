@@ -239,6 +239,10 @@ def test_a_bare_mask_names_both_meanings(mask: Any, kind: str, path: str) -> Non
         f"mask is a bare {kind}, and its meaning is ambiguous; wrap it: "
         "Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
     )
+    if "bool" in str(getattr(mask, "dtype", "")):  # whose True other libraries read in two ways
+        message += (
+            "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
+        )
     assert_refused(path, message, mask=mask)
 
 
@@ -331,3 +335,11 @@ def test_a_broken_kv_index(path: str) -> None:
 def test_a_broken_offset(path: str) -> None:
     with pytest.raises(hw.HeadwiseError, match="offset"):
         call(path, mask=hw.Causal(offset=1.7))
+
+
+def test_two_kinds_of_arrays_are_refused_whichever_is_the_odd_one() -> None:
+    arrays = [np.ones((1, 1, 2, 3))] * 3
+    for place, name in enumerate("qkv"):
+        mixed = [array.tolist() if n == place else array for n, array in enumerate(arrays)]
+        with pytest.raises(hw.HeadwiseError, match=f"{name} is on the plain rung.*; pass all three as"):
+            hw.attend(*mixed)

@@ -12,9 +12,10 @@ from cases import every
 from helpers import NATIVE, PATHS, TORCH_PATHS, Problem, Sizes, assert_paths_agree, assert_same, draw, output, to_numpy
 
 import headwise as hw
+from headwise.heads.blocks import measure
 from headwise.heads.documents import Document
-from headwise.heads.measure import measure
 from headwise.records import Call
+from headwise.rungs.tensor import _sink_as_key
 from headwise.spec import Options
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
@@ -61,8 +62,9 @@ def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> N
     assert_same(out, output("plain", problem.with_options(sink=sink)), path)
 
 
+# A scale of 11 lifts what stands for an infinite sink: where that does not leave room for it, the kernel gives NaN.
 @every("path", TORCH_PATHS)
-@every("scale", [None, 3.0, 0.004])
+@every("scale", [None, 3.0, 11.0, 0.004])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_infinite_sinks_in_narrow_numbers_keep_their_gradients_finite(
     dtype: torch.dtype, scale: float | None, path: str
@@ -80,9 +82,12 @@ def test_infinite_sinks_in_narrow_numbers_keep_their_gradients_finite(
 
 @pytest.mark.parametrize("path", TORCH_PATHS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("level", [3.0, 700.0, 12_345.0])
+@pytest.mark.parametrize("level", [3.0, 700.0, 12_345.0, 180_289.536])
 def test_a_large_sink_is_weighed_against_scores_as_large(level: float, dtype: torch.dtype, path: str) -> None:
-    """Two equal logits share: half of the value 1. Sink over scale reaches 12 million, 180 times float16's range."""
+    """Two equal logits share: half of the value 1. Sink over scale reaches 180 million, 2,752 times float16's range.
+
+    There the first part of a sink in float16 leaves 2 times 2^15, which is beyond float16: a second one must take it.
+    """
     scale = 0.001
     q = torch.full((1, 1, 1, 1), 3072.0, dtype=dtype)
     k = torch.full((1, 1, 1, 1), level / scale / 3072.0, dtype=dtype)
@@ -95,6 +100,17 @@ def test_a_large_sink_is_weighed_against_scores_as_large(level: float, dtype: to
     assert abs(out.item() - 0.5) <= unit + torch.finfo(dtype).eps
     out.backward(torch.full_like(out, 4096.0))  # as with a scaled loss
     assert sink.grad.item() == pytest.approx(-4096 / 4, rel=2 * unit + 4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("sink", [1 + 2**-10 + 2**-22, 100.03, 180_289_536.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_the_parts_of_a_sink_have_all_its_bits(dtype: torch.dtype, sink: float) -> None:
+    """Four parts in float16, of which two count 2^15 times: what those leave of a small sink takes two more."""
+    q = torch.zeros(1, 1, 1, 2, dtype=dtype)
+    numbers = torch.tensor([sink])
+    q_parts, k_parts = _sink_as_key(q, q, q, None, None, numbers, 1.0)[:2]
+    total = (q_parts[0, 0, 0].double() * k_parts[0, 0, -1].double()).sum()
+    assert abs(total - numbers.double()).item() <= sink * 2**-24
 
 
 def test_statistics_know_an_infinite_sink() -> None:

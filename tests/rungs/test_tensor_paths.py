@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from helpers import NATIVE, Problem, Sizes, draw
 
 import headwise as hw
-from headwise.rungs import tensor
+from headwise.rungs import paths, tensor
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=11)
 SQUARE = GQA._replace(T=7)
@@ -219,3 +220,46 @@ def test_the_outputs_dtype_is_the_inputs(options: dict, n: Sizes, dtype: torch.d
     assert record.out.dtype == dtype
     wide = torch.promote_types(dtype, torch.float32)
     assert {getattr(record, name).dtype for name in ("scores", "capped", "masked", "weights", "lse")} == {wide}
+
+
+def test_a_band_that_leaves_a_row_without_keys_is_known() -> None:
+    """Against a loop over rows: such a row gets zeros, and one taken for it costs an operation."""
+    for T, S, low, high in product((1, 2, 3), (1, 2, 4), range(-4, 5), range(-4, 5)):
+        rows = [any(low <= j - i <= high for j in range(S)) for i in range(T)]
+        sizes = Sizes(B=1, H=1, G=1, T=T, S=S, D=5, E=5)
+        assert paths.runs_off((low, high), sizes) is not all(rows), (T, S, low, high)
+
+
+def test_a_scale_near_zero_is_explicit_with_a_sink_alone() -> None:
+    options = hw.spec.Options(scale=paths.SMALLEST_SCALE / 2)
+    assert paths.choose(GQA, options).name == paths.FUSED
+    for sign in (1, -1):
+        options = hw.spec.Options(scale=sign * paths.SMALLEST_SCALE / 2, sink=torch.zeros(6))
+        assert paths.choose(GQA, options).name == paths.EXPLICIT
+        options = options._replace(scale=sign * paths.SMALLEST_SCALE)
+        assert paths.choose(GQA, options).name == paths.FUSED
+
+
+@pytest.mark.parametrize("axis", "BHTSE")
+def test_an_empty_axis_is_explicit(axis: str) -> None:
+    assert paths.choose(GQA._replace(**{axis: 0}), hw.spec.Options()).name == paths.EXPLICIT
+
+
+def test_the_flag_is_for_scales_above_zero_only() -> None:
+    cases = (
+        (hw.Causal(), 0.5, paths.CAUSAL, ""),
+        (hw.Causal(), 0.0, paths.MASKED, "scale=0.0"),
+        (hw.Causal(), -2.0, paths.MASKED, "scale=-2.0"),
+        (hw.Window(2, 0), 0.5, paths.MASKED, "a window"),
+    )
+    for mask, scale, name, reason in cases:
+        options = hw.spec.Options(mask=mask, scale=scale)
+        path = paths.choose(SQUARE, options)
+        assert path.name == name
+        assert paths.refusals(path, SQUARE, options).get(paths.CAUSAL, "").startswith(reason)
+
+
+def test_the_trace_of_no_keys_has_its_shapes() -> None:
+    steps = hw.trace(*draw(GQA._replace(S=0)).arguments(NATIVE["fused"]).values())
+    assert steps.weights.shape == (2, 6, 5, 0)
+    assert steps.lse.shape == (2, 6, 5) and (steps.lse == -torch.inf).all()

@@ -10,12 +10,14 @@ import re
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from headwise.teach.check import check
-from headwise.teach.source import Source, candidates
-from headwise.teach.verdict import Verdict
+from headwise.teach.bugs import Verdict
+from headwise.teach.check import check, read_source, run
+from headwise.teach.loops import NAME
+from headwise.teach.source import candidates
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -66,13 +68,13 @@ def judge(version: Version, seconds: float = 120) -> Verdict:
     """
     import linecache
 
-    source = Source(version.text)
-    names = list(candidates(source))
+    source = read_source(version.text)
+    names = [NAME] if source.numbers_of_lines else list(candidates(source))
     assert len(names) == 1, f"{version.label}: candidates {names}"
     module = types.ModuleType(f"learner_{version.style}_{version.number}")
     path = f"<{module.__name__}>"
     module.__file__ = path
-    linecache.cache[path] = (len(version.text), None, version.text.splitlines(keepends=True), path)
+    linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    exec(compile(version.text, path, "exec"), vars(module))
+    run(replace(source, path=path), vars(module))
     return check(vars(module)[names[0]], seconds=seconds)

@@ -14,13 +14,14 @@ from cases import every
 from invoking import Invoke
 
 import headwise as hw
+from headwise.lab.microgpt import plain
 from headwise.teach import check
-from headwise.teach.catalogue import LANGUAGES, catalogue, words
+from headwise.teach.bugs import catalogue, changes_of, words
 from headwise.teach.form import Masks, Weights, compute
 from headwise.teach.reading import Reading
 from headwise.teach.search import Case, Search, close
 from headwise.teach.source import Source
-from headwise.teach.switches import SWITCHES, changes
+from headwise.words import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
@@ -33,12 +34,21 @@ OF_THE_ISSUE = set(catalogue()) - {
     "layout-mixed",
     "keys-from-queries",
     "rope-positions",
+    "rope-frequencies",
+    "scale-twice",
+    "mask-not-assigned",
+    "batch-first",
+    "softmax-narrow",
+    "length-fixed",
+    "raises",
+    "cache-raises",
+    "heads-overlap",
+    "heads-reversed",
 }
 
 
 def test_the_catalogue_is_whole() -> None:
     assert len(OF_THE_ISSUE) == 31
-    assert set(catalogue()) == set(SWITCHES)
     for bug in catalogue().values():
         for lang in LANGUAGES:
             assert all(bug.text(what, lang) for what in ("name", "wrong", "symptom", "how", "fix")), bug.id
@@ -65,10 +75,10 @@ BIASES = {role: RNG.normal(size=30) * 0.4 for role in "qkvo"}
 LAYER = Weights(5, 5, DRAWN, BIASES)
 INPUTS = tuple(RNG.normal(size=(3, 7, 30)) for _ in range(3))
 PAIRED = [
-    (bug, change)
-    for bug in SWITCHES
-    for change in itertools.islice(changes(bug, {}), 1)
-    if not bug.startswith(("group", "padding", "mask-head", "rope"))
+    (bug.id, change)
+    for bug in catalogue().values()
+    for change in itertools.islice(changes_of(bug, {}), 1)
+    if not bug.id.startswith(("group", "padding", "mask-head", "rope"))
 ]
 
 
@@ -86,7 +96,7 @@ def pairs_of_bugs() -> Iterator[tuple[tuple[str, str], Case]]:
 
 
 def explained(case: Case) -> set[str]:
-    return set(Search([0.0, 1e-9, -1.0], 60, frozenset()).explain([Reading(LAYER)], [case]).bugs)
+    return set(Search([0.0, 1e-9, -1.0], 60).explain([Reading(LAYER)], [case]).bugs)
 
 
 @pytest.mark.slow
@@ -112,6 +122,14 @@ def test_the_command_says_right_and_wrong(invoke: Invoke, tmp_path: Path) -> Non
     assert wrong.read_text() == EXAMPLE.read_text().replace(" / np.sqrt(self.d_head)", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["numpy_layer.py", "stacked.py:MultiHeadAttn", "stacked.py:CausalAttention"])
+def test_the_classes_of_the_courses_that_are_here_are_right(name: str, invoke: Invoke) -> None:
+    """The first says what its mask adds, and in an error message what True would mean."""
+    outcome = invoke("check", ROOT / "src" / "headwise" / "lab" / "courses" / name)
+    assert outcome.code == 0, outcome.out
+
+
 LAYER_TEXT = "class Attention:\n    def __init__(self, d_model): {init}\n    def forward(self, x): {forward}\n{end}\n"
 BAD = {
     "syntax": ("class A:\n    def f(self)\n", "SyntaxError: expected ':' (line 2"),
@@ -129,7 +147,7 @@ BAD = {
     "gpu": (LAYER_TEXT.format(init="raise AssertionError('no CUDA')", forward="return x", end=""), "it needs a GPU"),
     "asks": (
         LAYER_TEXT.replace("d_model", "zork").format(init="pass", forward="return x", end=""),
-        "--args zork=VALUE",
+        "pass args= with zork=VALUE",
     ),
     "memory": (LAYER_TEXT.format(init="self.x = bytearray(10**11)", forward="return x", end=""), "MemoryError"),
 }
@@ -168,8 +186,10 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
         assert said in outcome.err, outcome.err
     for options, said in (
         (("--args", "x"), "NAME=VALUE"),
-        (("--lang", "fr"), "lang='fr'"),
+        (("--lang", "fr"), "--lang fr is not known"),
         (("--seconds", "0"), "above 0"),
+        (("--seconds", "inf"), "--seconds inf must be above 0 and at most 86400"),
+        (("--seconds", "nan"), "--seconds nan must be above 0"),
     ):
         outcome = invoke("check", EXAMPLE, *options)
         assert outcome.code == 2
@@ -201,6 +221,181 @@ def test_an_object_is_checked_in_place() -> None:
     assert np.array_equal(state, np.random.get_state()[1])  # type: ignore[arg-type]
 
 
+def head_of_two(q, keys, values):  # type: ignore[no-untyped-def]
+    """A loop over heads whose number and width are constants of the file."""
+    joined: list[float] = []
+    for h in range(n_head):
+        part = slice(h * head_dim, (h + 1) * head_dim)
+        scores = np.array([np.dot(q[part], key[part]) for key in keys]) / head_dim**0.5
+        weights = np.exp(scores) / np.exp(scores).sum()
+        joined += [float(weights @ column) for column in np.array(values).T[part]]
+    return joined
+
+
+n_head, head_dim = 2, 5
+
+
+def test_a_loop_over_heads_is_given_joined_heads() -> None:
+    for loop in (plain.attention, head_of_two):
+        verdict = hw.check(loop)
+        assert (verdict.right, verdict.exit_code) == (True, 0), verdict
+        assert any("one query at a time" in text for text in verdict.checked)
+    for sizes in ({"n_heads": 1}, {"n_heads": 2}):
+        assert hw.check(plain.attention, args=sizes).right
+
+
+@pytest.mark.slow
+def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invoke, tmp_path: Path) -> None:
+    pasted, whole = tmp_path / "pasted.py", tmp_path / "gpt.py"
+    pasted.write_text((FOLDER / "loop_pasted.py").read_text().replace("h * head_dim", "h"))
+    whole.write_text((FOLDER / "loop_whole_gpt.py").read_text())  # as a whole it opens a connection, and trains
+    outcome = invoke("check", pasted, "--json")
+    record = json.loads(outcome.out)
+    assert (outcome.code, record["bugs"][0]["bug"], record["bugs"][0]["line"]) == (1, "heads-overlap", 3), outcome
+    assert record["not_checked"] == ["what stands around the loop over heads"]
+    for target in (whole, f"{whole}:gpt"):
+        assert invoke("check", target).code == 0
+
+
+def test_the_language_of_the_course_here_is_that_of_its_neighbours(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlp.py").write_text(MLP)
+    monkeypatch.chdir(tmp_path)
+    assert "is no attention" in invoke("check", "mlp.py").out
+    invoke("learn", "--lang", "es")
+    assert "no es atención" in invoke("check", "mlp.py").out
+    assert "is no attention" in invoke("check", "mlp.py", "--lang", "en").out
+    assert "cada parte es NOMBRE=VALOR" in invoke("check", "mlp.py", "--args", "x").err
+    told = invoke("bugs", "heads-overlap")  # and nothing is trained
+    assert "Los cortes de las cabezas" in told.out and "--train entrena" in told.err
+    (tmp_path / "learn" / "progress.json").write_text("[")
+    assert "no attention" in invoke("check", "mlp.py").out
+
+
+MLP = """class MLP:
+    def __init__(self, d_model):
+        self.w = np.ones((d_model, d_model))
+    def forward(self, x):
+        return np.tanh(x @ self.w)
+import numpy as np
+"""
+
+
+def test_what_a_verdict_points_at() -> None:
+    """The line of the helper that splits, of the call that stops; and no word of row 0 where nothing is causal."""
+    lines = {}
+    for version in (v for v in ALL if v.style in ("clues", "course_cut_mask") and v.bugs):
+        verdict = judge(version)
+        lines.setdefault(version.bugs, []).append(verdict.findings[0].quote)
+    assert lines["split-no-transpose",] == ["return x.view(B, self.n_heads, T, self.d_head)"]
+    assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
+    assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
+    assert "haeds" in lines["raises",][0] and "reshape(B, T)" in lines["raises",][1]
+    odd = hw.check(oddly_scaled, seconds=5)
+    assert odd.bugs == ("unknown",) and "sees only itself" not in odd.findings[0].evidence
+
+
+def oddly_scaled(q, k, v):  # type: ignore[no-untyped-def]
+    e = np.exp(q @ k.swapaxes(-1, -2) / 1.234)
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def test_fills_and_residuals_are_named() -> None:
+    text = (FOLDER / "clues.py").read_text()
+    for fill, word in (("-1e9", "float16: a score of -1e+09"), ("-1e4", "scores below -10000")):
+        verdict = judge(Version("fill", 0, (), text.replace("float('-inf')", fill)))
+        assert verdict.right and any(word in reason for reason in verdict.not_checked), verdict
+    residual = judge(next(v for v in ALL if v.style == "correct_residual"))
+    assert any("residual inside the layer" in part for part in residual.checked), residual
+
+
+class Unwritten:
+    def __init__(self, d_model):  # type: ignore[no-untyped-def]
+        self.W_q, self.W_k, self.W_v = (np.zeros((d_model, d_model)) for _ in range(3))
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        """To be written."""
+        ...
+
+
+class HalfWritten(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        q = x @ self.W_q  # noqa: F841
+
+
+class Summed(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return (x @ self.W_q).sum()
+
+
+class Weightless:
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return x + x.mean(1, keepdims=True)
+
+
+class TakesATable(Unwritten):
+    def forward(self, x, freqs_cis):  # type: ignore[no-untyped-def]
+        raise RuntimeError("tables of another shape are wanted")  # those that we pass are a guess
+
+
+def unwritten_attention(q, k, v):  # type: ignore[no-untyped-def]
+    pass
+
+
+@every(
+    "target, lang, reason",
+    (
+        (Unwritten, "en", "nothing is filled in yet: forward returns nothing"),
+        (Unwritten, "es", "todavía no hay nada escrito: forward no devuelve nada"),
+        (HalfWritten, "en", "nothing is filled in yet: forward returns nothing"),
+        (unwritten_attention, "en", "nothing is filled in yet: unwritten_attention returns nothing"),
+        (Weightless, "en", "no weights were found for queries; pass mapping= with q=NAME"),
+        (Weightless, "es", "no se encontraron pesos para las consultas; pasa mapping= con q=NOMBRE"),
+        (TakesATable, "en", "RuntimeError: tables of another shape"),
+        (Summed, "en", "what is returned has shape (), for an input of shape (5, 7, 48)"),
+    ),
+)
+def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str, reason: str) -> None:
+    verdict = hw.check(target, lang=lang)
+    assert (verdict.right, verdict.exit_code) == (None, 2)
+    assert verdict.not_checked[0].startswith(reason), verdict
+
+
+OPTIONAL = (FOLDER / "cached_layer.py").read_text()
+
+
+@every(
+    "old, new, reason",
+    (
+        ("past=None", "past=None, context=None, valid_lens=None, start_pos=0", "never passed: context, valid_lens"),
+        (
+            "        B, T, C = x",
+            "        assert len(x[0]) == 7\n        B, T, C = x",
+            "every call failed (AssertionError",
+        ),
+        ("        B, T, C = x", "        assert len(x[0]) == 7\n        B, T, C = x", "never passed: past"),
+    ),
+)
+def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
+    assert OPTIONAL.count(old) == 1
+    verdict = judge(Version("optional", 0, (), OPTIONAL.replace(old, new)))
+    assert verdict.right is True, verdict
+    assert any(reason in text for text in verdict.not_checked), verdict
+
+
+def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]
+    half = x.shape[-1] // 2
+    angles = np.outer(np.arange(x.shape[-2]) + start_pos, 1e4 ** (-np.arange(half) / half))
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], -1)
+
+
+def test_a_rotation_whose_start_was_never_tried_says_so() -> None:
+    verdict = hw.check(turned_rope, lang="es")
+    assert (verdict.right, verdict.not_checked) == (True, ("argumentos que nunca se pasaron: start_pos",)), verdict
+
+
 def test_the_cases_are_learners_files() -> None:
     assert all(path.with_suffix(".py").exists() for path in FOLDER.glob("*.bugs"))
 
@@ -209,7 +404,7 @@ def test_an_error_that_arises_in_headwise_is_said_to_be_ours() -> None:
     def reason(fail: Callable[[], object], lang: str = "en") -> str:
         with pytest.raises(Exception) as caught:
             fail()
-        return check.explained(caught.value, Source("", "learner.py"), words(lang))
+        return check.explained(caught.value, Source("", "learner.py"), lang)
 
     def lacks() -> object:
         return next(iter(catalogue().values())).text("no-such-text", "en")

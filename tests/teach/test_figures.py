@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from headwise.gpt import verbs
+from headwise.corpus import verbs
 from headwise.teach.exercises import exercises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_figures_are_what_the_script_makes(examples: Any) -> None:
     figures, _ = examples
     made = figures.pictures()
-    assert len(made) == 14
+    assert len(made) == 18
     for name, picture in made.items():
         for folder in figures.PLACES:
             assert (folder / name).read_text(encoding="utf-8") == picture, f"{name}: run python examples/figures.py"

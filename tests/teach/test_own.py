@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cases import every
 from invoking import Invoke
 
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
-from headwise.gpt.forms import hf_form
+from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.models.open import open_model
 from headwise.teach.exercises import find_exercise
-from headwise.teach.own import SHAPE, carried, load_class, with_attention
+from headwise.teach.own import SHAPE, carried, load_class, train_apart, with_attention
 
 SMALL = {"d_model": 20, "d_ff": 23, "context": 13}
 CONFIG = GPTConfig(vocab_size=11, **{**find_preset("course").shape, **SHAPE, **SMALL})
@@ -75,10 +77,27 @@ def test_a_file_without_the_class_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@every(
+    "ending, said",
+    [
+        ("open('{outside}', 'w')", "RefusedError: the file must not write {outside}"),
+        ("import os; os._exit(7)", "it ends the process (7)"),
+    ],
+)
+def test_the_class_learns_behind_the_guard(ending: str, said: str, tmp_path: Path) -> None:
+    path, outside = tmp_path / "11_torch.py", tmp_path / "outside"
+    path.write_text(find_exercise(11).source("en", True, "b") + ending.format(outside=outside) + "\n")
+    with pytest.raises(HeadwiseError, match=re.escape(said.format(outside=outside))):
+        train_apart(tmp_path / "model", path, 2, lambda progress: None, "en")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["11_torch.py"]
+
+
+@pytest.mark.slow
 def test_the_command_trains_it_and_writes_the_report(invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "learn"
     assert invoke("learn", folder, "--lang", "es").code == 0
-    (folder / "11_torch.py").write_text(find_exercise(11).source("es", True, "b"), encoding="utf-8")
+    apart = "import sys\nassert 'pytest' not in sys.modules  # it does not run in this process\n"
+    (folder / "11_torch.py").write_text(find_exercise(11).source("es", True, "b") + apart, encoding="utf-8")
     outcome = invoke("learn", folder, "--train", "--steps", 2, "--json")
     document = json.loads(outcome.out)
     assert outcome.code == 0 and document["difference"] < 1e-4

@@ -17,8 +17,8 @@ from pathlib import Path
 import damage
 from children import BUGS, FailedError, Patch, check_refusal, interrupted_at, must, run, verified_in_a_fork
 
-import headwise.gpt.data
-import headwise.heads.texts
+import headwise.corpus.documents
+import headwise.corpus.training
 from headwise.models.hf import load_folder
 
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 40
@@ -73,6 +73,7 @@ COMMANDS = {
     "check": "check @attention.py:Attention --json",
     "learn": "learn @learn",
 }
+WRITES = {"heads": "--csv", "windows": "--csv", "why": "--html", "trace": "--html"}  # an option of each
 SLOW = {"check": 0.3, "learn": 0.3, "healing": 0.5}
 # Read by libraries, or only where another file says so.
 BESIDE = {"foreign": ["generation_config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]}
@@ -190,7 +191,8 @@ def _copied(base: Path, copy: Path, words: str) -> Path:
 
 def _patches(copy: Path) -> tuple[Patch, ...]:
     def patch() -> None:
-        headwise.gpt.data.LARGE = headwise.heads.texts.LARGE = 0  # tokens of every text are kept, and read again
+        # Tokens of every text are kept, and read again.
+        headwise.corpus.training.LARGE = headwise.corpus.documents.LARGE = 0
         os.environ["HEADWISE_CACHE"] = str(copy / "cache")
         for name in ("DISPLAY", "WAYLAND_DISPLAY"):
             os.environ.pop(name, None)
@@ -208,12 +210,15 @@ def _result(scratch: Path, copy: Path, name: str) -> tuple[int, str, str]:
 
 
 def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
-    """Damage one file that one command reads."""
+    """Damage one file that one command reads, or name it as the one to write."""
     rng = random.Random(seed)
     names = sorted(COMMANDS)
     name = rng.choices(names, [SLOW.get(name, 1) * len(reads[name]) ** 0.5 for name in names])[0]
     file = rng.choice(reads[name])
     copy = _copied(base, place / "copy", COMMANDS[name])
+    if (option := WRITES.get(COMMANDS[name].split()[0])) and not file.startswith("cache/") and rng.random() < 0.1:
+        _aim(copy, name, option, file, rng)
+        return f"{name}: not replaced", 1
     how, changed = _damage(copy / file, rng)
     code, printed, said = _result(place, copy, name)
     try:
@@ -232,6 +237,20 @@ def case(seed: int, place: Path, base: Path) -> tuple[str, int]:
     except FailedError as error:
         raise FailedError(f"{name} after {how} in {file}: {error}") from None
     return f"{name}: {met}", 1
+
+
+def _aim(copy: Path, name: str, option: str, file: str, rng: random.Random) -> None:
+    """A command writes to a file that it reads, under some name of it: that is refused, and the file stays."""
+    path, other = copy / file, copy / "another.html"
+    make = rng.choice([None, other.symlink_to, other.hardlink_to])
+    target = copy / "." / "run" / ".." / file if make is None else other
+    if make is not None:
+        make(path)
+    before = path.read_bytes()
+    code, _, said = run(copy.parent, *_words(COMMANDS[name], copy), option, target, before=_patches(copy))
+    check_refusal(code, said)
+    if path.read_bytes() != before or list(copy.rglob("*.tmp")):
+        raise FailedError(f"{name} {option} {target.name} writes over {file}, which it reads")
 
 
 KINDS: dict[str, Callable[[Path], object]] = {

@@ -68,6 +68,7 @@ def _cycle(kind: str, ids: torch.Tensor) -> None:
         second.__exit__(None, None, None)
     elif kind == "fork":
         with hw.watch(model):
+            model(ids)
             if (pid := os.fork()) == 0:
                 model(ids)
                 os._exit(0)

@@ -18,7 +18,7 @@ def open_report(open_page: Opener, report: Path) -> Opener:
     from report_browsing import drawn
 
     def opened(width: int = 1280, height: int = 900, path: Path = report, **options: Any) -> Page:
-        page = open_page(path, width, height, **options)
+        page = open_page(path, width, height, inside=True, **options)
         drawn(page)
         return page
 

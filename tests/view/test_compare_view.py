@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -17,12 +16,10 @@ from browsing import Opener, faults, width_beyond
 from comparisons import LOSS, all_comparisons, comparison, ledger
 from rich.console import Console
 
-from headwise.errors import HeadwiseError
 from headwise.intervals import interval_of
-from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score, Table
-from headwise.view.compare import metric_table, print_comparison, print_ledger, shown
-from headwise.view.compare_page import page_html, write_png
-from headwise.view.figure import figure_class
+from headwise.lab.compare.results import ArmResult, Claim, Comparison, Ledger, Score
+from headwise.table import Table, shown
+from headwise.view.compare import metric_table, page_html, print_comparison, print_ledger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -35,7 +32,7 @@ def plain() -> Comparison:
 
 
 def hostile() -> Comparison:
-    table = Table(HOSTILE, (HOSTILE, "ms"), ((HOSTILE, 1.0),), HOSTILE)
+    table = Table((HOSTILE, "ms"), ((HOSTILE, 1.0),), HOSTILE, HOSTILE)
     record = comparison(HOSTILE, {HOSTILE: {"loss": 0.5}, "b" * 60: {"loss": 0.7}}, tables=(table,))
     return replace(record, data=HOSTILE, notes=(HOSTILE,))
 
@@ -95,7 +92,7 @@ def opened(open_page: Opener, tmp_path: Path) -> Callable[..., Page]:
 
     def opened(record: Comparison | Ledger, **options: Any) -> Page:
         (tmp_path / "page.html").write_text(page_html(record), encoding="utf-8")
-        return open_page(tmp_path / "page.html", **options)
+        return open_page(tmp_path / "page.html", inside=True, **options)
 
     return opened
 
@@ -103,7 +100,11 @@ def opened(open_page: Opener, tmp_path: Path) -> Callable[..., Page]:
 @pytest.mark.browser
 def test_names_cannot_become_markup(opened: Callable[..., Page]) -> None:
     content = page_html(hostile())
-    assert content.count("<script>") == 1 and "default-src 'none'; style-src 'sha256-" in content
+    assert (
+        content.count('<script type="module">') == 1
+        and content.count("<script>") == 0
+        and "default-src 'none'; style-src 'sha256-" in content
+    )
     page = opened(hostile())
     for place in ("h1", "tbody th", "thead th", "main p"):
         assert any(HOSTILE[:-1] in text for text in page.locator(place).all_text_contents()), place
@@ -162,28 +163,3 @@ def test_the_page_fits_a_phone_and_says_nothing_on_the_console(opened: Callable[
     page.locator("#languages [lang=es]").click()
     assert page.locator("h2").first.inner_text().endswith("Las afirmaciones")
     assert "se cumple" in page.locator(".badge").all_inner_texts()
-
-
-# The picture
-
-
-@pytest.mark.slow
-def test_a_picture_is_a_png_of_every_comparison(tmp_path: Path) -> None:
-    single, all_ = tmp_path / "one.png", tmp_path / "all.png"
-    write_png(single, [with_failure()])
-    write_png(all_, all_comparisons())
-    heights = []
-    for path in (single, all_):
-        data = path.read_bytes()
-        assert data[:8] == b"\x89PNG\r\n\x1a\n"
-        heights.append(int.from_bytes(data[20:24], "big"))
-    assert heights[1] > 2 * heights[0]
-
-
-def test_a_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(HeadwiseError, match=r"a PNG needs matplotlib: pip install 'headwise\[all\]'"):
-        figure_class()
-    with pytest.raises(HeadwiseError, match="matplotlib"):
-        write_png(tmp_path / "x.png", [plain()])
-    assert list(tmp_path.iterdir()) == []

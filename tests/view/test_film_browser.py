@@ -13,8 +13,7 @@ from browsing import Opener, faults, unreadable, width_beyond
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import FILM, Settings
 from headwise.heads.film import Film, unpacked
-from headwise.view.film import SCRIPTS, STYLES, WORDS, film_data, film_section
-from headwise.view.live import Live, live_html
+from headwise.view.live import FILM_STYLES, FILM_WORDS, Live, film_data, film_section, live_html
 from headwise.view.page.assemble import page
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def path(film: Filmed, tmp_path: Path) -> Path:
     body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
     data = {"film-data": film_data(film, known)}
     (tmp_path / "film.html").write_text(
-        page("x", body, title="x", styles=STYLES, scripts=SCRIPTS, data=data, words=WORDS)
+        page("x", body, title="x", styles=FILM_STYLES, script="film.js", data=data, words=FILM_WORDS)
     )
     return tmp_path / "film.html"
 
@@ -150,7 +149,7 @@ def test_it_reads_well_everywhere(open_page: Opener, path: Path) -> None:
 
 def test_without_a_film_there_is_nothing(open_page: Opener, tmp_path: Path) -> None:
     body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
-    (tmp_path / "x.html").write_text(page("x", body, title="x", styles=STYLES, scripts=SCRIPTS, words=WORDS))
+    (tmp_path / "x.html").write_text(page("x", body, title="x", styles=FILM_STYLES, script="film.js", words=FILM_WORDS))
     assert not open_page(tmp_path / "x.html").locator("#film").is_visible()
 
 

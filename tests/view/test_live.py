@@ -192,3 +192,46 @@ def test_training_is_the_same_with_watchers(invoke: Invoke, tmp_path: Path, monk
     with pytest.raises(OSError):
         ask(pages[0])  # it is gone with the command
     clients[0].close()
+
+
+@pytest.fixture
+def asking() -> Iterator[Live]:
+    """A page that asks; the answer is the question."""
+    served = Live(0, "<!doctype html><title>x</title>", lambda asked: {"asked": asked})
+    yield served
+    served.close()
+
+
+def post(live: Live, path: str, content: bytes = b"{}", **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", live.server_port, timeout=10)
+    connection.request("POST", path, content, headers)
+    answer = connection.getresponse()
+    status, text = answer.status, answer.read().decode()
+    connection.close()
+    return status, text
+
+
+def test_a_page_that_asks_has_a_secret(asking: Live) -> None:
+    secret = asking.base[1:]
+    assert len(secret) >= 20 and asking.address == f"http://127.0.0.1:{asking.server_port}/{secret}/"
+    assert ask(asking, f"/{secret}/")[:2] == (200, asking.document)
+    assert post(asking, f"/{secret}/ask", b'{"do": 1}') == (200, '{"asked": {"do": 1}}')
+    for path in ("/", "/ask", "/news", f"/{secret[:-1]}/ask", f"/{secret[:-1]}%C3%A9/", "//ask"):
+        for status, text in (ask(asking, path)[:2], post(asking, path)):
+            assert status == 404 and secret not in text and "<title>" not in text, path
+    for host in ("evil.example", "127.0.0.1"):
+        for status, text in (ask(asking, f"/{secret}/", Host=host)[:2], post(asking, f"/{secret}/ask", Host=host)):
+            assert status == 403 and secret not in text
+    assert b"404" in raw(
+        asking, f"GET /{secret[:-1]}\u00e9/ HTTP/1.0\r\nHost: 127.0.0.1:{asking.server_port}\r\n\r\n".encode()
+    )
+    assert post(asking, f"/{secret}/ask", Origin=f"http://127.0.0.1:{asking.server_port}")[0] == 200
+    assert post(asking, f"/{secret}/ask", Origin="http://evil.example")[0] == 403
+
+
+def test_a_question_is_a_small_json_object(asking: Live) -> None:
+    for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
+        assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
+    assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
+    assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
+    assert post(asking, f"{asking.base}/rm")[0] == 404

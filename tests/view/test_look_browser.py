@@ -14,9 +14,9 @@ from report_browsing import drawn, open_head, picture, pixel, plain, ramp, title
 from surveys import survey_of_maps
 
 import headwise as hw
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
-from headwise.heads.maps import head_maps
+from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
 from headwise.view.report import write_report
 
@@ -55,7 +55,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shared(browser: Browser, report: Path) -> Iterator[Page]:
     with opener(browser) as opened:
-        page = opened(report)
+        page = opened(report, inside=True)
         drawn(page)
         yield page
 
@@ -70,7 +70,7 @@ def page(shared: Page) -> Page:
 
 
 def test_on_a_phone_the_pictures_come_first(open_page: Opener, report: Path) -> None:
-    page = open_page(report, 390, 844)
+    page = open_page(report, 390, 844, inside=True)
     drawn(page)
     tops = [
         page.locator(place).first.bounding_box()
@@ -299,11 +299,11 @@ def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path
     assert page.evaluate("location.hash") == "#L1.H0/4"
     page.go_back()
     page.wait_for_selector("dialog:not([open])", state="attached")
-    assert page.evaluate("location.hash") == "#/4"
+    until(page, "location.hash === '#/4'")
     open_head(page, "L0.H2")
     page.keyboard.press("Escape")
     until(page, "location.hash === '#/4'")
-    sent = open_page(report)
+    sent = open_page(report, inside=True)
     for address, name, at, text in (
         ("#L0.H1/3", "L0.H1", 3, TEXT),
         ("#L1.H2/2/you%20will%20eat", "L1.H2", 2, "you will eat"),
@@ -341,7 +341,7 @@ def test_the_page_speaks_spanish(page: Page) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark", "reduced_motion": "reduce"}])
 def test_no_serious_fault_of_accessibility(report: Path, open_page: Opener, options: dict[str, Any]) -> None:
-    page = open_page(report, **options)
+    page = open_page(report, inside=True, **options)
     drawn(page)
     page.click(".head[data-number='0'] .picture")
     page.click("#each")
@@ -354,7 +354,7 @@ def test_no_serious_fault_of_accessibility(report: Path, open_page: Opener, opti
 
 
 def test_on_a_phone(report: Path, open_page: Opener) -> None:
-    page = open_page(report, 390, 844, has_touch=True, is_mobile=True)
+    page = open_page(report, 390, 844, inside=True, has_touch=True, is_mobile=True)
     drawn(page)
     assert width_beyond(page) == 0
     lefts = {round(box["x"]) for box in (e.bounding_box() for e in page.locator("#grid .head").all()) if box}

@@ -2,66 +2,71 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
 import pytest
 from browsing import Opener, faults
+from surveys import survey_of
 
 import headwise as hw
-from headwise.gpt import verbs
-from headwise.heads.profiles import ROLES
+from headwise.corpus import verbs
+from headwise.records import RunSummary
 from headwise.view.page.assemble import json_block, page, word
-from headwise.view.page.words import LANGUAGES, phrase_html, say, table
+from headwise.view.report import survey_data
+from headwise.words import LANGUAGES, Note, phrase, phrase_html, table
 
-VIEW = Path(hw.__file__).with_name("view")
+PACKAGE = Path(hw.__file__).parent
 PLACE = re.compile(r"\{(\w+)(:[^{}]*)?\}")
 HOSTILE = '</script><img src=x onerror=alert(1)> *b* {n} `k` q_d " data-word="page.made_by'
 
 
 def sources() -> str:
     """All that may name a phrase."""
-    paths = [path for kind in ("py", "js", "html") for path in VIEW.rglob(f"*.{kind}")]
+    paths = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("view/**/*.js"), *PACKAGE.rglob("view/**/*.html")]
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def test_every_phrase_is_there_in_every_language_with_the_same_values() -> None:
-    for key, phrase in table().items():
-        assert set(phrase) == set(LANGUAGES) and all(phrase.values()), key
-        english, spanish = ({name for name, _ in PLACE.findall(phrase[lang])} for lang in LANGUAGES)
+    for key, texts in table().items():
+        assert set(texts) == set(LANGUAGES) and all(texts.values()), key
+        english, spanish = ({name for name, _ in PLACE.findall(texts[lang])} for lang in LANGUAGES)
         assert english == spanish, key
-        if " " in PLACE.sub("", phrase["en"]).strip() and re.search("[a-z]{3}", PLACE.sub("", phrase["en"])):
-            assert phrase["en"] != phrase["es"], f"{key} is not translated"
+        if " " in PLACE.sub("", texts["en"]).strip() and re.search("[a-z]{3}", PLACE.sub("", texts["en"])):
+            assert texts["en"] != texts["es"], f"{key} is not translated"
 
 
 def test_every_phrase_is_used_and_every_used_phrase_is_there() -> None:
     text, sections = sources(), {key.split(".")[0] for key in table()}
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
-    prefixes += tuple(f"{section}." for section in re.findall(r"translated\('(\w+)'", text))
-    known = {key for key in named if not key.endswith((".js", ".css", ".html", ".toml"))}
+    prefixes += tuple(f"{section}." for section in re.findall(r'key_of\("(\w+)"', text))
+    known = {key for key in named if not key.endswith((".js", ".jsonl", ".css", ".html", ".md", ".toml", ".txt"))}
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
     assert unused == []
 
 
-def test_what_python_writes_in_english_is_what_the_table_translates() -> None:
-    phrases = {
-        section: {p["en"] for key, p in table().items() if key.startswith(section)} for section in ("job.", "told.")
-    }
-    assert set(verbs.RELATIONS.values()) | {role.meaning for role in ROLES} == phrases["job."]
-    notes = {verbs.HALF_LINES, verbs.WHOLE_LINES}
-    assert notes <= phrases["told."]
-    python = "".join(path.read_text(encoding="utf-8") for path in VIEW.parent.rglob("*.py"))
-    assert [text for text in phrases["told."] - notes if f'"{text}"' not in python] == []
+def test_a_page_gets_keys_and_facts_of_what_python_says() -> None:
+    note = Note.of("note.silent", heads="L0.H1")
+    assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
+    assert copy.deepcopy(note).key == "note.silent"
+    survey = survey_of(notes=(note, "of the user's"), texts=(verbs.NAME, "book.txt"))
+    run = RunSummary({"text": str(verbs.NAME), "seed": "3"}, (), 1.0, None, None)
+    data = survey_data(survey, (), None, run, None, None)
+    assert data["notes"] == [("note.silent", {"heads": "L0.H1"}), "of the user's"]
+    assert data["texts"] == [("source.verb_corpus", {}), "book.txt"]
+    assert data["run"]["facts"] == [("text", ("source.verb_corpus", {})), ("seed", "3")]
+    assert {role["meaning"][0] for role in data["roles"]} <= {key for key in table() if key.startswith("job.")}
 
 
 def test_a_phrase_with_values_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    phrase = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
-    monkeypatch.setitem(table(), "page.test", {"en": phrase, "es": phrase})
-    html = phrase_html("en", "page.test", {"n": 1, "x": "<*a* b_c>"})
+    text = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
+    monkeypatch.setitem(table(), "page.test", {"en": text, "es": text})
+    html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
     assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
-    assert say("es", "page.test", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
+    assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
 
 
 def test_an_unknown_language_is_refused() -> None:

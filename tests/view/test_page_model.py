@@ -14,17 +14,17 @@ from cases import every
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 import headwise as hw
+from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.tokens import BOUNDARY, Tokens
-from headwise.heads.maps import head_maps
+from headwise.heads.watch import head_maps
 from headwise.models.pack import EXACT, MOST, pack_model, rounding_error, unread_part
 from headwise.view.page.assemble import json_block, page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-SCRIPTS = ("page/tokens.js", "page/model.js")
+SCRIPT = "page/model.js"
 TEXT = "el gato escribe\nshe writes, don't stop! élan vital  twice  日本 🙂 naïve 12 34th\n"
 EXACTLY = 1e-4  # the issue's bound, of logits and weights in float32
 
@@ -56,9 +56,9 @@ CASES: dict[str, Callable[[], GPT]] = {
 def browsed(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """One page for all: models come and go as blocks of data."""
     path = tmp_path_factory.mktemp("model") / "page.html"
-    path.write_text(page("test", "<main><h1>x</h1></main>", title="x", scripts=SCRIPTS), encoding="utf-8")
+    path.write_text(page("test", "<main><h1>x</h1></main>", title="x", script=SCRIPT), encoding="utf-8")
     with opener(browser) as opened:
-        yield opened(path)
+        yield opened(path, inside=True)
 
 
 def load(browsed: Page, block: dict[str, Any]) -> None:

@@ -17,8 +17,7 @@ from surveys import HOSTILE as HOSTILE_TOKENS
 from surveys import broken_survey, survey_of, survey_of_maps
 
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
-from headwise.view.report import report_html, write_report
-from headwise.view.survey_data import shares_of
+from headwise.view.report import report_html, shares_of, write_report
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,9 @@ from browsing import Opener, faults, opener
 from report_browsing import drawn, open_head, plain, readout
 from surveys import ROLES, broken_survey, survey_of, survey_of_maps
 
-from headwise.heads.profiles import Survey
+from headwise.heads.table import Survey
 from headwise.records import CurvePoint, HeadMap, HeadMaps, RunSummary
-from headwise.view.report import write_report
-from headwise.view.survey_data import plain_data
+from headwise.view.report import _run, plain_data, write_report
 from headwise.view.survey_words import KINDS
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     path = tmp_path_factory.mktemp("parts") / "report.html"
     write_report(path, survey_of(2, 3), summary=SUMMARY)
     with opener(browser) as opened:
-        page = opened(path)
+        page = opened(path, inside=True)
         drawn(page)
         for details in page.locator(".last details").all():
             details.evaluate("e => { e.open = true; }")
@@ -51,7 +50,7 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def told(page: Page, summary: RunSummary) -> None:
     """Makes the part on the training run anew from another one."""
-    run = plain_data({**asdict(summary), "has_baseline": summary.baseline_loss is not None})
+    run = plain_data(_run(summary))
     page.evaluate("(run) => { data.run = run; makeRun(); }", run)
 
 
@@ -76,7 +75,7 @@ def tip(page: Page, row: int, column: int) -> list[str]:
 
 def opened_report(open_page: Opener, path: Path, *arguments: Any, **options: Any) -> Page:
     write_report(path, *arguments, **options)
-    page = open_page(path)
+    page = open_page(path, inside=True)
     drawn(page)
     return page
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from headwise.reshape.report import Damage, HealPoint, Pair, Reshaped, Speed
+from headwise.reshape.damage import Damage, Pair, Speed
+from headwise.reshape.heal import HealPoint
+from headwise.reshape.job import Reshaped
 from headwise.view.reshape import print_damage, print_reshaped
 
 SPEED = Speed(12345.4, 23456.4, (11111.0, 13131.0), (21212.0, 29292.0), runs=9, told_apart=True)
@@ -63,7 +65,7 @@ def test_which_weights_were_kept_is_said(distances: tuple[float, ...], sentence:
     print_reshaped(console, reshaped)
     file: Any = console.file
     text = "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-    assert sentence in text and "verified: read back" in text
+    assert sentence in text
     assert reshaped.document()["damage"]["tokens_per_second"]["told_apart"] is True
     assert "model" not in reshaped.document()
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from surveys import broken_survey, survey_of
 
 import headwise as hw
-from headwise.heads.profiles import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
+from headwise.heads.table import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
-from headwise.view.page.words import marked
-from headwise.view.relation_table import best_heads, print_relations, print_sentences
 from headwise.view.report import report_html
-from headwise.view.sentences import TELLING, head_sentence
+from headwise.view.survey_table import print_relations, print_sentences, relation_rows
+from headwise.view.survey_words import TELLING, head_sentence
+from headwise.words import marked
 
 PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36, 3, 0.67)
 
@@ -106,7 +106,7 @@ def test_every_head_of_any_survey_has_a_sentence() -> None:
 
 
 def test_a_token_is_no_mark() -> None:
-    said = marked("en", "sentence.strongest", {"looks": "*", "at": "a*", "weight": "0.3"}, ("“", "”"))
+    said = marked("sentence.strongest", "en", {"looks": "*", "at": "a*", "weight": "0.3"}, ("“", "”"))
     assert "from “*” at “a*” (0.3)" in said
 
 
@@ -123,7 +123,7 @@ def labelled() -> Survey:
 
 def test_the_best_heads_of_a_relation() -> None:
     survey = labelled()
-    assert [head.name for head, _ in best_heads(survey, PERSON)] == ["L1.H2", "L1.H0"]
+    assert [row[1].rstrip("*") for row in relation_rows(survey)] == ["L1.H2", "L1.H0"]
     file = StringIO()
     print_relations(Console(file=file, width=99), survey)
     line = next(line for line in file.getvalue().splitlines() if "L1.H2" in line)

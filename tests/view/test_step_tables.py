@@ -24,9 +24,9 @@ from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import example_model, head_steps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import HeadSteps
-from headwise.view.page.words import table as phrases
-from headwise.view.step_tables import Content, Table, decimals_for
-from headwise.view.steps import print_steps
+from headwise.table import Table
+from headwise.view.steps import Content, decimals_for, print_steps
+from headwise.words import table as phrases
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a b", "\n", "עברית", "日本", "{0} $title")
 
@@ -150,7 +150,7 @@ def tables_of(steps: HeadSteps, lang: str = "en") -> dict[str, Shown]:
     """The tables that are drawn, by their names."""
     parts = [part for _, parts in Content(steps, lang).sections() for part in parts]
     return {
-        part.name: Shown(part.columns, [(row.label.rstrip(), [*row.cells]) for row in part.rows])
+        part.title: Shown([*part.columns], [(label.rstrip(), cells) for label, *cells in part.rows])
         for part in parts
         if isinstance(part, Table)
     }

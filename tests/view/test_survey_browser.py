@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import Opener, unreadable
+from browsing import Opener, unreadable, within_reach
 from playwright.sync_api import Browser, Page
 from report_browsing import classes, drawn, open_head, picture, pixel, plain, ramp, readout, title
 from surveys import broken_survey, survey_of, survey_of_maps
 
-from headwise.heads.profiles import Survey
+from headwise.heads.table import Survey
 from headwise.records import HeadMap, HeadMaps
 from headwise.view.report import write_report
 
@@ -419,7 +419,7 @@ def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Pa
 def test_pictures_are_drawn_where_one_looks_first(browser: Browser, tmp_path: Path) -> None:
     write_report(tmp_path / "large.html", survey_of(16, 32, tokens=512, passage=64, k=5))
     page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.goto((tmp_path / "large.html").as_uri())
+    page.goto(within_reach(tmp_path / "large.html").as_uri())
     page.wait_for_selector("main[data-drawn='512']")
     took = page.evaluate(
         """() => { const t = performance.now(); setTimeout(() => {}, 0);

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from surveys import STATISTICS, broken_survey, survey_of
 
-from headwise.view.survey_data import plain_data, shares_of
-from headwise.view.survey_files import survey_csv, survey_png
+from headwise.table import Table
+from headwise.view.pictures import survey_png
+from headwise.view.report import plain_data, shares_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -48,7 +49,7 @@ def test_json_has_null_for_what_is_no_number() -> None:
 
 def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
     survey = survey_of(2, 3)
-    lines = list(csv.DictReader(io.StringIO(survey_csv(survey))))
+    lines = list(csv.DictReader(io.StringIO(Table.of(survey.records()).csv())))
     assert [line["name"] for line in lines] == [profile.name for profile in survey.profiles]
     for line, profile in zip(lines, survey.profiles, strict=True):
         assert (line["layer"], line["head"]) == (str(profile.layer), str(profile.head))
@@ -61,10 +62,27 @@ def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
 
 
 def test_csv_leaves_out_what_is_no_number() -> None:
-    first, second, *rest = csv.DictReader(io.StringIO(survey_csv(broken_survey())))
+    first, second, *rest = csv.DictReader(io.StringIO(Table.of(broken_survey().records()).csv()))
     assert first["distance"] == "" and (first["self"], first["self_low"], first["self_high"]) == ("0.5", "", "")
     assert first["ablation"] == "" and second["importance"] == "" and second["distance"] == ""
-    assert rest[-1]["part"] == "cross" and "nan" not in survey_csv(broken_survey())
+    assert rest[-1]["part"] == "cross" and "nan" not in Table.of(broken_survey().records()).csv()
+
+
+def test_no_cell_of_a_csv_is_run_by_a_spreadsheet() -> None:
+    """Names of relations come from a file of anyone's; a number stays one, below 0 too."""
+    for sign in "=+-@\t\r\n\uff1d":
+        formula = f'{sign}HYPERLINK("http://x","y")'
+        row = {
+            "name": "L0.H0",
+            f"{formula}_accuracy": -0.5,
+            "roles": formula,
+            "bare": -3,
+            "none": None,
+            "inside": "a=b",
+        }
+        head, cells = csv.reader(io.StringIO(Table.of([row]).csv(), newline=""))
+        assert cells == ["L0.H0", "-0.5", f"'{formula}", "-3", "", "a=b"]
+        assert head[:2] == ["name", f"'{formula}_accuracy"]
 
 
 class Tags(HTMLParser):
@@ -115,7 +133,7 @@ def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path) -> Non
     code = (
         "import sys; sys.modules['matplotlib'] = None; sys.path.insert(0, sys.argv[1])\n"
         "from surveys import survey_of\nfrom headwise.errors import HeadwiseError\n"
-        "from headwise.view.survey_files import survey_png\n"
+        "from headwise.view.pictures import survey_png\n"
         "try:\n    survey_png(sys.argv[2], survey_of())\nexcept HeadwiseError as error:\n    print(error)"
     )
     tests = Path(__file__).parents[1]

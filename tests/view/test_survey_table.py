@@ -11,7 +11,7 @@ from rich.console import Console
 from surveys import broken_survey, survey_of
 
 from headwise.errors import HeadwiseError
-from headwise.heads.profiles import Survey
+from headwise.heads.table import Survey
 from headwise.intervals import Interval
 from headwise.view.survey_table import check_order, print_survey
 

@@ -16,14 +16,15 @@ from surveys import survey_of
 from headwise import cost
 from headwise.cost import PRESETS
 from headwise.lab.ladder import run_ladder
+from headwise.markup import Markup
 from headwise.records import Ladder
-from headwise.reshape.report import HealPoint
+from headwise.reshape.heal import HealPoint
+from headwise.table import Table, say
 from headwise.view.compare import print_comparison
 from headwise.view.cost import print_choice, print_models, print_price, print_variants
 from headwise.view.ladder import print_ladder
 from headwise.view.reshape import print_curve
 from headwise.view.survey_table import print_survey
-from headwise.view.tables import print_table, say
 
 Draw = Callable[[Console], None]
 
@@ -56,12 +57,9 @@ VIEWS: dict[str, Draw] = {
     "healing": lambda console: print_curve(
         console, tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
     ),
-    "plain": lambda console: print_table(
-        console,
-        "Many",
-        ("", *map(str, range(31))),
-        [[f"row {n}", *(f"{n},{k:03}" for k in range(31))] for n in range(3)],
-    ),
+    "plain": lambda console: Table(
+        ("", *map(str, range(31))), [[f"row {n}", *(f"{n},{k:03}" for k in range(31))] for n in range(3)], "Many"
+    ).print(console),
 }
 
 
@@ -105,3 +103,14 @@ def test_a_terminal_wraps_paragraphs_between_words_and_a_pipe_does_not() -> None
         say(console, line)
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert set(" ".join(lines).split()) == {"previous"} and max(map(len, lines)) <= widest
+
+
+def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
+    table = Table(("<a|", "n"), [("*b*", 12345), (Markup("<i>c</i>"), 0.25)])
+    row = '<tr><th scope="row">*b*</th><td>12,345</td></tr><tr><th scope="row"><i>c</i></th><td>0.25</td></tr>'
+    assert table.html().endswith(
+        f'<th scope="col">&lt;a|</th><th scope="col">n</th></tr></thead><tbody>{row}</tbody></table>'
+    )
+    assert table.markdown() == "| \\<a\\| | n |\n| --- | ---: |\n| \\*b\\* | 12,345 |\n| <i>c</i> | 0.25 |"
+    assert table.csv() == "<a|,n\n*b*,12345\n<i>c</i>,0.25\n"
+    assert table.text(40).split() == ["<a|", "n", "─" * 16, "*b*", "12,345", "<i>c</i>", "0.25"]

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.intervals import Interval
 from headwise.view.windows import windows_html
+from headwise.words import Note
 
 
 def reach() -> Windows:
@@ -26,7 +27,17 @@ def reach() -> Windows:
         lift = replace(needle, mean=3 * needle.mean, low=0.9, high=1.5) if n else needle
         return KVReach(f"L{n}.KV0", n, 0, outside, reached, needle, lift)
 
-    return Windows("<b>m</b>", ("t",), 3, 290, 101, (16, 64, 101), (head(0), head(1)), 0.5, ("A note.",))
+    return Windows(
+        "<b>m</b>",
+        ("t",),
+        3,
+        290,
+        101,
+        (16, 64, 101),
+        (head(0), head(1)),
+        0.5,
+        ("A note.", Note.of("note.needles", share="50%")),
+    )
 
 
 @pytest.mark.browser
@@ -43,6 +54,7 @@ def test_a_cell_is_told_in_both_languages(browser: Browser, tmp_path: Path) -> N
         assert "with 0 first and 16 latest tokens, 90.00 %" in page.inner_text("#told")
         assert "45.00 to 100.00" in page.inner_text("#told")
         page.get_by_role("button", name="Español").click()
+        assert page.inner_text("#notes") == "A note.\nEl modelo completa el 50% de las agujas escondidas."
         assert "con 0 primeros y 16 últimos tokens, el 90.00 %" in page.inner_text("#told")
         assert faults(page) == []
         page.emulate_media(color_scheme="dark")

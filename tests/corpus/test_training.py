@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import HeadwiseError
+from headwise.corpus import verbs
+from headwise.corpus.documents import token_file
+from headwise.corpus.sources import Sources
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import IGNORED, Documents, Stream, text_corpus, verb_corpus
 from headwise.files import read_text
-from headwise.gpt import verbs
-from headwise.gpt.data import IGNORED, Documents, Stream, text_corpus, verb_corpus
-from headwise.gpt.token_file import token_file
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import evaluate
-from headwise.sources import Sources
 
 ALPHABET = "".join(chr(code) for code in range(0x4E00, 0x4E00 + 3000))  # every place in the text has its own character
 

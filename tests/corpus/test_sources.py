@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +16,18 @@ import pandas
 import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
-from headwise import HeadwiseError, sources
-from headwise.gpt import data, token_file
-from headwise.gpt.data import Corpus, Documents, Stream, text_corpus
+from headwise import HeadwiseError
+from headwise.corpus import documents, sources, training
+from headwise.corpus.documents import read_documents
+from headwise.corpus.sources import Sources
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Corpus, Documents, Stream, text_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import Settings, held_out_documents, run_training
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import Progress, Stopped
-from headwise.heads.texts import read_documents
 from headwise.models.open import Folder
-from headwise.sources import Sources
 
 LINES = [f"line {n} of the bóok {n * n}" for n in range(211)]
 TEXT = "\n".join(LINES)
@@ -35,8 +37,8 @@ RECORDS = [{"id": n, "body": line} for n, line in enumerate(LINES)]
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every text counts as large, and comes in many pieces; the folder of what is kept of it."""
-    monkeypatch.setattr(data, "LARGE", 1)
-    monkeypatch.setattr("headwise.heads.texts.LARGE", 1)
+    monkeypatch.setattr(training, "LARGE", 1)
+    monkeypatch.setattr("headwise.corpus.documents.LARGE", 1)
     monkeypatch.setattr(sources, "PIECE", 53)
     monkeypatch.setenv("HEADWISE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
@@ -87,7 +89,7 @@ def test_a_text_is_the_same_in_any_form_and_size(lines: bool, tmp_path: Path, la
     forms = write_forms(tmp_path / "forms")
     kept = {name: corpus_of(paths, lines) for name, paths in forms.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "LARGE", 2**24)
+        patch.setattr(training, "LARGE", 2**24)
         patch.setattr(sources, "PIECE", 2**20)
         whole = corpus_of(forms["plain.txt"], lines)
     assert [name for name, corpus in kept.items() if facts(corpus) != facts(whole)] == []
@@ -133,7 +135,7 @@ def test_tokens_are_made_once_and_a_damaged_file_again(
 
 
 def test_more_lines_than_are_shuffled(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_SHUFFLED", 100)
+    monkeypatch.setattr(training, "MOST_SHUFFLED", 100)
     path = tmp_path / "lines.txt"
     path.write_text(TEXT)
     corpus = corpus_of([path], True)
@@ -152,9 +154,9 @@ BAD: dict[str, tuple[str, bytes, str | None, str]] = {
     "no record": ("a.jsonl", b"[1]\n", None, "line 1 has no text in its field 'text': [1]"),
     "a number": ("a.jsonl", b'{"text": 7}\n', None, "line 1 has no text in its field 'text': {'text': 7}"),
     "half": ("a.jsonl", b'{"text": "\\ud800"}\n', None, "line 1 has no text in its field 'text'"),
-    "no field": ("a.jsonl", b'{"id": 1, "body": "b"}', None, "has no field 'text'; it has id, body (--field)"),
-    "other field": ("a.jsonl", b'{"text": "b"}', "body", "has no field 'body'; it has text (--field)"),
-    "plain field": ("a.txt", b"abc", "body", "--field body is a field of .jsonl and .parquet files"),
+    "no field": ("a.jsonl", b'{"id": 1, "body": "b"}', None, "has no field 'text'; it has id, body (field=)"),
+    "other field": ("a.jsonl", b'{"text": "b"}', "body", "has no field 'body'; it has text (field=)"),
+    "plain field": ("a.txt", b"abc", "body", "field=body is a field of .jsonl and .parquet files"),
     "no gzip": ("a.txt.gz", b"plain text", None, "a.txt.gz is damaged or cut short: Not a gzipped file"),
     "cut gzip": ("a.txt.gz", gzip.compress(TEXT.encode())[:-9], None, "a.txt.gz is damaged or cut short"),
     "no zst": ("a.txt.zst", b"plain text", None, "a.txt.zst is damaged or cut short"),
@@ -182,13 +184,42 @@ def test_bad_files(tmp_path: Path) -> None:
         list(Sources([tmp_path / "a.parquet"]))
 
 
+def test_a_small_table_of_large_records_takes_the_memory_of_one(tmp_path: Path) -> None:
+    pool, size = pyarrow.proxy_memory_pool(pyarrow.default_memory_pool()), 2**20
+    parquet.write_table(
+        pyarrow.table({"text": ["a b " * (size // 4)] * 50}), tmp_path / "same.parquet", compression="zstd"
+    )
+    before = pyarrow.default_memory_pool()
+    pyarrow.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        assert sum(len(piece) for _, piece in Sources([tmp_path / "same.parquet"])) == 50 * size
+        largest = pool.max_memory() + tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pyarrow.set_memory_pool(before)
+    assert largest < 10 * size  # pyarrow's page, dictionary and batch; the record as a text and as bytes
+
+
+def test_a_column_that_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb.parquet"
+    texts = [f"{n} " + "a b " * 2**15 for n in range(9)]  # each another, so that no dictionary holds them
+    parquet.write_table(pyarrow.table({"text": texts}), path, compression="zstd", use_dictionary=False)
+    assert len(list(Sources([path]))) == 9
+    monkeypatch.setattr(sources, "MOST_TEXT", 2**20)
+    with pytest.raises(HeadwiseError, match=r"bytes of its column text unpack to 1,\d+,\d+; at most 1,048,576, or 100"):
+        list(Sources([path]))
+    monkeypatch.setattr(sources, "MOST_PACKING", 2**20)  # a text that packs well may be large
+    assert len(list(Sources([path]))) == 9
+
+
 def test_a_pipe_among_kept_tokens(tmp_path: Path, large: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text(TEXT)
     corpus_of([path], False)
-    for kind in ("*.lock", "*.tokens"):
-        (file,) = large.glob(kind)
-        file.unlink()
+    (tokens,) = large.glob("*.tokens")
+    for file in (tokens.with_suffix(".lock"), tokens):
+        file.unlink(missing_ok=True)
         os.mkfifo(file)
         with pytest.raises(HeadwiseError, match="is a pipe or a device"):
             corpus_of([path], False)
@@ -198,7 +229,7 @@ def test_a_pipe_among_kept_tokens(tmp_path: Path, large: Path) -> None:
 def test_a_disk_without_room(tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "book.txt"
     path.write_text(TEXT)
-    monkeypatch.setattr(token_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7_000))
+    monkeypatch.setattr(documents.shutil, "disk_usage", lambda folder: SimpleNamespace(free=7_000))
     said = f"take about {2 * len(TEXT.encode()):,} bytes, and .* has 7,000 free; make room, or name another folder"
     with pytest.raises(HeadwiseError, match=said):
         corpus_of([path], False)

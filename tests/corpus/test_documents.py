@@ -10,9 +10,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import headwise as hw
+from headwise.corpus.documents import read_documents, read_ids
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.tokens import Tokens
-from headwise.heads.texts import read_documents, read_ids, read_texts
+from headwise.heads.texts import read_texts
 from headwise.models.hf import FolderTokens
 from headwise.models.open import Folder
 
@@ -53,7 +54,7 @@ def test_a_text_longer_than_the_model_is_cut_and_that_is_said(folder: Folder) ->
     text = read_documents(folder, ["abcdefgh" * 2, "abc"], None, None)
     assert [len(ids) for ids in text.documents] == [13, 5, 4]
     said = (
-        "1 text longer than the 13 tokens that letters takes at a time: cut into documents of 13; --tokens cuts shorter"
+        "1 text longer than the 13 tokens that letters takes at a time: cut into documents of 13; tokens= cuts shorter"
     )
     assert [about.startswith(said) for about in text.about] == [True]
     assert read_documents(folder, ["abcdefgh" * 2], 13, None).about == read_documents(folder, ["abc"], None, None).about

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
+from headwise.corpus.verbs import PERSONS, TENSES, VERBS, Cell, cells, clause_orders, conjugation_lines, corpus
 from headwise.errors import HeadwiseError
-from headwise.gpt.verbs import PERSONS, TENSES, VERBS, Cell, cells, clause_orders, conjugation_lines, corpus
 
 # Written by hand, pronoun by pronoun: what a reader would look up. `/` separates I, you, he.
 ENGLISH = """
@@ -247,7 +247,7 @@ def test_the_first_held_out_lines_are_frozen() -> None:
 
 
 def test_the_order_does_not_depend_on_hashing() -> None:
-    code = "from headwise.gpt.verbs import corpus; c = corpus(3); print(ascii((c.train_lines, c.held_out_lines)))"
+    code = "from headwise.corpus.verbs import corpus; c = corpus(3); print(ascii((c.train_lines, c.held_out_lines)))"
     printed = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headwise import HeadwiseError
-from headwise.gpt.tokens import BOUNDARY, Tokens
+from headwise.corpus.tokens import BOUNDARY, Tokens
+from headwise.models.hf import FolderTokens
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 
@@ -73,6 +74,18 @@ def test_words_are_what_stands_between_spaces() -> None:
     assert len(tokens) == 6
     assert tokens.decode(tokens.encode("tú  habló\t=")) == "tú habló ="
     assert tokens.document("tú") == [5, tokens.encode("tú")[0], 5]
+
+
+def test_a_comma_needs_no_space(tmp_path: Path) -> None:
+    tokens = Tokens.words(["I work , you work , he works"])
+    for reader in (tokens, Tokens.from_file(saved(tokens, tmp_path))):
+        assert reader.decode(reader.encode("I work, you work,he")) == "I work , you work , he"
+        assert reader.places("I work, you") == [(0, 1), (2, 6), (6, 7), (8, 11)]
+        assert reader.known("I fly, he works") == "I , he works"
+    with pytest.raises(HeadwiseError, match="has not seen the words 'fly'; it knows 6"):
+        tokens.encode("I fly, he works")
+    thousands = Tokens.words(["1,000 , 2"])
+    assert len(thousands.encode("1,000 , 2")) == 3  # where commas are parts of words, they stay so
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -244,6 +257,10 @@ def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_
     assert layout["model"]["unk_token"] == "a"
 
 
+BY_CHARACTER = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
+
+
 def written(path: Path, **parts: Any) -> Path:
     """A tokenizer file of two words, with other parts."""
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[UNK]"}
@@ -277,3 +294,23 @@ def test_an_expression_that_never_ends_is_one_error(tmp_path: Path) -> None:
     tokens = Tokens.from_file(written(tmp_path / "x.json", pre_tokenizer=pattern))
     with pytest.raises(HeadwiseError, match=r"cannot tokenise: .*retry-limit"):
         tokens.encode("a" * 40 + "!")
+
+
+def test_a_text_that_a_tokenizer_would_make_too_long_for_memory_is_refused(tmp_path: Path) -> None:
+    """The library takes some 400 bytes for each character, and ends the process where there are none left."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
+    path = written(tmp_path / "tokenizer.json", normalizer=step, pre_tokenizer=BY_CHARACTER, added_tokens=[])
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    for tokens in (Tokens.from_file(path), FolderTokens(tmp_path)):
+        assert len(tokens.encode("aa")) == 2000
+        with pytest.raises(HeadwiseError, match="may make 20,000,000 characters of 20,000, and 4,194,304 are allowed"):
+            tokens.encode("a" * 20_000)
+
+
+def test_a_tokenizer_file_neither_cuts_a_text_nor_fills_it_up(tmp_path: Path) -> None:
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    filled = {"strategy": {"Fixed": 7}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    filled |= {"pad_type_id": 0, "pad_token": "a"}
+    for parts in ({"truncation": cut}, {"padding": filled}):
+        path = written(tmp_path / "tokenizer.json", normalizer=STRIP, pre_tokenizer=BY_CHARACTER, **parts)
+        assert Tokens.from_file(path).encode("aaaaa") == [0] * 5

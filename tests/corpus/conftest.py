@@ -1,0 +1,7 @@
+"""Shared by the tests of this room."""
+
+from __future__ import annotations
+
+from small_models import by_paper, one_thread, prose, shaken, tiny, tiny_config
+
+__all__ = ["by_paper", "one_thread", "prose", "shaken", "tiny", "tiny_config"]  # fixtures

@@ -1,0 +1,139 @@
+"""Heads that align: the path against an exhaustive search, choices on maps built by hand, a head that is planted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from planted import V as WORDS
+from planted import hand_made
+from torch import nn
+
+import headwise as hw
+from headwise.heads import alignment
+from headwise.heads.alignment import Linked, Spoken, align, path_starts, prepared
+
+
+def paths(n: int, m: int) -> Iterator[list[tuple[int, int]]]:
+    """Every monotone path from the first cell to the last."""
+
+    def further(path: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        i, j = path[-1]
+        if (i, j) == (n - 1, m - 1):
+            yield path
+        for a, b in ((i + 1, j + 1), (i + 1, j), (i, j + 1)):
+            if a < n and b < m:
+                yield from further([*path, (a, b)])
+
+    return further([(0, 0)])
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 5), (5, 3), (4, 4), (1, 5), (5, 1)])
+def test_the_path_is_the_best_of_all(n: int, m: int) -> None:
+    maps = np.random.default_rng(n).normal(size=(7, n, m)).astype(np.float32)
+    starts = path_starts(maps)
+    for scores, first in zip(maps, starts, strict=True):
+        best = max(paths(n, m), key=lambda path: sum(float(scores[cell]) for cell in path))
+        assert first.tolist() == [min(j for i, j in best if i == row) for row in range(n)]
+
+
+def test_maps_are_normed_over_rows_and_smoothed_over_keys() -> None:
+    maps = np.random.default_rng(3).random((2, 5, 23)).astype(np.float32)
+    scores = (maps - maps.mean(1, keepdims=True)) / maps.std(1, keepdims=True)
+    ready = prepared(maps)
+    assert ready.shape == maps.shape
+    for h, row, key in itertools.product(range(2), range(5), range(3, 20)):
+        assert ready[h, row, key] == pytest.approx(float(np.median(scores[h, row, key - 3 : key + 4])), abs=1e-5)
+
+
+class Told(nn.Module):
+    """Stands for a model: its maps are put in place of those that a run would give."""
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`align` on maps that are handed in, of heads L0.H0, L0.H1, ..."""
+
+    def run(texts: list[Any], judged: list[Any], maps: dict[int, np.ndarray[Any, Any]], **options: Any) -> Any:
+        site: Any = type("Site", (), {"heads": [f"cross.L0.H{h}" for h in range(len(next(iter(maps.values()))))]})()
+        monkeypatch.setattr(alignment, "_aligning", lambda model: [site])
+        monkeypatch.setattr(alignment, "_maps", lambda model, sites, text: maps[id(text)])
+        return align(Told(), texts, judged, **options)
+
+    return run
+
+
+def spoken(begins: tuple[float, ...], n_keys: int) -> Spoken:
+    rows = tuple(range(2, 2 + len(begins) + 1))  # and the row that predicts the end
+    return Spoken({}, rows, tuple(range(len(begins))), begins, 0.02, n_keys)
+
+
+def speech_maps(text: Spoken, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Head 0 looks anywhere, head 1 at the words two frames late, head 2 at the words, head 3 before them."""
+    n, m = len(text.rows), text.n_keys
+    ends = [*(round(begin / 0.02) for begin in text.begins), m - 5, m]
+    maps = rng.random((4, n, m)).astype(np.float32)
+    for head, shift in ((1, 2), (2, 0), (3, -11)):
+        for row in range(n):
+            maps[head, row, max(0, ends[row] + shift) : max(0, ends[row + 1] + shift)] += 29
+    return maps / maps.sum(-1, keepdims=True)
+
+
+def test_the_head_that_follows_the_words_is_chosen_and_judged_on_others(told: Any) -> None:
+    rng = np.random.default_rng(5)
+    texts = [spoken((0.0, 0.3, 0.72, 1.1 + 0.02 * i), 97) for i in range(7)]
+    maps = {id(text): speech_maps(text, rng) for text in texts}
+    found = told(texts[:4], texts[4:], maps, named=["cross.L0.H1"])
+    assert [each.heads[0] for each in found.ranking][:2] == ["cross.L0.H2", "cross.L0.H1"]
+    assert found.ranking[0].error.mean <= 0.02 and found.ranking[0].error.n == 4
+    assert found.chosen.heads[0] == "cross.L0.H2" and found.chosen.error.n == 3
+    assert found.alignment_heads[0][0] == 0 and [0, 2] in found.alignment_heads
+    named = found.controls["named: cross.L0.H1"]
+    gains = found.gains["named: cross.L0.H1"]
+    for gain, share, other in zip(gains, found.chosen.within, named.within, strict=True):
+        assert gain.mean == pytest.approx(share.mean - other.mean)
+    assert found.controls["straight line"].within[0].mean < found.chosen.within[0].mean == 1
+    assert found.n_texts == (4, 3) and "chosen: cross.L0.H2" in found.table().markdown()
+
+
+def test_two_heads_that_err_apart_do_better_together(told: Any) -> None:
+    """Each looks at half of the words; the greedy choice takes both, and no more of those that add nothing."""
+    text = Linked({}, tuple((row, row + 3) for row in range(8)))
+    maps = np.full((5, 8, 13), 0.01, np.float32)
+    for row in range(8):
+        maps[row % 2, row, row + 3] = 1
+    found = told([text], [text], {id(text): maps})
+    assert set(found.chosen.heads) == {"cross.L0.H0", "cross.L0.H1"}
+    assert found.chosen.error.mean == 0 and found.chosen.within[0].mean == 1
+    assert found.ranking[0].error.mean == pytest.approx(0.5) and found.kind == "linked"
+
+
+def test_a_planted_head_of_self_attention_is_first() -> None:
+    """Without cross attention heads of self attention are ranked; L0.H0 looks at the token before, as the links do."""
+    model = hand_made()
+    texts = []
+    for seed in range(5):
+        ids = torch.randint(WORDS, (1, 17), generator=torch.Generator().manual_seed(seed))
+        texts.append(Linked({"input_ids": ids}, tuple((row, row - 1) for row in range(1, 17))))
+    found = align(model, texts[:3], texts[3:])
+    assert found.ranking[0].heads == ("L0.H0",) and found.ranking[0].error.mean == 0
+    assert found.ranking[1].error.mean > 0.3
+    assert found.chosen.heads == ("L0.H0",) and found.alignment_heads == [[0, 0]]
+
+
+def test_what_aligns_with_nothing_is_refused() -> None:
+    model, text = hand_made(), Linked({"input_ids": torch.arange(5)[None]}, ((1, 0),))
+    with pytest.raises(hw.HeadwiseError, match="1 texts to choose by and 0 to judge on"):
+        align(model, [text], [])
+    with pytest.raises(hw.HeadwiseError, match="without a link"):
+        align(model, [text], [Linked(text.inputs, ())])
+    with pytest.raises(hw.HeadwiseError, match="row 7 of 5 is to be aligned"):
+        align(model, [text], [Linked(text.inputs, ((7, 0),))])
+    with pytest.raises(hw.HeadwiseError, match=r"cross\.L0\.H9 is none of the heads"):
+        align(model, [text], [text], named=["cross.L0.H9"])
+    with pytest.raises(hw.HeadwiseError, match="some texts are spoken and some linked"):
+        align(model, [text], [spoken((0.0, 0.1), 11)])

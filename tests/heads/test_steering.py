@@ -1,0 +1,135 @@
+"""Steering by heads: against hooks of our own, and in a model built by hand in which one head decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from planted import WORDS, induction_model
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.models.ask import logits
+
+V, T = 131, 13
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(3)
+    config = tf.LlamaConfig(
+        vocab_size=V,
+        hidden_size=36,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=37,
+        max_position_embeddings=97,
+    )
+    return tf.LlamaForCausalLM(config).eval()
+
+
+def ids(seed: int = 5) -> Tensor:
+    return torch.randint(3, V, (1, T), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("change", "strength"), [("add", 1.0), ("add", -1.7), ("scale", 1.0), ("scale", 0.3)])
+@torch.no_grad()
+def test_steering_is_a_hook_before_w_o(change: str, strength: float) -> None:
+    """Grouped heads: head 4 reads key/value head 1, and only its own six columns of W_O's input move."""
+    model, vector = llama(), torch.randn(6, generator=torch.Generator().manual_seed(7))
+    projection: Any = model.model.layers[1].self_attn.o_proj  # type: ignore[union-attr]
+
+    def hook(module: nn.Module, args: Any) -> Any:
+        joined = args[0].clone()
+        part = joined[..., 24:30]
+        part.copy_(part + strength * vector if change == "add" else part * (1 + strength * (0.2 - 1)))
+        return (joined,)
+
+    handle = projection.register_forward_pre_hook(hook)
+    expected = logits(model, ids())
+    handle.remove()
+    with hw.steer(model, {"L1.H4": vector if change == "add" else 0.2}, strength):
+        assert torch.equal(logits(model, ids()), expected)
+    assert not torch.equal(logits(model, ids()), expected)
+
+
+@torch.no_grad()
+def test_a_factor_of_zero_is_the_ablation() -> None:
+    model = llama()
+    with hw.ablate(model, ["L0.H3", "L2.H5"]):
+        expected = logits(model, ids())
+    with hw.steer(model, {"L0.H3": 0.0, "L2.H5": 0.0}):
+        assert torch.equal(logits(model, ids()), expected)
+
+
+def induction_pairs(n: int) -> tuple[list[list[int]], list[list[int]]]:
+    """... 7 2 ... 7 -> 2, and the same text with 7 3 in it: what the induction head fetches decides."""
+    clean, corrupted = [], []
+    for number in range(n):
+        generator = torch.Generator().manual_seed(number)
+        text = (torch.randperm(WORDS - 4, generator=generator) + 4).tolist()[:6]
+        clean.append([*text[:3], 1, 2, *text[3:], 1])
+        corrupted.append([*text[:3], 1, 3, *text[3:], 1])
+    return clean, corrupted
+
+
+def test_a_direction_is_found_where_the_difference_is_carried() -> None:
+    model = induction_model()
+    found = hw.direction(model, *induction_pairs(17))
+    assert list(found.vectors) == ["L1.H0"]
+    assert (found.n_pairs, found.success.n) == (9, 8)
+    assert (found.before.mean, found.success.mean) == (0, 1)
+    assert found.control.n == 5 * 8 and found.control.mean < 0.5
+    _, corrupted = induction_pairs(23)
+    with hw.steer(model, found):
+        assert [int(logits(model, torch.tensor([x]))[0, -1].argmax()) for x in corrupted[17:]] == [2] * 6
+    assert "L1.H0: 100% of 8 held-out texts" in repr(found)
+
+
+def test_a_certificate_says_what_else_moves() -> None:
+    """A head that is added to at every token moves other predictions too; the numbers are KL as it is defined."""
+    model, (clean, corrupted) = induction_model(), induction_pairs(11)
+    text = [4, 5, 6, 7]
+    found = hw.direction(model, clean, corrupted, other=[text])
+    plain = logits(model, torch.tensor([text]))[0].detach().log_softmax(-1)
+    with hw.steer(model, found):
+        steered = logits(model, torch.tensor([text]))[0].detach().log_softmax(-1)
+    nats = torch.nn.functional.kl_div(steered, plain, log_target=True, reduction="none").sum(-1)
+    assert found.elsewhere.mean == pytest.approx(float(nats.mean()), rel=1e-4)
+    assert found.moved == pytest.approx(dict(zip(text, nats.tolist(), strict=True)), rel=1e-4)
+
+
+def test_the_same_seed_gives_the_same_direction_and_the_models_state_is_left() -> None:
+    model, pairs = induction_model().train(), induction_pairs(11)
+    state = torch.random.get_rng_state()
+    first, second = (hw.direction(model, *pairs, seed=3) for _ in range(2))
+    assert repr(first) == repr(second) and model.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"L0.H9": 0.5}, "L0.H9"),
+        ({"L0.H3": torch.ones(7)}, r"L0.H3 gives vectors of 6, and its direction is \(7,\)"),
+        ({"L0.H3": torch.tensor([1.0, 2, 3, 4, 5, torch.nan])}, "L0.H3 is to give is not finite"),
+    ],
+)
+def test_what_cannot_be_added_is_refused(changes: Any, message: str) -> None:
+    model = llama()
+    with pytest.raises(hw.HeadwiseError, match=message), hw.steer(model, changes):
+        logits(model, ids())
+
+
+def test_pairs_that_say_nothing_are_refused() -> None:
+    model, (clean, corrupted) = induction_model(), induction_pairs(7)
+    with pytest.raises(hw.HeadwiseError, match="7 clean texts and 6 corrupted"):
+        hw.direction(model, clean, corrupted[:6])
+    with pytest.raises(hw.HeadwiseError, match="answers 0 of 7 pairs differently"):
+        hw.direction(model, clean, clean)
+    with pytest.raises(hw.HeadwiseError, match="pair 0 has 9 clean tokens and 8"):
+        hw.direction(model, clean, [text[1:] for text in corrupted])
+    with pytest.raises(hw.HeadwiseError, match=r"L7\.H0"):
+        hw.direction(model, clean, corrupted, heads=["L7.H0"])

@@ -1,0 +1,249 @@
+"""`why`: the story of a prediction, against a patching of its own, on decoders, encoders and encoder-decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.models.open import remember
+from headwise.models.sites import sites_of
+
+LETTERS = "abcdefghijklmnopq"
+V = 23
+SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6}
+IDS = {"bos_token_id": 1, "eos_token_id": 2}
+ROTARY = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 37, "max_position_embeddings": 97}
+MODELS: dict[str, Any] = {
+    "next": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, bos_token_id=1, eos_token_id=2, pad_token_id=0)),
+    "masked": lambda: tf.BertForMaskedLM(
+        tf.BertConfig(**SIZES, intermediate_size=37, max_position_embeddings=97, pad_token_id=0)
+    ),
+    "t5": lambda: tf.T5ForConditionalGeneration(
+        tf.T5Config(vocab_size=V, d_model=36, d_kv=7, d_ff=37, num_layers=2, num_heads=3, decoder_start_token_id=0)
+    ),
+    "bart": lambda: tf.BartForConditionalGeneration(
+        tf.BartConfig(
+            vocab_size=V, d_model=36, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=37, decoder_ffn_dim=41,
+            encoder_attention_heads=3, decoder_attention_heads=2, max_position_embeddings=97, pad_token_id=1,
+            bos_token_id=0, eos_token_id=2, decoder_start_token_id=2,
+        )
+    ),
+}  # fmt: skip
+
+
+class Letters:
+    """A tokenizer of letters: `a` is 4; `?` is the mask, 3; an encoder has 21 before a text and 22 behind it."""
+
+    unknown = None
+    mask = "?"
+    specials = frozenset({3, 21, 22})
+
+    def __init__(self, framed: bool) -> None:
+        self.frame: tuple[list[int], list[int]] = ([21], [22]) if framed else ([], [])
+
+    def __len__(self) -> int:
+        return V
+
+    def encode(self, text: str) -> list[int]:
+        return [3 if letter == "?" else 4 + LETTERS.index(letter) for letter in text if letter != " "]
+
+    def prompt(self, text: str) -> list[int]:
+        return self.frame[0] + self.encode(text)
+
+    def shown(self, ids: Any) -> tuple[str, ...]:
+        return tuple("?" if i == 3 else LETTERS[i - 4] if 4 <= i < 21 else f"[{i}]" for i in ids)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def opened(kind: str, scale: float = 0.3) -> nn.Module:
+    torch.manual_seed(5)
+    model: nn.Module = MODELS[kind]().eval()
+    for parameter in model.parameters():
+        parameter.data += scale * torch.randn_like(parameter)
+    if kind == "bart":  # its decoder begins with two
+        model.generation_config.forced_bos_token_id = 0  # type: ignore[union-attr]
+    tokens: Any = Letters(framed=kind != "next")
+    remember(model, Path(kind), tokens, kind)
+    return model
+
+
+def row_of(kind: str, model: Any, ids: list[int]) -> Tensor:
+    """The logits of the answer, by the model's own forward."""
+    text = torch.tensor([ids])
+    if kind == "masked":
+        row: Tensor = model(input_ids=text).logits[0, ids.index(3)]
+    elif kind == "next":
+        row = model(input_ids=text).logits[0, -1]
+    else:
+        start = torch.tensor([[0] if kind == "t5" else [2, 0]])
+        row = model(input_ids=text, decoder_input_ids=start).logits[0, -1]
+    return row.double()
+
+
+def own_patching(
+    kind: str, model: Any, clean: list[int], corrupted: list[int], a: int, b: int | None
+) -> dict[str, Any]:
+    """Head by head at W_O's input, by hooks of torch: nothing of headwise but the names of modules."""
+    sites, kept = sites_of(model), {}
+
+    def value(ids: list[int]) -> float:
+        row = row_of(kind, model, ids)
+        return float(row.log_softmax(-1)[a] if b is None else row[a] - row[b])
+
+    hooks = []
+    for site in sites:
+        assert site.projection is not None
+
+        def keep(module: Any, args: Any, name: str = site.name) -> None:
+            kept[name] = args[0].clone()
+
+        hooks.append(site.projection.register_forward_pre_hook(keep))
+    good = value(clean)
+    for hook in hooks:
+        hook.remove()
+    bad, effects = value(corrupted), {}
+    for site in sites:
+        for h, name in enumerate(site.heads):
+
+            def change(module: Any, args: Any, site: Any = site, h: int = h) -> Any:
+                joined = args[0].clone()
+                width = joined.shape[-1] // site.n_heads
+                part = slice(h * width, (h + 1) * width)
+                joined[..., part] = kept[site.name][..., part]
+                return (joined,)
+
+            hook = site.projection.register_forward_pre_hook(change)  # type: ignore[union-attr]
+            effects[name] = (value(corrupted) - bad) / (good - bad)
+            hook.remove()
+    return {"effects": effects, "clean": good, "corrupted": bad}
+
+
+TEXTS = {"next": ("abcdeafg", "abcdebfg"), "masked": ("abc?eafg", "abh?eafg")}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("counts", ["logits", "probability"])
+def test_it_tells_what_a_patching_of_its_own_tells(kind: str, counts: str) -> None:
+    """Every head, those that work against the answer included; the difference of logits, or of log-probabilities."""
+    model = opened(kind)
+    clean, corrupted = TEXTS.get(kind, TEXTS["next"])
+    tokens = Letters(framed=kind != "next")
+    ids = [[*tokens.prompt(text), *tokens.frame[1]] for text in (clean, corrupted)]
+    pair: tuple[Any, ...] = ("i", "j")
+    a, b = (tokens.encode(letter)[0] for letter in pair)
+    if counts == "probability":  # what is asked for is what the model says to the second text as well
+        a, b = int(row_of(kind, model, ids[1]).argmax()), None
+        pair = (a,)
+    expected = own_patching(kind, model, *ids, a, b)
+    story = hw.why(model, clean, corrupted, *pair)
+    assert story.counts == counts
+    assert [story.clean_value, story.corrupted_value] == pytest.approx([expected["clean"], expected["corrupted"]], 1e-4)
+    effects = {part.head: part.brings for part in story.heads}
+    assert effects == pytest.approx(expected["effects"], abs=2e-3)
+    assert min(expected["effects"].values()) < -0.005 and max(expected["effects"].values()) > 0.02
+    strongest = sorted(effects, key=lambda name: -abs(effects[name] or 0.0))
+    assert [part.head for part in story.heads] == strongest
+    assert all(part.without is not None for part in story.heads[:3])
+    sites = {site.name: site for site in sites_of(model)}
+    for part in story.heads[:3]:
+        read = [clean[t] for t, _ in part.looks] if kind == "next" else part.looks
+        assert read or sites[part.head.rpartition(".")[0]].name.startswith("decoder")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", MODELS)
+def test_half_precision_tells_the_same_story(kind: str, dtype: torch.dtype) -> None:
+    """A share is a difference of logits of some nats, each rounded, over one of some nats; clear ones stay clear."""
+    texts = TEXTS.get(kind, TEXTS["next"])
+    exact = hw.why(opened(kind), *texts, "i", "j")
+    model = opened(kind).to(dtype)
+    rough = {part.head: part.brings for part in hw.why(model, *texts, "i", "j").heads}
+    size = max(abs(part.brings or 0.0) for part in exact.heads) + 1
+    nats = (abs(exact.clean_value) + 4) / abs(exact.clean_value - (exact.corrupted_value or 0.0))
+    for part in exact.heads:
+        assert rough[part.head] == pytest.approx(part.brings, abs=8 * torch.finfo(dtype).eps * size * nats), part.head
+
+
+def test_a_text_goes_where_ids_go() -> None:
+    """Of a model whose tokenizer is known; else the way out is told."""
+    model, text = opened("next"), "abcdeafg"
+    ids, other = (torch.tensor(Letters(False).encode(letters)) for letters in (text, "abcdebfg"))
+    assert hw.attribute(model, text, ("i", "j")).heads == hw.attribute(model, ids, (12, 13)).heads
+    assert (
+        hw.patch(model, text, "abcdebfg", target=("i", "j")).effects
+        == hw.patch(model, ids, other, target=(12, 13)).effects
+    )
+    assert hw.why(model, ids.tolist(), other.tolist(), 12, 13).heads == hw.why(model, text, "abcdebfg", "i", "j").heads
+    with hw.watch(model) as seen:
+        model(ids[None])
+    with hw.watch(model, text) as read:
+        pass
+    assert {name: head.means for name, head in read.items()} == {name: head.means for name, head in seen.items()}
+    maps = hw.attention(model, text)
+    assert maps.tokens == tuple(text) and len(maps.maps) == 12 and "L1.H5" in maps.text()
+    assert maps._repr_html_().count("<img") == 12
+    stranger = MODELS["next"]().eval()
+    for call in (hw.attribute, hw.attention):
+        with pytest.raises(
+            hw.HeadwiseError, match=r"no tokenizer of this LlamaForCausalLM is known, .* headwise\.open"
+        ):
+            call(stranger, text, 7) if call is hw.attribute else call(stranger, text)
+    with pytest.raises(hw.HeadwiseError, match="'ij' is 2 tokens, 'i' 'j'; pass one"):
+        hw.attribute(model, text, "ij")
+    with pytest.raises(hw.HeadwiseError, match="98 tokens, and LlamaForCausalLM takes 97"):
+        hw.attribute(model, 98 * "a", "i")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        ("next", ("abc", "ab"), "3 tokens .a b c. and the corrupted one 2 tokens"),
+        ("next", ("abc", "abc"), "is the prompt itself"),
+        ("next", ("abc", None, 23), "outside the vocabulary of 23"),
+        ("masked", ("abc",), r"0 masked words; write \? once"),
+        ("masked", ("a?c", "?bc"), "masked word is token 2 of the prompt and token 1 of the corrupted"),
+        ("masked", ("a?c", "b?c", "ij"), "'ij' is 2 tokens"),
+    ],
+)
+def test_bad_requests(kind: str, words: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=message):
+        hw.why(opened(kind), *words)
+
+
+def test_a_story_is_shown_in_words_a_table_and_html() -> None:
+    """Heads on either side are named as such; what is not known of the model is left out by name."""
+    story = hw.why(opened("masked"), *TEXTS["masked"], "i", "j")
+    text = " ".join(story.text(300).split())
+    sides = {sign: [part.head for part in story.told if sign * story.moves(part) > 0] for sign in (1, -1)}
+    assert sides[1] and sides[-1]
+    assert f"{sides[1][0]} (" in text and " against i." in text and "For the masked word of" in text
+    assert "What each head adds directly is left out: BertForMaskedLM turns" in text
+    assert "'i' was taken as the token 'i', id 12." in text and "its keys alone carry" in text
+    assert "se tomó como el token" in story.text(300, "es")
+    html = story._repr_html_()
+    assert f"<b>{sides[-1][0]}</b>" in html and "<table>" in html and "*" not in html
+    first = hw.why(opened("t5"), TEXTS["next"][0])
+    assert first.asks == "first" and all(part.without is not None for part in first.heads[:12])
+
+
+def test_attention_outside_the_interface_is_patched_alike() -> None:
+    """GPT-J multiplies its weights with the values itself, so that no queries are known; what heads give is."""
+    torch.manual_seed(5)
+    config = tf.GPTJConfig(vocab_size=V, n_positions=97, n_embd=36, n_layer=2, n_head=3, rotary_dim=4, **IDS)
+    model = tf.GPTJForCausalLM(config).eval()
+    tokens: Any = Letters(framed=False)
+    remember(model, Path("gptj"), tokens, "gptj")
+    expected = own_patching("next", model, *(tokens.encode(text) for text in TEXTS["next"]), 12, 13)
+    story = hw.why(model, *TEXTS["next"], "i", "j")
+    assert {part.head: part.brings for part in story.heads} == pytest.approx(expected["effects"], abs=2e-3)

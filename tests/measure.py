@@ -1,0 +1,228 @@
+"""How large the package is, room by room, and how thick its lines lie: what `make measure` prints, and CI holds.
+
+Nodes of Python's syntax tree are counted, not lines: a short line that must be read twice is longer than three lines.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import headwise
+
+SOURCE = Path(headwise.__file__).parent
+TESTS = Path(__file__).parent
+LONG = 60  # lines of a function that is listed as long
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+@dataclass
+class Size:
+    """What is counted in a room, or in all of them."""
+
+    files: int = 0
+    lines: int = 0
+    nodes: int = 0
+    long_functions: list[str] = field(default_factory=list)
+    conditional_expressions: int = 0
+    comprehensions: int = 0
+    single_callers: list[str] = field(default_factory=list)  # private functions that one place calls
+    circles: list[list[str]] = field(default_factory=list)  # modules that import one another, directly or not
+
+    def add(self, other: Size) -> None:
+        self.files += other.files
+        self.lines += other.lines
+        self.nodes += other.nodes
+        self.long_functions += other.long_functions
+        self.conditional_expressions += other.conditional_expressions
+        self.comprehensions += other.comprehensions
+        self.single_callers += other.single_callers
+        self.circles += other.circles
+
+
+def package_sources() -> tuple[dict[str, str], set[str]]:
+    """The text of every module of the package by its name, and which of them are packages."""
+    sources: dict[str, str] = {}
+    packages: set[str] = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ["headwise", *path.relative_to(SOURCE).with_suffix("").parts]
+        if parts[-1] == "__init__":
+            parts.pop()
+            packages.add(".".join(parts))
+        sources[".".join(parts)] = path.read_text(encoding="utf-8")
+    return sources, packages
+
+
+def imports_of(module: str, source: str, is_package: bool, modules: set[str]) -> Iterator[str]:
+    """Every module that a source text names in an import, wherever it stands, `import_module("...")` too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = module.split(".") if is_package else module.split(".")[:-1]
+            start = ".".join(home[: len(home) - node.level + 1]) if node.level else ""
+            target = ".".join(part for part in (start, node.module) if part)
+            names = [alias.name for alias in node.names if alias.name != "__version__"]
+            # `from headwise.rungs import plain` names a module; `from headwise.rungs import attend` only the room.
+            submodules = [f"{target}.{name}" for name in names if f"{target}.{name}" in modules]
+            yield from submodules
+            if len(submodules) < len(names):
+                yield target
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
+            yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+
+
+def room_name(module: str) -> str:
+    """The folder that a module lies in; "top" for the files beside the folders."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "top"
+
+
+def sizes() -> dict[str, Size]:
+    """The size of each room."""
+    sources, packages = package_sources()
+    rooms: dict[str, Size] = defaultdict(Size)
+    for module, source in sources.items():
+        rooms[room_name(module)].add(_size_of(module, source))
+    for circle in circles(sources, packages):
+        rooms[room_name(circle[0])].circles.append(circle)
+    return dict(rooms)
+
+
+def total(rooms: Mapping[str, Size]) -> Size:
+    whole = Size()
+    for size in rooms.values():
+        whole.add(size)
+    return whole
+
+
+def _size_of(module: str, source: str) -> Size:
+    tree = ast.parse(source)
+    size = Size(files=1, lines=source.count("\n"))
+    names_used = Counter[str]()
+    private: list[str] = []
+    for node in ast.walk(tree):
+        size.nodes += 1
+        size.conditional_expressions += isinstance(node, ast.IfExp)
+        size.comprehensions += isinstance(node, COMPREHENSIONS)
+        if isinstance(node, ast.Name):
+            names_used[node.id] += 1
+        elif isinstance(node, ast.Attribute):
+            names_used[node.attr] += 1
+        elif isinstance(node, FUNCTIONS):
+            if length(node) > LONG:
+                size.long_functions.append(f"{module}.{node.name} {length(node)}")
+            if node.name.startswith("_") and not node.name.endswith("__"):
+                private.append(node.name)
+    size.single_callers = [f"{module}.{name}" for name in private if names_used[name] == 1]
+    return size
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function, from `def` to its end."""
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def circles(sources: Mapping[str, str], packages: set[str]) -> list[list[str]]:
+    """Groups of modules of one room that import one another, at the top of the file, in a function or for types."""
+    modules = set(sources)
+    targets: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        inside = set(imports_of(module, source, module in packages, modules)) & modules - {module}
+        targets[module] = {target for target in inside if room_name(target) == room_name(module)}
+    reached = {module: _reachable(module, targets) for module in modules}
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in modules}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def _reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+    """Every module that can be come to from `start`, itself only by a circle."""
+    seen: set[str] = set()
+    waiting = [*targets[start]]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += targets[module]
+    return seen
+
+
+def option_messages() -> list[str]:
+    """Where the library, which speaks of arguments, names an `--option` of the command in a text it shows."""
+    places: list[str] = []
+    for module, source in package_sources()[0].items():
+        if room_name(module) == "cli":
+            continue
+        tree = ast.parse(source)
+        docstrings = _docstrings(tree)
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+            if is_text and OPTION.search(node.value):
+                places.append(f"{module}:{node.lineno}")
+    return places
+
+
+def _docstrings(tree: ast.Module) -> set[int]:
+    """The ids of the nodes that are docstrings."""
+    nodes: set[int] = set()
+    for node in ast.walk(tree):
+        first = node.body[0] if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) and node.body else None
+        if isinstance(first, ast.Expr):
+            nodes.add(id(first.value))
+    return nodes
+
+
+def options() -> list[str]:
+    """Every option of every command, --help among them; arguments are not options."""
+    import typer
+
+    from headwise.cli.app import app
+
+    group = typer.main.get_command(app)
+    names: list[str] = []
+    for command_name, command in group.commands.items():  # type: ignore[attr-defined]
+        shown = command.get_params(command.make_context(command_name, [], resilient_parsing=True))
+        names += [f"{command_name} --{parameter.name}" for parameter in shown if parameter.param_type_name == "option"]
+    return names
+
+
+def lines_of_tests() -> int:
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in TESTS.rglob("*.py"))
+
+
+def main() -> None:
+    """Print the table; with --list what it counts, too."""
+    rooms = sizes()
+    rows = {**dict(sorted(rooms.items())), "all": total(rooms)}
+    heads = ("room", "nodes", "a line", "files", "long", "if-else", "compr.", "1 caller", "circles")
+    print("{:<9}{:>9}{:>8}{:>7}{:>6}{:>9}{:>8}{:>10}{:>9}".format(*heads))
+    for room, size in rows.items():
+        lines = max(1, size.lines)
+        print(
+            f"{room:<9}{size.nodes:>9,}{size.nodes / lines:>8.1f}{size.files:>7}{len(size.long_functions):>6}"
+            f"{1000 * size.conditional_expressions / lines:>9.0f}{1000 * size.comprehensions / lines:>8.0f}"
+            f"{len(size.single_callers):>10}{len(size.circles):>9}"
+        )
+    print(f"\nlong: functions over {LONG} lines")
+    print("if-else, compr.: conditional expressions, comprehensions a thousand lines")
+    print("1 caller: private functions that one place calls; circles: files of a room that import one another")
+    print(f"messages of the library that name --options: {len(option_messages())}")
+    print(f"options of all commands: {len(options())}")
+    print(f"lines of tests: {lines_of_tests():,}")
+    if "--list" in sys.argv:
+        whole = rows["all"]
+        for circle in whole.circles:
+            print("circle:", ", ".join(circle))
+        for name in [*whole.long_functions, *whole.single_callers, *option_messages()]:
+            print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,485 @@
+"""Attention of any module of torch, read where it happens: the numbers of its own maps, its own answers to the bit."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import headwise as hw
+from headwise.models import softmax
+from headwise.models.sites import sites_of
+
+sys.path.append(str(Path(__file__).parents[1] / "heads"))
+from dense import assert_rows, row_statistics
+
+V, T, B, C, H = 131, 23, 2, 32, 4
+SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": 2, "num_attention_heads": H}
+WIDE: dict[str, Any] = {**SIZES, "intermediate_size": 37, "max_position_embeddings": 97}
+# Families that do not go through the attention interface of transformers, and how the names of their W_O end; "" where
+# it is a parameter.
+FAMILIES: dict[str, tuple[str, Callable[[], Any], str]] = {
+    "gptj": (
+        "GPTJForCausalLM",
+        lambda: tf.GPTJConfig(vocab_size=V, n_embd=C, n_layer=2, n_head=H, rotary_dim=4, n_positions=97),
+        "attn.out_proj",
+    ),
+    "bloom": ("BloomForCausalLM", lambda: tf.BloomConfig(vocab_size=V, hidden_size=C, n_layer=2, n_head=H), "n.dense"),
+    "deberta-v2": (
+        "DebertaV2Model",
+        lambda: tf.DebertaV2Config(**WIDE, relative_attention=True, pos_att_type=["c2p", "p2c"]),
+        "attention.output.dense",
+    ),
+    "xlnet": ("XLNetModel", lambda: tf.XLNetConfig(vocab_size=V, d_model=C, n_layer=2, n_head=H, d_inner=37), ""),
+    "mpnet": ("MPNetModel", lambda: tf.MPNetConfig(**WIDE), "attn.o"),
+    "xglm": (
+        "XGLMForCausalLM",
+        lambda: tf.XGLMConfig(vocab_size=V, d_model=C, num_layers=2, attention_heads=H, ffn_dim=37),
+        "out_proj",
+    ),
+    "falcon": ("FalconForCausalLM", lambda: tf.FalconConfig(**SIZES), "attention.dense"),
+}
+
+
+def shaken(model: nn.Module) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2, generator=generator)
+    return model.eval()
+
+
+def model_of(family: str) -> Any:
+    name, config, _ = FAMILIES[family]
+    return shaken(getattr(tf, name)(config()))
+
+
+IDS = torch.randint(3, V, (B, T), generator=torch.Generator().manual_seed(1))
+
+
+@contextmanager
+def zeroed(projection: nn.Module, h: int, n_heads: int) -> Iterator[None]:
+    """A hook of one's own: W_O reads zeros of a head."""
+
+    def hook(module: nn.Module, args: Any) -> Any:
+        x = args[0].clone()
+        width = x.shape[-1] // n_heads
+        x[..., h * width : (h + 1) * width] = 0
+        return (x,)
+
+    handle = projection.register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_families_outside_the_interface_give_their_own_maps(family: str) -> None:
+    model = model_of(family)
+    plain = model(IDS)[0]
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(IDS)[0], plain)
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "eager"
+    spelled_out = type(model)(config).eval()
+    spelled_out.load_state_dict(model.state_dict())
+    maps = spelled_out(IDS, output_attentions=True).attentions
+    assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(H)]
+    assert not [note for note in seen.notes if "no map" in note]
+    for n, layer in enumerate(maps):
+        documents = [row_statistics(p, q_ids=ids, k_ids=ids) for p, ids in zip(layer, IDS, strict=True)]
+        for h in range(H):
+            head = seen[f"L{n}.H{h}"]
+            torch.testing.assert_close(torch.tensor(head.map), layer[-1, h].float(), rtol=0, atol=1e-5)
+            expected = {name: torch.cat([document[name][h] for document in documents]) for name in documents[0]}
+            assert_rows(head.rows, expected, T, f"{family} {head.name}")
+
+
+@pytest.mark.parametrize("family", [name for name, (*_, w_o) in FAMILIES.items() if w_o])
+@torch.no_grad()
+def test_a_head_of_any_family_is_silenced_as_by_a_hook_at_w_o(family: str) -> None:
+    model = model_of(family)
+    w_o = [module for name, module in model.named_modules() if name.endswith(FAMILIES[family][2])]
+    assert len(w_o) == 2
+    with hw.ablate(model, ["L1.H2"]):  # it has never run
+        silenced = model(IDS)[0]
+    with zeroed(w_o[1], 2, H):
+        expected = model(IDS)[0]
+    assert torch.equal(silenced, expected) and not torch.equal(silenced, model(IDS)[0])
+    with hw.ablate(model, ["L1.H2"]), hw.watch(model) as seen:
+        assert torch.equal(model(IDS)[0], expected)
+    assert seen["L1.H2"].norm == 0 < seen["L1.H1"].norm
+
+
+def test_causes_in_a_model_that_makes_its_maps_itself() -> None:
+    model, (text, other) = model_of("gptj"), IDS
+    with torch.no_grad():
+        logits = model(text[None])[0][0, -1]
+    parts = hw.attribute(model, text, target=(7, 11))
+    assert parts.logit == pytest.approx(float(logits[7] - logits[11]), abs=1e-4)
+    assert parts.total == pytest.approx(parts.logit, abs=1e-4)
+    every = [f"L{n}.H{h}" for n in range(2) for h in range(H)]
+    found = {at: hw.patch(model, text, other, target=(7, 11), at=at) for at in ("out", "weights", "v")}
+    # All heads of the last layer at once: weights and values together are what the heads give, at the last token.
+    both = hw.patch(model, text, other, target=(7, 11), heads=every, together=True)
+    assert list(found["out"].effects) == list(found["weights"].effects) == every
+    assert both.effects["together"].mean != pytest.approx(0, abs=1e-3)
+    assert found["v"].effects.keys() == {f"L{n}.KV{h}" for n in range(2) for h in range(H)}
+    with pytest.raises(hw.HeadwiseError, match=r"^at='q': GPTJAttention makes its weights itself, and what it makes"):
+        hw.patch(model, text, other, target=(7, 11), at="q")
+    documents = [text.tolist(), other.tolist()]
+    survey, reach = hw.survey(model, documents), hw.windows(model, documents)
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(IDS)
+    for name in every:
+        assert survey[name].entropy.mean == pytest.approx(seen[name].entropy, abs=1e-4)
+        assert survey[name].ablation is not None
+    assert len(reach.heads) == 2 * H
+
+
+# As learners write it
+
+
+class Attention(nn.Module):
+    """The attention of a small GPT: by a softmax, or by the fused call."""
+
+    def __init__(self, fused: bool = False, told: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        if told:
+            self.n_head = H
+        self.c_attn, self.c_proj, self.fused = nn.Linear(C, 3 * C), nn.Linear(C, C), fused
+        self.drop = nn.Dropout(dropout)
+        self.map: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (y.view(batch, length, H, C // H).transpose(1, 2) for y in self.c_attn(x).split(C, 2))
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
+            scores = scores.masked_fill(torch.tril(torch.ones(length, length)) == 0, float("-inf"))
+            self.map = F.softmax(scores, dim=-1)
+            y = self.drop(self.map) @ v
+        return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, C))
+
+
+class Head(nn.Module):
+    """One head as a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(C, C // H) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (self.query(x) @ self.key(x).transpose(-2, -1)).softmax(dim=-1)
+        return weights @ self.value(x)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.proj = nn.ModuleList([Head() for _ in range(H)]), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(torch.cat([head(x) for head in self.heads], -1))
+
+
+class Router(nn.Module):
+    """A mixture of three experts: its softmax is times what they give, and is no attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(C, 3), nn.ModuleList([nn.Linear(C, C) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(-1)
+        return (weights.unsqueeze(-2) @ torch.stack([expert(x) for expert in self.experts], -2)).squeeze(-2)
+
+
+class Einsum(nn.Module):
+    """Axes in another order, one set of values for all heads, and a library function of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(C, C), nn.Linear(C, 2 * C // H), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).view(*x.shape[:2], H, C // H)
+        k, v = self.kv(x).chunk(2, -1)
+        weights = torch.einsum("bihd,bjd->bihj", q, k).softmax(-1)
+        return self.o(torch.einsum("bihj, bjd -> bihd", weights, v).flatten(2))
+
+
+class Folded(nn.Module):
+    """Documents and heads in one axis."""
+
+    def __init__(self, told: bool) -> None:
+        super().__init__()
+        if told:
+            self.num_heads = H
+        self.qkv, self.out_proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            y.view(batch, length, H, C // H).transpose(1, 2).reshape(batch * H, length, C // H)
+            for y in self.qkv(x).chunk(3, -1)
+        )
+        out = torch.bmm(torch.softmax(torch.bmm(q, k.mT), -1), v)
+        return self.out_proj(out.view(batch, H, length, C // H).transpose(1, 2).reshape(batch, length, C))
+
+
+X = torch.randn(B, 11, C, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@torch.no_grad()
+def test_the_class_of_a_learner_is_watched(fused: bool) -> None:
+    model = shaken(nn.Sequential(Attention(fused), Router(), Attention(fused), nn.Softmax(-1)))
+    twin = nn.Sequential(Attention(), Router(), Attention(), nn.Softmax(-1))
+    twin.load_state_dict(model.state_dict())
+    plain, _ = model(X), twin(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    assert list(seen) == [f"L{n}.H{h}" for n in (0, 2) for h in range(H)]
+    assert [note for note in seen.notes if note.startswith("L1: Router ran")] and len(seen.notes) == 1
+    for n in (0, 2):
+        expected = [row_statistics(p) for p in twin[n].map]
+        for h in range(H):
+            head = seen[f"L{n}.H{h}"]
+            torch.testing.assert_close(torch.tensor(head.map), twin[n].map[-1, h], rtol=0, atol=1e-5)
+            assert_rows(head.rows, {name: torch.cat([e[name][h] for e in expected]) for name in expected[0]}, 11, "own")
+    with hw.ablate(model, ["L2.H3"]):
+        silenced = model(X)
+    with zeroed(model[2].c_proj, 3, H):
+        torch.testing.assert_close(silenced, model(X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["batch first", "time first"])
+@torch.no_grad()
+def test_torchs_own_encoder_and_decoder(layout: str) -> None:
+    first = layout == "batch first"
+    layer, other = (
+        kind(C, H, 37, batch_first=first) for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    )
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    decoder = nn.TransformerDecoder(other, 1)
+    model = shaken(nn.Transformer(C, H, custom_encoder=encoder, custom_decoder=decoder, batch_first=first))
+    x, y = (X, X[:, :7]) if first else (X.transpose(0, 1), X[:, :7].transpose(0, 1))
+    mask = nn.Transformer.generate_square_subsequent_mask(7)
+    real = torch.ones(B, 11, dtype=torch.bool)
+    real[0, 8:] = False
+    asked: dict[str, Any] = {"tgt_mask": mask, "src_key_padding_mask": ~real, "memory_key_padding_mask": ~real}
+    plain = model(x, y, **asked)
+    with hw.watch(model, maps=True) as seen:
+        torch.testing.assert_close(model(x, y, **asked), plain, rtol=0, atol=2e-6)
+    names = ["encoder.L0", "encoder.L1", "decoder.L0", "cross.L0"]
+    assert list(seen) == [f"{name}.H{h}" for name in names for h in range(H)]
+    assert [note for note in seen.notes if "fast path" in note]
+    attention = model.encoder.layers[0].self_attn
+    expected = attention(x, x, x, average_attn_weights=False, key_padding_mask=~real)[1]
+    torch.testing.assert_close(torch.tensor(seen["encoder.L0.H1"].map), expected[-1, 1], rtol=0, atol=1e-5)
+    assert seen["encoder.L0.H1"].n_rows == 8 + 11 and seen["decoder.L0.H1"].next == 0
+    w_o = attention.out_proj.weight.view(C, H, C // H)
+    value = F.linear(X, attention.in_proj_weight, attention.in_proj_bias)[1, :, 2 * C :].view(11, H, C // H)
+    norm = torch.einsum("hts,she,che->thc", expected[1], value, w_o).norm(dim=-1)
+    assert seen["encoder.L0.H1"].rows.norm[-11:] == pytest.approx(norm[:, 1].numpy(), abs=1e-4)
+    with pytest.raises(hw.MissingError):
+        _ = seen["cross.L0.H0"].distance
+    with hw.ablate(model, ["cross.L0.H0", "cross.L0.H1", "cross.L0.H2", "cross.L0.H3"]):
+        alone = model(x, y, **asked)
+    model.decoder.layers[0].multihead_attn.out_proj.weight.zero_()
+    torch.testing.assert_close(alone, model(x, y, **asked), rtol=0, atol=2e-6)
+
+
+@torch.no_grad()
+def test_heads_that_are_modules_axes_of_another_order_and_folded_ones() -> None:
+    model = shaken(nn.Sequential(Heads(), Einsum(), Folded(told=True)))
+    with pytest.raises(hw.HeadwiseError, match=r"^how many heads heads0.L0 has, a Head, is known after it has ru"):
+        hw.ablate(model, ["heads1.L0.H0"]).__enter__()
+    plain = model(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    assert [name for name in seen if "H0" in name] == [*(f"heads{h}.L0.H0" for h in range(H)), "L1.H0", "L2.H0"]
+    head = model[0].heads[1]
+    expected = (head.query(X) @ head.key(X).mT).softmax(-1)
+    torch.testing.assert_close(torch.tensor(seen["heads1.L0.H0"].map), expected[-1], rtol=0, atol=1e-6)
+    inner = model[0](X)
+    q = model[1].q(inner).view(B, 11, H, -1)
+    shared = torch.einsum("bihd,bjd->bhij", q, model[1].kv(inner).chunk(2, -1)[0]).softmax(-1)
+    torch.testing.assert_close(torch.tensor(seen["L1.H2"].map), shared[-1, 2], rtol=0, atol=1e-6)
+    for name, w_o, h in (("heads1.L0.H0", model[0].proj, 1), ("L1.H2", model[1].o, 2), ("L2.H3", model[2].out_proj, 3)):
+        with hw.ablate(model, [name]):
+            silenced = model(X)
+        with zeroed(w_o, h, H):
+            torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_what_is_no_attention_is_refused_by_name() -> None:
+    class Codebook(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.codes = nn.Parameter(torch.randn(7, C))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.codes.T).softmax(-1) @ self.codes
+
+    class Linear(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.softmax(-1) @ (x.softmax(1).mT @ x)
+
+    class OtherAxis(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ x.mT).softmax(1) @ x
+
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (2 * (x @ x.mT).softmax(-1)) @ x
+
+    landmarks = tf.NystromformerConfig(**WIDE, num_landmarks=4, segment_means_seq_len=24)
+    chunks = tf.LongformerConfig(**WIDE, attention_window=4)
+    refused: list[tuple[nn.Module, Tensor, str]] = [
+        (Router(), X, "^L0: Router ran, and no softmax over keys was seen"),
+        (Codebook(), X, "^L0: Codebook ran, and no softmax over keys was seen"),
+        (Linear(), X, "^L0: Linear ran, and no softmax over keys was seen"),
+        (
+            OtherAxis(),
+            X,
+            "^L0: its softmax is over another axis than the one along which it is multiplied with values",
+        ),
+        (Doubled(), X, "^L0: what Doubled multiplies with values is no distribution over keys: a row of 11 weights "),
+        (Folded(told=False), X, r"^L0: Folded makes maps of \(8, 11, 11\) and does not say how many heads are in the "),
+        (tf.NystromformerModel(landmarks), torch.cat([IDS, IDS[:, :1]], 1), "^L0: multiplies the weights of one soft"),
+        (
+            tf.LongformerModel(chunks),
+            IDS,
+            "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks",
+        ),
+        (nn.Linear(C, C), X, "^Linear has no attention that headwise can read"),
+    ]
+    for model, inputs, why in refused:
+        with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
+            model(inputs)
+        assert not softmax._threads.listener.blocks
+    assert not list(seen)
+
+
+@torch.no_grad()
+def test_windows_are_watched_without_distances() -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = Attention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x.reshape(-1, 5, C)).reshape(x.shape)
+
+    model, x = shaken(Windows()), torch.randn(B, 15, C)
+    with hw.watch(model) as seen:
+        model(x)
+    assert seen["L0.H0"].n_rows == B * 15 and 0 < seen["L0.H0"].entropy < math.log(5)
+    assert [note for note in seen.notes if note.startswith("L0: it attends within windows or chunks")]
+    with pytest.raises(hw.MissingError):
+        _ = seen["L0.H0"].distance
+
+
+@torch.no_grad()
+def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal() -> None:
+    class Attend(nn.Module):
+        def __init__(self, causal: bool) -> None:
+            super().__init__()
+            self.causal = causal
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            scores = torch.einsum("bhid,bhjd->bhij", q, k)
+            if self.causal:
+                scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -1e9)
+            return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+
+    class Around(nn.Module):
+        def __init__(self, causal: bool) -> None:
+            super().__init__()
+            self.attend, self.qkv, self.to_out = Attend(causal), nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            return self.to_out(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+    for causal in (True, False):
+        model = shaken(Around(causal))
+        with hw.watch(model) as seen:
+            model(X)
+        assert ("distance" in seen["L0.H0"].means) == causal and seen["L0.H0"].norm > 0
+        assert [note for note in seen.notes if "handed queries and keys" in note] == [] if causal else seen.notes
+
+
+def test_dropout_is_no_part_of_a_map_and_gradients_pass() -> None:
+    model = nn.Sequential(Attention(dropout=0.5)).train()
+    torch.manual_seed(0)
+    plain = model(X)
+    torch.manual_seed(0)
+    with hw.watch(model, maps=True) as seen:
+        watched = model(X)
+    assert torch.equal(plain, watched) and watched.requires_grad
+    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[-1, 1].detach(), rtol=0, atol=1e-6)
+    with hw.ablate(model, ["L0.H1"]):
+        model(X).sum().backward()
+    assert model[0].c_proj.weight.grad is not None and not model[0].c_proj.weight.grad[:, 8:16].any()
+
+
+def test_checkpoints_autocast_and_compiled_models_are_watched() -> None:
+    model = shaken(nn.Sequential(Attention()))
+    with hw.watch(model) as seen:
+        model(X)
+    plain = seen["L0.H1"].entropy
+
+    def halved() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(X)
+
+    def checkpointed() -> None:
+        x = X.clone().requires_grad_()
+        checkpoint(model[0], x, use_reentrant=False).sum().backward()
+
+    compiled = torch.compile(model, backend="eager")
+    for run, close in ((halved, 1e-2), (checkpointed, 1e-6), (lambda: compiled(X), 1e-6)):
+        with hw.watch(model) as seen:
+            run()
+        assert seen["L0.H1"].n_rows == 22 and seen["L0.H1"].entropy == pytest.approx(plain, abs=close)
+
+
+@torch.no_grad()
+def test_names_stay_and_nothing_is_left_behind() -> None:
+    model = shaken(nn.Sequential(Attention(told=False), Router(), Attention(told=False)))
+    names = [site.name for site in sites_of(model)]
+    with hw.watch(model) as seen:
+        model[2](X)
+    assert list(seen) == [f"L2.H{h}" for h in range(H)]
+    assert [site.name for site in sites_of(model)] == names == ["L0", "L1", "L2"]
+    with pytest.raises(RuntimeError), hw.watch(model):
+        model(X[..., :7])
+    assert not softmax._threads.listener.blocks
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    a, b = hw.watch(model), hw.watch(model)
+    first, second = a.__enter__(), b.__enter__()
+    model(X)
+    a.__exit__(None, None, None)
+    model(X)
+    b.__exit__(None, None, None)
+    assert (first["L0.H0"].n_rows, second["L0.H0"].n_rows) == (22, 44)

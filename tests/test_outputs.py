@@ -1,0 +1,105 @@
+"""No output takes the place of an input, of a file of a model, or of another output: refused before any work."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cases import every
+from invoking import Invoke
+
+from headwise.cli.early import check_apart
+from headwise.errors import HeadwiseError
+
+WORDS = "--no-controls --ablate none --tokens 8 --documents 2"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without weights, a model that comes of it, and texts: no command may get as far as to read them."""
+    place = tmp_path_factory.mktemp("place")
+    for name in ("run", "child", "units", "texts", "links"):
+        (place / name).mkdir()
+    (place / "t.txt").write_text("the cat sat\n")
+    (place / "book.txt").write_text("the dog sat\n")
+    (place / "texts" / "a.jsonl.gz").write_text("")
+    for name in ("config.json", "model.safetensors", "report.html", "table.csv"):
+        (place / "run" / name).write_text("{}")
+    (place / "run" / "run.json").write_text(json.dumps({"settings": {"text": str(place / "book.txt")}}))
+    (place / "child" / "config.json").symlink_to("../links/blob")  # as the cache of a hub has it
+    (place / "links" / "blob").write_text("{}")
+    (place / "child" / "headwise.json").write_text(json.dumps({"ancestors": [{"folder": "../run"}]}))
+    (place / "links" / "soft.csv").symlink_to("../t.txt")
+    (place / "links" / "hard.csv").hardlink_to(place / "t.txt")
+    (place / "links" / "run").symlink_to("../run")
+    (place / "units" / "unit-1.json").write_text("{}")
+    return place
+
+
+# Of each command the words, whose @ is that folder, and what the refusal says.
+REFUSED = {
+    f"heads @run --text @t.txt --csv @t.txt {WORDS}": "--csv @t.txt is @t.txt, which is read",
+    f"heads @run --text @t.txt --csv @run/../t.txt {WORDS}": "which is read",
+    f"heads @run --text @t.txt --csv @links/soft.csv {WORDS}": "which is read",
+    f"heads @run --text @t.txt --csv @links/hard.csv {WORDS}": "which is read",
+    "heads @run --text @texts --parquet @texts/a.jsonl.gz": "which is read",
+    "heads @run --ids @t.txt --png @t.txt": "which is read",
+    "heads @run --relations @t.txt --html @t.txt": "which is read",
+    "heads @run --csv @book.txt": "--csv @book.txt is @book.txt, which is read",  # the text that it was trained on
+    "heads @child --csv @book.txt": "which is read",
+    "heads @child --csv @links/blob": "which is read",
+    "heads @run --against @child --csv @child/config.json": "which is read",
+    "heads @run --csv @run/config.json": "which is read",
+    "heads @run --csv @links/run/config.json": "which is read",
+    "heads @run --csv @run/tokenizer.json": "lies among the files of @run",  # which is not there, and would be read
+    "heads @run --csv @run/report.html": "lies among the files of @run",
+    "heads @run --csv @x --html @x": "--csv @x is --html, too; pass another name",
+    "heads @run --csv @x --html @run/../x": "--html, too",
+    "heads @run --csv @x --html @X": "--html, too",  # one file on some disks
+    "heads @run --keep @run": "--keep @run holds config.json, which is no part of such work",
+    "heads @run --keep @new --headvis @new": "--headvis @new is --keep, too",
+    "heads @run --keep @texts": "holds a.jsonl.gz",
+    "windows @run --text @t.txt --plan @t.txt": "which is read",
+    "windows @run --plan @run/plan.json": "lies among the files of @run",
+    "windows @run --plan @x --png @x": "--plan, too",
+    "why @run --prompt a --html @run/config.json": "which is read",
+    "trace @run --html @run/model.safetensors": "which is read",
+    "compare scale --text @t.txt --html @t.txt": "which is read",
+    "compare scale --out @run": "--out @run holds config.json",
+    "compare scale --out @units --html @units/unit-1.json": "lies among the files of @units",
+    "compare claims --out @units --page @x --html @x": "--html, too",
+    "bugs join-no-transpose --out @run": "holds config.json",
+    "bugs all --out @units --page @x --html @x": "--html, too",
+}
+
+
+@every("words,said", REFUSED.items())
+def test_what_would_be_lost_is_refused(words: str, said: str, place: Path, invoke: Invoke) -> None:
+    before = {path: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in place.rglob("*")}
+    code, printed, message = invoke(*(word.replace("@", f"{place}/") for word in words.split()))
+    assert (code, printed) == (2, "") and message.count("\n") == 1, (printed, message)
+    assert said.replace("@", f"{place}/") in message.replace(os.path.realpath(place), str(place)), message
+    assert {path: (path.lstat().st_ino, path.lstat().st_mtime_ns) for path in place.rglob("*")} == before
+
+
+def test_what_harms_nobody_is_allowed(place: Path) -> None:
+    run, kept = place / "run", place / "kept"
+    kept.mkdir()
+    for name in ("lock", "tally-1-0.safetensors", ".tally-1-0.safetensors.9.tmp", "heads.csv", ".DS_Store"):
+        (kept / name).touch()
+    outputs = {"--html": run / "report.html", "--csv": run / "table.csv", "--png": place / "t.png"}
+    check_apart(outputs, {"--keep": (kept, r"lock|tally-.*\.safetensors")}, [run, place / "t.txt", place / "texts"])
+    stream = Path("/dev/stdout")
+    check_apart({"--csv": stream, "--html": stream}, {}, [Path("/dev/stdin")])
+    check_apart({"--csv": kept / "heads.csv"}, {"--keep": (kept, "lock|tally.*")}, [])
+    with pytest.raises(HeadwiseError, match="lies among the files"):
+        check_apart({"--csv": kept / "lock"}, {"--keep": (kept, "lock|tally.*")}, [])
+
+
+@every("content", ["", "[]", '{"settings": 3}', '{"settings": {"text": [3]}}', '{"ancestors": [{"folder": 3}]}'])
+def test_what_is_damaged_is_said_when_it_is_read(content: str, tmp_path: Path) -> None:
+    for name in ("run.json", "headwise.json"):
+        (tmp_path / name).write_text(content)
+    check_apart({"--csv": tmp_path / "x.csv"}, {}, [tmp_path])
