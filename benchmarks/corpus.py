@@ -48,8 +48,8 @@ def memory(size: int) -> dict[str, float]:
     import torch
 
     import headwise as hw
+    from headwise.corpus.tokens import Tokens
     from headwise.gpt.gpt import GPT, GPTConfig
-    from headwise.gpt.tokens import Tokens
 
     letters = "abcdefghijklmnopqrstuvwxyz .,\n"
     torch.manual_seed(0)

@@ -49,7 +49,7 @@ def _transformers(model: GPT) -> Any:
     """The same weights in transformers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from headwise.gpt.forms import hf_config, to_hf
+    from headwise.gpt.checkpoint import hf_config, to_hf
 
     config = hf_config(model.config, None)
     config = {name: value for name, value in config.items() if name not in ("headwise", "architectures", "model_type")}

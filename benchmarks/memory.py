@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 import headwise as hw
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Stream
 from headwise.gpt.checkpoint import load_model, save_model
-from headwise.gpt.data import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import fit
 from headwise.intervals import interval_of
 from headwise.masks import Mask, Window
 from headwise.models.ask import next_token_losses
-from headwise.models.windows import windows_of
+from headwise.models.weights import windows_of
 from headwise.reshape.narrow import seeing
 
 PARENTS = Path(__file__).resolve().parents[1] / "build" / "memory"

@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.corpus.sources import Sources
+from headwise.corpus.training import Corpus, text_corpus
 from headwise.gpt.checkpoint import load_model, save_model
-from headwise.gpt.data import Corpus, text_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.train import evaluate, train
 from headwise.heads.effect import importance
 from headwise.models.open import open_folder
+from headwise.reshape.align import moments
+from headwise.reshape.arguments import HealRecipe
 from headwise.reshape.damage import cache_bytes, decode_speed
 from headwise.reshape.heal import Healing
-from headwise.reshape.moments import moments
 from headwise.reshape.prune import prune_heads, weakest
-from headwise.reshape.report import HealRecipe
 from headwise.reshape.share import share_heads
 from headwise.reshape.text import Calibration, read_calibration
-from headwise.sources import Sources
 
 TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
 PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import torch
 
-from headwise.gpt.data import Stream
+from headwise.corpus.documents import Text
+from headwise.corpus.tokens import Tokens
+from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.ranks import current, joined
-from headwise.gpt.tokens import Tokens
 from headwise.gpt.train import make_optimizers, step_loss, update
 from headwise.heads.survey import survey
-from headwise.heads.texts import Text
 
 WORLDS, STEPS, BATCH, CONTEXT, DOCUMENTS = (1, 2, 4), 9, 16, 128, 256
 TEXT = "".join(f"{n * n} sheep, {n * 7 % 31} goats.\n" for n in range(997))

@@ -22,7 +22,7 @@ from figures import LANGUAGES, Drawing
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.gpt import verbs
+from headwise.corpus import verbs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, N_HEADS, STEPS, BATCH, RATE = 48, 4, 500, 64, 4e-3
@@ -208,14 +208,19 @@ def figure(language: str, pairs: Pairs, weights: Tensor) -> str:
     )
 
 
-def page(rows: list[tuple[str, int, float, float, float]], straight: float, even: float) -> str:
+def page(language: str, rows: list[tuple[str, int, float, float, float]], straight: float, even: float) -> str:
+    names = ENCODERS if language == "es" else {name: name for name in ENCODERS}
     lines = [
-        f"| {encoder} | {seed} | {translated:.3f} | {mean:.3f} | {added:.3f} |"
+        f"| {names[encoder]} | {seed} | {translated:.3f} | {mean:.3f} | {added:.3f} |"
         for encoder, seed, translated, mean, added in rows
     ]
+    if language == "es":
+        return spanish_page(lines, straight, even)
     head = "| encoder | seed | cells written right | mean weight of the heads | what the heads add |"
     table = "\n".join([head, "| --- | --- | --- | --- | --- |", *lines])
     return f"""# Cross attention as an alignment
+
+*[En español](alignment.es.md)*
 
 Written by `python examples/alignment.py`, which trains small encoder-decoders on the verb corpus with the seeds
 {SEEDS} and measures. The numbers are of one machine; another may differ in the last digits.
@@ -236,9 +241,38 @@ a word is no longer a look at that word alone.
 """
 
 
+def spanish_page(lines: list[str], straight: float, even: float) -> str:
+    head = "| encoder | semilla | celdas bien escritas | peso medio de las cabezas | lo que añaden las cabezas |"
+    table = "\n".join([head, "| --- | --- | --- | --- | --- |", *lines])
+    return f"""# La atención cruzada como alineamiento
+
+*[In English](alignment.md)*
+
+Escrito por `python examples/alignment.py`, que entrena pequeños encoder-decoder con el corpus de verbos y las semillas
+{SEEDS}, y mide. Los números son de una máquina; otra puede diferir en la última cifra.
+
+![Adónde mira el decoder al escribir cada palabra](figures/alignment.es.svg)
+
+El encoder lee inglés y el decoder escribe español: un bloque cada uno, anchura {WIDTH}, {N_HEADS} cabezas de atención
+cruzada. Aprenden con las 360 celdas a escribir la siguiente palabra española, en {STEPS} pasos, y nada más. Al escribir
+una palabra, ¿está el número mayor de la fila en la palabra inglesa que traduce? `escribirá` cuenta como acierto solo en
+`write`, aunque también necesita `will`.
+
+{table}
+
+Mirar en línea recta, la primera palabra a la primera y la segunda a la segunda, da {straight:.3f}; una mirada uniforme,
+{even:.3f}. Los pesos solos son mal testigo: una cabeza puede mirar mucho una palabra y no tomar nada de ella. Lo que
+las cabezas añaden de cada palabra es mejor testigo. Y donde el encoder deja que las palabras inglesas se mezclen, mirar
+una palabra ya no es mirar solo esa palabra.
+"""
+
+
+ENCODERS = {"each word by itself": "cada palabra por sí sola", "words mix": "las palabras se mezclan"}
+
+
 def main() -> None:
     pairs, rows = Pairs(verbs.cells()), []
-    for mixing, encoder in ((False, "each word by itself"), (True, "words mix")):
+    for mixing, encoder in zip((False, True), ENCODERS, strict=True):
         for seed in SEEDS:
             began = time.perf_counter()
             model, source, target = trained(pairs, seed, mixing=mixing)
@@ -250,8 +284,9 @@ def main() -> None:
                 for language in LANGUAGES:
                     picture = figure(language, pairs, added / added.sum(-1, keepdim=True))
                     (DOCS / "figures" / f"alignment.{language}.svg").write_text(picture, encoding="utf-8")
-    (DOCS / "alignment.md").write_text(page(rows, *controls(pairs)), encoding="utf-8")
-    print(f"wrote {DOCS / 'alignment.md'}")
+    for language, name in (("en", "alignment.md"), ("es", "alignment.es.md")):
+        (DOCS / name).write_text(page(language, rows, *controls(pairs)), encoding="utf-8")
+        print(f"wrote {DOCS / name}")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,12 @@
     python examples/families.py --only llama,bert    # some of them anew, told on the screen
 
 Each family is built from its own config with small sizes, its weights drawn anew, and run by its own eager functions,
-which give maps; then it is watched the way it runs by default. The largest difference between the two is written down,
-for texts without padding, with padding on the left and on the right. The answers of the watched and the unwatched model
-must be the same to the bit.
+which give maps, or, where an attention goes through no interface, with what every softmax in it gave kept below torch's
+functions; then it is watched the way it runs by default. The largest difference between the two is written down, for
+texts without padding, with padding on the left and on the right: of any weight, and of any statistic, whose definition
+(tests/heads/dense.py) is laid over the map, with tokens and padding as they were put in. A model that takes a cache is
+watched without one, with one, and part by part: the statistics must be the same. The answers of the watched and the
+unwatched model must be the same to the bit; where a fast path of torch is left, the same but for rounding.
 """
 
 from __future__ import annotations
@@ -15,34 +18,44 @@ import argparse
 import importlib
 import inspect
 import json
+import math
 import signal
+import sys
 import tomllib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, AttentionInterface, PretrainedConfig, PreTrainedModel, __version__
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging
 
 import headwise as hw
 from headwise.files import write_whole
-from headwise.heads.documents import Document, listening
-from headwise.heads.measure import measure, output_factors, row_weights
-from headwise.models.ask import hooked
+from headwise.heads.blocks import Measured, measure, output_factors, row_weights
+from headwise.heads.documents import SPANS, Document, listening
+from headwise.models.hook import hooked
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests" / "heads"))
+from dense import row_statistics  # noqa: E402
+
 SIZES = tomllib.loads((Path(__file__).parent / "families.toml").read_text(encoding="utf-8"))
 LARGEST = 30_000_000  # parameters of a model that is built
 SECONDS = 60  # for one family
-TOLERANCE = 1e-4  # of a weight
+TOLERANCE = 1e-4  # of a weight, and of a statistic: see `distance_of`
 B, T, PAD = 2, 23, 5
 PADDINGS = ("none", "left", "right")
 MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING")
@@ -138,6 +151,11 @@ def inputs_of(model: Any, padding: str, turned: bool = False) -> dict[str, Any]:
     }
     inputs: dict[str, Any] = {}
     ids = torch.randint(3, 17, (B, T), generator=generator)
+    parts = [part for part in (config, getattr(config, "text_config", None)) if part is not None]
+    images = {getattr(part, field, None) for part in parts for fields in SPANS.values() for field in fields}
+    other = next(number for number in range(3, 17) if number not in images)
+    for number in images - {None}:  # which would stand for places of an image that is not there
+        ids[ids == number] = other
     side_by_side = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
     if "input_ids" in names and (model.main_input_name == "input_ids" or "pixel_values" in names):
         inputs |= {"input_ids": ids, "attention_mask": mask}
@@ -213,21 +231,64 @@ def eager_maps(model: nn.Module) -> Iterator[dict[nn.Module, list[Tensor]]]:
         AttentionInterface.get_interface = library
 
 
+class Softmaxes(TorchDispatchMode):
+    """What every softmax gives inside the attentions that go through no interface, kept below torch's functions."""
+
+    def __init__(self, sites: Sequence[Site], maps: dict[nn.Module, list[Tensor]]) -> None:
+        super().__init__()
+        self.modules, self.maps = [site.module for site in sites if site.free], maps
+        self.running: list[nn.Module] = []
+
+    def hooks(self) -> Iterator[Any]:
+        for module in self.modules:
+            yield module.register_forward_pre_hook, lambda module, args: self.running.append(module)
+            yield module.register_forward_hook, self.leave
+
+    def leave(self, *args: Any) -> None:
+        self.running.pop()
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), keywords: Any = None) -> Any:
+        result = function(*args, **(keywords or {}))
+        if self.running and str(function).startswith(("aten._softmax.", "aten._safe_softmax.")):
+            self.maps[self.running[-1]].append(result.detach().clone())
+        return result
+
+
+def distance_of(name: str, ours: Any, theirs: Any, keys: int) -> float:
+    """How far two numbers are from each other, as a share of the attention that would be elsewhere.
+
+    A share at the other end of the keys moves a distance by that many, and a variance by their square, twice.
+    """
+    scale = {"entropy": 10.0, "distance": float(keys), "spread": 2.0 * keys**2}.get(name, 1.0)
+    power = 2 if name == "spread" else 1
+    off = np.abs(np.asarray(ours, np.float64) ** power - np.asarray(theirs, np.float64) ** power)
+    return float(off.max(initial=0)) / scale
+
+
 class Comparison:
     """What watching gives beside the maps of the model's eager functions."""
 
     def __init__(self, model: nn.Module, inputs: dict[str, Any]) -> None:
         joined: dict[nn.Module, list[Tensor]] = defaultdict(list)
 
-        def keep(site: Site) -> Any:
-            return site.projection.register_forward_pre_hook(lambda module, args: joined[site.module].append(args[0]))
+        def keep(site: Site, module: nn.Module, args: Any) -> None:
+            joined[site.module].append(args[0])
 
-        with eager_maps(model) as maps, hooked([keep(site) for site in sites_of(model) if site.projection is not None]):
-            self.eager = run(model, inputs)
+        sites = sites_of(model)
+        hooks = [(site.projection.register_forward_pre_hook, partial(keep, site)) for site in sites if site.projection]
+        with eager_maps(model) as maps, hooked([*hooks, *(below := Softmaxes(sites, maps)).hooks()]):
+            if below.modules:  # the fused call is spelled out, too
+                with sdpa_kernel(SDPBackend.MATH), below:
+                    self.eager = run(model, inputs)
+            else:
+                self.eager = run(model, inputs)
         self.maps, self.joined = maps, joined
-        self.weights = self.norm = 0.0
+        self.ids, self.padding = inputs.get("input_ids"), inputs.get("attention_mask")
+        self.weights = self.norm = self.statistics = 0.0
+        self.lacking: set[str] = set()  # statistics that the tokens and the map have, and watching has not
         self.rows = self.compared = 0
         self.calls: Counter[nn.Module] = Counter()
+        self.heard: set[nn.Module] = set()  # attentions that gave maps
         self.notes: dict[str, None] = {}
 
     def note(self, site: Site, call: Call, documents: Sequence[Document]) -> None:
@@ -235,27 +296,113 @@ class Comparison:
         self.calls[site.module] += 1
         if call.note:
             self.notes.setdefault(call.note.partition(": ")[2])
+        if not len(call.out):
+            return
+        self.heard.add(site.module)
         maps, joined = self.maps.get(site.module, []), self.joined[site.module]
+        if site.free:
+            shape = (*call.out.shape[:3], call.k.shape[2])
+            maps = [each.reshape(shape) for each in maps if each.numel() == math.prod(shape)]
         whole = bool(joined) and joined[0].numel() == call.out.numel()  # else W_O reads several calls at once
-        times = len(maps) // len(joined) if whole else 1  # some lay the same maps over several values
+        times = len(maps) // len(joined) if whole and not site.free else 1  # some lay the same maps over several values
         factors = None if site.w_o is None or not call.at_w_o else output_factors(site.w_o, site.n_heads)
         for b, document in enumerate(documents):
             measured = measure(call, b, document, w_o=factors)
             self.rows += len(measured.places)
             if not len(measured.places):
                 continue
-            if number * times < len(maps):
+            if number * times < len(maps) and not maps[number * times][b].isfinite().all():
+                self.notes.setdefault("its eager maps are no numbers")
+            elif number * times < len(maps):
                 ours = row_weights(call, b, range(call.q.shape[2]))[:, measured.places]
                 dense = maps[number * times][b][:, measured.places]
                 self.compared += 1
                 self.weights = max(self.weights, float((ours - dense).abs().max()))
+                self.compare(site, call, b, maps[number * times][b], measured)
             if factors is not None and whole and number < len(joined):
                 batch, _, rows, _ = call.out.shape
-                heads = joined[number].reshape(batch, rows, site.n_heads, -1)[b, measured.places]
+                entered = joined[number]
+                if site.free and entered.shape[:2] == (rows, batch) != (batch, rows):  # time first
+                    entered = entered.transpose(0, 1)
+                heads = entered.reshape(batch, rows, site.n_heads, -1)[b, measured.places]
                 blocks = site.w_o.reshape(len(site.w_o), site.n_heads, -1)
                 expected = torch.einsum("the,che->htc", heads, blocks).norm(dim=-1)
                 off = (measured.rows["norm"] - expected).abs().max() / expected.abs().max().clamp(min=1e-9)
                 self.norm = max(self.norm, float(off))
+
+    def compare(self, site: Site, call: Call, b: int, map_hts: Tensor, measured: Measured) -> None:
+        """Every statistic of a document beside its definition; keys have places where there is one for each query."""
+        T, S = map_hts.shape[1:]
+        p = map_hts[:, measured.places].double()
+        looked_at = (p > 0).any(0).any(0)
+        places = T == S and not (call.cross or site.cross)
+        ids = self.ids[b] if places and self.ids is not None and self.ids.shape[1] == T else None
+        real = looked_at if ids is None or self.padding is None else self.padding[b]
+        first = int(real.int().argmax())  # of a map with a single peak the columns alone do not tell
+        rows = row_statistics(map_hts, start=0 if places else None, first=first, q_ids=ids, k_ids=ids)
+        self.lacking |= rows.keys() - measured.rows.keys()
+        for name in rows.keys() & measured.rows.keys():
+            off = distance_of(name, measured.rows[name], rows[name][:, measured.places], S)
+            self.statistics = max(self.statistics, off)
+
+
+Rows = dict[str, NDArray[np.float64]]
+
+
+def rows_of(model: nn.Module, calls: Sequence[dict[str, Any]]) -> tuple[Rows, Tensor]:
+    """Head and statistic -> its rows in ascending order, as a cache brings them in another one; and the answer.
+
+    calls  what the model is called with, one after the other: each gets the cache of the one before
+    """
+    torch.manual_seed(0)
+    answers, cache = [], {}
+    with hw.watch(model) as seen:
+        for inputs in calls:
+            output = model(**inputs, **cache)
+            cache = {"past_key_values": getattr(output, "past_key_values", None)}
+            answers.append(tensors(output)[0])
+    rows = {f"{head} {name}": np.sort(each.rows[name]) for head, each in seen.items() for name in each.rows}
+    return rows, torch.cat(answers, 1)
+
+
+@torch.no_grad()
+def try_cache(model: nn.Module, padding: str) -> dict[str, Any]:
+    """Without a cache, with one, in parts: how far the statistics are apart, and which of them one way lacks."""
+    names, inputs = inspect.signature(model.forward).parameters, inputs_of(model, padding)
+    if not {"use_cache", "past_key_values"} <= set(names) or inputs.keys() != {"input_ids", "attention_mask"}:
+        return {}
+    plain, answer = rows_of(model, [inputs | {"use_cache": False}])
+    ways, note, apart = [rows_of(model, [inputs | {"use_cache": True}])[0]], "", 0.0
+    ends = (11, 12, 13, 16, T)
+    parts = [
+        {"input_ids": inputs["input_ids"][:, start:end], "attention_mask": inputs["attention_mask"][:, :end]}
+        for start, end in zip((0, *ends), ends, strict=False)
+    ]
+    try:
+        rows, by_part = rows_of(model, [part | {"use_cache": True} for part in parts])
+    except hw.HeadwiseError:
+        raise
+    except Exception as error:  # other people's code: not every family takes a text in parts
+        note = f"in parts it raises {type(error).__name__}"
+    else:
+        kept = inputs["attention_mask"].bool()
+        apart = 1.0
+        if by_part.shape == answer.shape:
+            apart = float((by_part - answer)[kept].abs().max() / answer[kept].abs().max())
+        if apart < 1e-3:
+            ways.append(rows)
+        else:  # as a model has it that looks ahead
+            note = "in parts it answers differently"
+    # Statistics may be as far apart as the answers are: a mixer of states adds up in another order in parts.
+    result: dict[str, Any] = {"cache": 0.0, "lost": [], "cache_note": note, "apart": apart}
+    for rows in ways:
+        result["lost"] += {key.partition(" ")[2] for key in plain.keys() ^ rows.keys()}
+        for key in plain.keys() & rows.keys():
+            name, size = key.partition(" ")[2], max(1.0, float(np.abs(plain[key]).max(initial=0)))
+            same_count = plain[key].shape == rows[key].shape
+            off = distance_of(name, rows[key], plain[key], T) if same_count else float("inf")
+            result["cache"] = max(result["cache"], off / size if name == "norm" else off)
+    return result | {"lost": sorted(set(result["lost"]))}
 
 
 @torch.no_grad()
@@ -270,7 +417,11 @@ def try_padding(model: nn.Module, padding: str) -> dict[str, Any]:
     seen = Comparison(model, inputs)
     with listening(model, seen.note):
         watched = run(model, inputs)
-    same = all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(plain, watched, strict=True))
+    answers = [(x.nan_to_num(), y.nan_to_num()) for x, y in zip(plain, watched, strict=True)]
+    same = all(torch.equal(x, y) for x, y in answers)
+    if not same and any("fast path" in line for line in missing(model)):
+        same = all(torch.allclose(x, y, rtol=1e-5, atol=1e-5) for x, y in answers)
+        seen.notes.setdefault("answers differ by rounding, as a fast path of torch is left")
     pairs = [(x, y) for x, y in zip(plain, seen.eager, strict=False) if x.shape == y.shape and x.is_floating_point()]
     ways = max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
     if seen.weights > TOLERANCE and ways > TOLERANCE:  # the library's two ways differ: held to the one that has maps
@@ -281,13 +432,16 @@ def try_padding(model: nn.Module, padding: str) -> dict[str, Any]:
     return {
         "weights": seen.weights,
         "norm": seen.norm,
+        "statistics": seen.statistics,
+        "lacking": sorted(seen.lacking),
+        **try_cache(model, padding),
         "rows": seen.rows,
         "compared": seen.compared,
         "same": same,
         "notes": list(seen.notes),
-        "unseen": [site.name for site in sites if not seen.calls[site.module] and seen.maps.get(site.module)],
+        "unseen": [s.name for s in sites if not s.free and not seen.calls[s.module] and seen.maps.get(s.module)],
         "sites": len(sites),
-        "ran": sum(1 for site in sites if seen.calls[site.module]),
+        "ran": sum(1 for site in sites if site.module in seen.heard),
     }
 
 
@@ -329,9 +483,9 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     if not result["built"]:
         return "not built", ""
     if "refused" in result:
-        reason = result["refused"].partition(") does")[2]
-        reason = f"does{reason.partition(', so its')[0]}" if reason else result["refused"]
-        return "refused", f"| {family} | {result['class']} | refused | | | | {reason} |"
+        reason = result["refused"].partition(") has")[2]
+        reason = f"has{reason.partition(':')[0]}" if reason else result["refused"]
+        return "refused", f"| {family} | {result['class']} | refused | | | | | | {reason} |"
     paddings = [result["paddings"][padding] for padding in PADDINGS]
     if all("error" in each for each in paddings):
         return "not run", ""
@@ -343,6 +497,14 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
         why |= dict.fromkeys([refused] if refused else each.get("notes", []))
         if each.get("norm", 0) > TOLERANCE:
             why.setdefault(f"`norm` is off by {each['norm']:.2g}")
+        if each.get("lacking"):
+            why.setdefault(f"without {', '.join(each['lacking'])}")
+        if each.get("statistics", 0) > TOLERANCE >= each.get("weights", 0):
+            why.setdefault(f"statistics are off by {each['statistics']:.2g}")
+        if each.get("lost"):
+            why.setdefault(f"statistics differ: with a cache or without it there is no {', '.join(each['lost'])}")
+        if each.get("cache", 0) > max(TOLERANCE, 10 * min(1e-3, each.get("apart", 0))):
+            why.setdefault(f"statistics with a cache and without it differ by {each['cache']:.2g}")
         if each.get("same") is False:
             why.setdefault("the watched model answers differently")
         if each.get("unseen"):
@@ -351,11 +513,18 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
             why.setdefault(SIZES["known"].get(family, "weights differ"))
     ran = [each for each in paddings if each.get("rows")]
     idle = next((f"{each['ran']} of {each['sites']} attentions ran" for each in ran if each["ran"] < each["sites"]), "")
-    wrong = any("was not heard" in w or w.startswith(("weights differ", "`norm`", "the watched")) for w in why)
+    wrong = any(
+        "was not heard" in w or w.startswith(("weights differ", "`norm`", "statistics", "the watched")) for w in why
+    )
     state = "refused" if not ran and any("refused" in each for each in paddings) else "wrong" if wrong else ""
     state = state or ("partly" if why or not ran else "watched")
-    text = "; ".join([*why, idle] if idle else why).replace("|", "/")
-    return state, f"| {family} | {result['class']} | {state} | {' | '.join(cells)} | {text} |"
+    ends = []
+    for key in ("statistics", "cache"):
+        numbers = [each[key] for each in paddings if key in each and (key == "cache" or each.get("compared"))]
+        ends.append(f"{max(numbers):.1g}" if numbers else "")
+    notes = dict.fromkeys(each.get("cache_note", "") for each in paddings)
+    text = "; ".join(filter(None, [*why, idle, *notes])).replace("|", "/")
+    return state, f"| {family} | {result['class']} | {state} | {' | '.join(cells + ends)} | {text} |"
 
 
 def page(results: dict[str, Any]) -> str:
@@ -374,8 +543,11 @@ def page(results: dict[str, Any]) -> str:
             f"Written by `python examples/families.py` with transformers {__version__} and torch {torch.__version__}.",
             "A small model of every family that can be built from its config is watched without padding, with padding",
             "on the left and on the right, and held to the maps of its own eager functions. The three numbers are the",
-            "largest difference of any weight of any head. The answers of watched and unwatched models were the same",
-            "to the bit in every run that is listed as watched or partly watched.",
+            "largest difference of any weight of any head. Where an attention goes through no interface, its maps are",
+            "what its softmax gave, kept below torch's functions. `statistics` is the largest difference of any",
+            "statistic from its definition on those maps, `cache` that between statistics without a cache, with one",
+            "and in parts, as shares of the attention. The answers of watched and unwatched models were the same to",
+            "the bit in every run that is listed as watched or partly watched, or to rounding where that is said.",
             "",
             f"Of {len(results)} families {states['watched']} are watched, {states['partly']} are watched with "
             f"something to know, {states['refused']} are refused by name, {states['wrong']} are wrong; "
@@ -383,8 +555,8 @@ def page(results: dict[str, Any]) -> str:
             f"{states['not built']} were not built ({unbuilt}). The largest difference of those that are watched is "
             f"{largest:.1g}.",
             "",
-            "| family | class | state | none | left | right | to know |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            "| family | class | state | none | left | right | statistics | cache | to know |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
             *[line for _, line in rows.values() if line],
             "",
         ]

@@ -367,8 +367,86 @@ def cross(language: str) -> str:
     )
 
 
+def single(language: str) -> str:
+    d = Drawing(language, 720, 270)
+    words = ("he", "works", "=", "él")
+    one = (0.45, 0.45, 0.1)  # what a single head gives to the three words: a compromise
+    several = ((0.9, 0.06, 0.04), (0.06, 0.88, 0.06))
+    d.text(170, 28, d.say("one head", "una cabeza"), "head")
+    d.text(530, 28, d.say("several heads", "varias cabezas"), "head")
+    for left in (30, 390):
+        for i, word in enumerate(words):
+            d.box(left + 72 * i, 44, 66, 32, word, "c1" if word == "él" else "box", "mono")
+
+    def weights(left: float, top: float, shares: tuple[float, ...], kind: str) -> None:
+        for i, share in enumerate(shares):
+            d.box(left + 72 * i + 18, top + 54 - 50 * share, 30, 50 * share, kind=kind)
+            d.text(left + 72 * i + 33, top + 70, f"{share:.2f}", "small")
+
+    weights(30, 84, one, "c0")
+    d.text(170, 190, d.say("one set of weights, which adds up to 1:", "un solo juego de pesos, que suma 1:"), "small")
+    d.text(170, 208, d.say("person and verb must share it", "persona y verbo lo comparten"), "small")
+    for h, shares in enumerate(several):
+        weights(390, 84 + 74 * h, shares, ("c0", "c2")[h])
+        d.text(640, 122 + 74 * h, d.say(f"head {h}", f"cabeza {h}"), "small")
+    d.text(
+        530,
+        250,
+        d.say("each has weights of its own that add up to 1", "cada una tiene sus pesos, que suman 1"),
+        "small",
+    )
+    return d.svg(
+        d.say("One head, and several", "Una cabeza, y varias"),
+        d.say(
+            "The token él looks at he, works and =. A single head has one set of "
+            "weights, 0.45, 0.45 and 0.10: to look at "
+            "both the person and the verb it must divide itself. Two heads give 0.90 to he and 0.88 to works.",
+            "El token él mira a he, works y =. Una sola cabeza tiene un juego de "
+            "pesos, 0.45, 0.45 y 0.10: para mirar a la "
+            "persona y al verbo tiene que repartirse. Dos cabezas dan 0.90 a he y 0.88 a works.",
+        ),
+    )
+
+
+def slices(language: str) -> str:
+    d = Drawing(language, 720, 270)
+    d.box(24, 70, 70, 44, "x (16)", "box", "mono")
+    d.arrow(94, 92, 132, 92)
+    d.box(134, 52, 90, 80, "W_Q", "box", "mono")
+    d.text(179, 150, "16 \u00d7 16", "small")
+    d.arrow(224, 92, 262, 92)
+    kinds = ("c0", "c1", "c2", "off")
+    for j in range(16):
+        d.box(264 + 26 * j, 78, 24, 28, kind=kinds[j // 4])
+    d.text(472, 62, "q (16)", "mono")
+    for h, kind in enumerate(kinds):
+        left = 264 + 104 * h
+        d.arrow(left + 51, 108, left + 51, 150)
+        d.box(left, 152, 102, 44, kind=kind)
+        d.text(left + 51, 171, d.say(f"head {h}", f"cabeza {h}"), "head")
+        d.text(left + 51, 188, f"q[{4 * h}:{4 * h + 4}]", "mono")
+        d.box(left, 214, 102, 24, kind=kind)
+    d.text(24, 231, d.say("x_attn, 16 again, then W_O", "x_attn, otra vez 16, y W_O"), "", "start")
+    d.text(24, 190, d.say("attention, 4 wide each", "atención, de 4 cada una"), "", "start")
+    return d.svg(
+        d.say("One projection, cut into four heads", "Una proyección, cortada en cuatro cabezas"),
+        d.say(
+            "One matrix W_Q of 16 by 16 makes the whole query of a token, 16 "
+            "numbers. Head 0 takes numbers 0 to 3, head 1 "
+            "takes 4 to 7, and so on: no head has a matrix of its own. Keys and "
+            "values are cut alike; the results of the "
+            "four heads, put side by side, are 16 numbers again, which W_O mixes.",
+            "Una sola matriz W_Q de 16 por 16 hace toda la consulta de un token, "
+            "16 números. La cabeza 0 toma los números 0 "
+            "a 3, la cabeza 1 los 4 a 7, y así sucesivamente: ninguna cabeza tiene "
+            "matriz propia. Claves y valores se cortan "
+            "igual; las salidas de las cuatro, una al lado de otra, son otra vez 16 números, que W_O mezcla.",
+        ),
+    )
+
+
 FIGURES: dict[str, Callable[[str], str]] = {
-    figure.__name__: figure for figure in (head, mask, heads, split, groups, cache, cross)
+    figure.__name__: figure for figure in (head, mask, heads, single, split, slices, groups, cache, cross)
 }
 
 

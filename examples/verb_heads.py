@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import headwise as hw
-from headwise.gpt import verbs
-from headwise.heads.maps import head_maps
+from headwise.corpus import verbs
+from headwise.heads.watch import head_maps
 from headwise.models.open import open_folder
-from headwise.view.relation_table import best_heads, span
-from headwise.view.sentences import head_sentence
+from headwise.view.survey_table import best_heads, span
+from headwise.view.survey_words import head_sentence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS = (0, 1, 2)
