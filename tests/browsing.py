@@ -85,9 +85,10 @@ def within_reach(path: Path) -> Path:
 
 
 def faults(page: Page) -> list[str]:
-    """What axe-core finds to be a serious or critical fault of accessibility in a page as it is now."""
+    """What axe-core finds to be a serious or critical fault of accessibility in a page that has come to rest."""
     from axe_playwright_python.sync_playwright import Axe
 
+    page.evaluate(AT_REST)
     violations = Axe().run(page).response["violations"]
     return [
         f"{rule['id']}: {node['html'][:120]}"
@@ -105,9 +106,16 @@ def width_beyond(page: Page) -> int:
 
 def unreadable(page: Page) -> list[str]:
     """Texts whose contrast with what is behind them is below 4.5."""
+    page.evaluate(AT_REST)
     poor: list[str] = page.evaluate(CONTRAST)
     return poor
 
+
+# A dialog that fades in is pale for a moment, and that moment is long on a busy machine.
+AT_REST = """() => Promise.all(
+  document.getAnimations()
+    .filter((motion) => Number.isFinite(motion.effect.getComputedTiming().endTime))
+    .map((motion) => motion.finished.catch(() => null)))"""
 
 CONTRAST = """() => {
   const dot = document.createElement('canvas').getContext('2d', { willReadFrequently: true });

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from processes import Ended, Started, command, together
 from small_models import text_stream
 
@@ -25,7 +27,7 @@ from headwise.gpt import train as training
 from headwise.gpt.checkpoint import read_metadata, read_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.gpt.ranks import ALONE, Ranks, current, joined, whole
+from headwise.gpt.ranks import ALONE, Ranks, _Watch, current, joined, whole
 from headwise.gpt.train import METRICS, STATE, Sharing, Stopped, train
 
 pytestmark = pytest.mark.slow
@@ -199,6 +201,29 @@ def test_what_does_not_fit_is_said_with_numbers() -> None:
     ):
         Sharing(shard=True).check(data(), RECIPE)
     assert current() is ALONE and ALONE.sum(2.0) == [2.0] and ALONE.gathered(3) == [3]
+
+
+@pytest.mark.parametrize("done", [2, 3])
+def test_who_ends_when_all_are_done_is_not_lost(monkeypatch: pytest.MonkeyPatch, done: int) -> None:
+    """On a busy machine the others have ended before the last one's main thread looks again."""
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_, **__: -1)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    lost: list[int] = []
+    monkeypatch.setattr(_Watch, "fail", lambda self, say, code: lost.append(code))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    store = dist.HashStore()
+    watch = _Watch(store, 0, 3)
+    for rank in (1, 2):
+        store.set(f"at/{rank}", f"{ended_process()} on this host")
+    store.add("done", done)
+    watch._look()
+    assert lost == ([1, 1] if done < 3 else [])
+
+
+def ended_process() -> str:
+    """The number of a process that is no more."""
+    return subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 # --- The command ---

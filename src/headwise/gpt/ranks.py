@@ -40,6 +40,7 @@ T = TypeVar("T")
 TICK, SILENT = 1.0, 15  # seconds between two signs of life; so many ticks without one, and a rank is lost
 ORPHANED = 3  # ticks after which a rank that is told to end does, though none is found lost
 FAREWELL = 100, 1000  # tenths of a tick for which the first rank waits until all have heard: of a loss, of an error
+LAST_WAIT = 600  # tenths of a tick for which the first rank, when all are done, waits for their leave
 LOST, TERMINATED = 1, 143  # exit codes
 LONGEST = timedelta(days=7)  # one rank may evaluate or write for long while the others wait; the dead are found above
 
@@ -326,8 +327,14 @@ class _Watch(threading.Thread):
             remedy = "all end, and no file is half written; the same command goes on, a training where it is resumed"
             os.write(2, f"{clear}headwise: {message}; {remedy}\n".encode())
 
-        if not self.over.is_set():
+        if not self.over.is_set() and not self._all_done():
             self.fail(say, LOST)
+
+    def _all_done(self) -> bool:
+        """The others may be gone before this rank's main thread has seen that all are done: that is no loss."""
+        with suppress(dist.DistError):
+            return int(self.store.add("done", 0)) >= self.world
+        return False
 
     def fail(self, say: Callable[[], None], code: int) -> NoReturn:
         """End this rank, and tell the others to end, with this code, or with that of the rank that failed before."""
@@ -362,5 +369,7 @@ class _Watch(threading.Thread):
         self.over.set()
         with suppress(dist.DistError):
             self.store.add("gone", 1)
-            while self.rank == 0 and self.store.add("gone", 0) < self.world:
+            for _ in range(LAST_WAIT if self.rank == 0 else 0):
+                if self.store.add("gone", 0) == self.world:
+                    break
                 time.sleep(TICK / 10)
