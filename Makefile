@@ -16,7 +16,7 @@ test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsR -n auto --dist loadfile --no-loadscope-reorder
 
 # For work in between: no browser, nothing slow, and two cases of each test that has more.
 quick: $(VENV)/.tests

@@ -19,6 +19,8 @@ from rich.text import Text
 from headwise.cli import app
 from headwise.cli.app import Progress, as_options, err, harmless, out, print_json
 
+pytestmark = pytest.mark.clock
+
 HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
 SHOWN = r"a\x1b[31mred\x9b0m\u202eback\ud800\x07"
 

@@ -87,6 +87,8 @@ TABLE = {
 PROGRAM = """
 import contextlib, io, json, sys, time
 from headwise import cli
+
+pytestmark = pytest.mark.clock
 sys.modules["torch"] = None  # an import of it is an error
 outcomes = []
 for arguments in json.load(sys.stdin):

@@ -30,7 +30,7 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.ranks import ALONE, Ranks, _Watch, current, joined, whole
 from headwise.gpt.train import METRICS, STATE, Sharing, Stopped, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.clock]
 STEPS = 20
 RECIPE = Recipe(steps=STEPS, batch=11, lr=1e-2, warmup=7)  # 11 texts: no number of processes divides them
 SHAPE: dict[str, Any] = {"context": 13, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "d_model": 22, "head_dim": 6}

@@ -332,6 +332,8 @@ run.train = functools.partial(train, save_seconds=0.02)
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.train import make_optimizers
+
+pytestmark = pytest.mark.clock
 make_optimizers(GPT(GPTConfig(vocab_size=3, context=3, n_layers=1, n_heads=1, d_model=2)), PRESETS["llama"].recipe)
 folder, settings, delays = Path(sys.argv[1]), run.Settings(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 

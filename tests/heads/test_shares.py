@@ -30,6 +30,8 @@ from headwise.heads.table import Survey
 from headwise.heads.tally import Running, Tally
 from headwise.models.stream import Stream
 
+pytestmark = pytest.mark.clock
+
 V, LENGTHS = 29, (23, 23, 11, 19, 2, 23, 17, 23, 23, 5, 7, 7, 7, 13, 3, 11, 11)
 
 

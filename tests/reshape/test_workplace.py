@@ -86,6 +86,8 @@ import os, signal, sys
 from pathlib import Path
 from headwise.reshape import workplace as room
 
+pytestmark = pytest.mark.clock
+
 tmp_path, moment = Path(sys.argv[1]), int(sys.argv[2])
 
 

@@ -19,6 +19,8 @@ from headwise import HeadwiseError
 from headwise.view import live as room
 from headwise.view.live import Live
 
+pytestmark = pytest.mark.clock
+
 SMALL = ("--layers", 1, "--heads", 2, "--width", 8, "--context", 16, "--steps", 31, "--samples", 0)
 
 

@@ -24,6 +24,8 @@ from headwise.heads.look import Desk
 from headwise.models.open import open_folder
 from headwise.view.look import Served
 
+pytestmark = pytest.mark.clock
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
