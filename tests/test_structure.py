@@ -94,7 +94,7 @@ def test_no_function_is_long() -> None:
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-MOST = {"nodes": 357_000, "files": 196, "circles": 0, "messages": 3, "options": 203, "test lines": 43_900}
+MOST = {"nodes": 368_000, "files": 200, "circles": 0, "messages": 3, "options": 206, "test lines": 45_500}
 
 
 def test_the_house_grows_no_more() -> None:
