@@ -46,6 +46,11 @@ def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) 
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
 
 
+def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": float("nan"), "bounds": [(1.5, float("inf")), {"low": float("-inf")}]})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "bounds": [[1.5, None], {"low": None}]}
+
+
 def test_arguments_of_the_library_are_options_of_the_command(invoke: Invoke) -> None:
     options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "force": "--force", "by": "--by"}
     for said, shown in (

@@ -21,10 +21,10 @@ from processes import verified_here
 from typer.exceptions import TyperException
 
 import headwise
-from headwise.cli.app import app
+from headwise.cli.app import COMMON, app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")), *sorted((ROOT / "docs").glob("*.md")))
 COURSES = tuple(f"course-{name}" for name in ("microgpt", "microgpt-code", "chapter", "from-scratch", "numpy"))
 CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md")
 
@@ -130,7 +130,11 @@ class Shell:
 
 def shorter(words: list[str]) -> list[str]:
     """The options of SHORT, where this command takes them: a replay has a size of its own, and not all is healed."""
-    if "--rung" in words or words == ["bugs"] or (words[0] in ("share", "prune", "narrow") and "--heal" not in words):
+    if (
+        "--rung" in words
+        or [word for word in words if word not in COMMON] == ["bugs"]
+        or (words[0] in ("share", "prune", "narrow") and "--heal" not in words)
+    ):
         return []
     if words[0] == "heads" and not {"--text", "--relations", "--bench"} & set(words):
         return []
@@ -139,7 +143,7 @@ def shorter(words: list[str]) -> list[str]:
 
 def parse(words: list[str]) -> None:
     """The command line's own parser takes these words, or raises TyperException."""
-    group = typer.main.get_command(app)
+    group, words = typer.main.get_command(app), [word for word in words if word not in COMMON]
     with group.make_context("headwise", list(words)) as context:
         name, command, rest = group.resolve_command(context, list(words))
         command.make_context(name, rest, parent=context).close()

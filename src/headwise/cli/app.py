@@ -7,6 +7,7 @@ import functools
 import inspect
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -334,8 +335,17 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
 def print_json(document: dict[str, Any]) -> None:
     if sys.stdout is not None and not out.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
-        text = json.dumps(document, ensure_ascii="utf" not in encoding.lower(), indent=2)
+        text = json.dumps(_finite(document), ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for what is not finite, which JSON cannot say."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def main() -> NoReturn:
