@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 AUXILIARIES = ("will", "would", "am", "are", "is", "have", "has")
+
+
+def within_reach(report: Path, folder: Path) -> Path:
+    """A copy of the report whose script is a classic one: its names can be asked for from outside."""
+    copy = folder / report.name
+    html = report.read_text(encoding="utf-8")
+    copy.write_text(html.replace('<script type="module">', "<script>"), encoding="utf-8")
+    return copy
 
 
 def looks(page: Page) -> list[dict[str, Any]]:
@@ -88,9 +97,11 @@ it says `{now["now"]}` ({now["then"]}).{idle} "Silence each in turn" ranks all h
 ![Two heads side by side]({"report-heads.png"})
 
 **Look closer.** The name below a picture enlarges it; another head, or the same head of another model, can stand beside
-it. Under "Your own sentence" type what you like: maps, numbers and the expected words follow at each key, and
-"+ likeliest" goes on by one word. `#{tense["name"]}/5` behind the address opens that head at that word, so a link can
-be sent. The switch above changes between English and Spanish.
+it. Under "Your own sentence" type what you like: maps, numbers and the expected words follow at each key, words that
+can stand next are offered, and a word that the model does not know is marked, with the nearest that it knows.
+`#{tense["name"]}/5` behind the address opens that head at that word, so a link can be sent. A slider there multiplies
+what the head gives by -1 to 2, and the prediction follows; a link leads to the walk through the head, step by step, and
+back. The page speaks English or Spanish, as the browser does or as is chosen.
 
 Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three.
 """
@@ -101,10 +112,10 @@ def main() -> None:
 
     report = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/verbs").resolve() / "report.html"
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
-    with sync_playwright() as playwright:
+    with sync_playwright() as playwright, TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        page.goto(report.as_uri())
+        page.goto(within_reach(report, Path(folder)).as_uri())
         page.wait_for_function("() => document.getElementById('main').dataset.drawn > 0")
         text = page.input_value("#own-text")
         page.locator("#sentence .looking").click()

@@ -20,6 +20,7 @@ def open_report(open_page: Opener, report: Path) -> Opener:
     def opened(width: int = 1280, height: int = 900, path: Path = report, **options: Any) -> Page:
         page = open_page(path, width, height, inside=True, **options)
         drawn(page)
+        page.evaluate("byId('scales').open = true")
         return page
 
     return opened

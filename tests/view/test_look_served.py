@@ -175,7 +175,7 @@ def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) 
     page.keyboard.press("Enter")
     assert page.inner_text("#large-title") == "L1.H1"
     page.keyboard.press("Enter")
-    page.wait_for_selector("#factors [data-factor='0'][aria-pressed=true]")
+    page.wait_for_selector("#large-silence[aria-pressed=true]")
     assert served.desk.readings["a"].changes == {"L1.H1": 0} and faults(page) == []
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#large-title") == "L1.H2"

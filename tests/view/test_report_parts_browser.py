@@ -129,7 +129,7 @@ def test_the_table_says_each_number_with_interval_and_control(page: Page) -> Non
     assert len(rows) == 6 and names[:5] == ["head", "roles", "looks at", "ablation", "importance"]
     assert "previous" in names and names[5:7] == ["entropy", "confidence"]
     entropy = survey.profiles[1].scores["entropy"]
-    assert rows[1][0] == "L0.H1" and rows[0][1].split() == ["P", "previous", "token"]
+    assert rows[1][0] == "L0.H1" and rows[0][1].split() == ["previous", "token"]
     assert rows[1][5] == f"{entropy.mean:.3f}"
     interval = f"95 % interval: {entropy.low:.3f} to {entropy.high:.3f} over 7 documents".replace("-", "\u2212")
     assert tip(page, 1, 5) == ["L0.H1, entropy", interval, "even attention: 0.021"]
@@ -156,9 +156,12 @@ def test_a_table_wider_than_the_page_says_so_and_goes_on(page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_letters_have_their_meaning_where_they_stand(page: Page) -> None:
-    keys = [place.inner_text().split("\n") for place in page.locator(".role-key").all()]
-    assert keys[0] == keys[1] and {"P", "previous token", "F", "first token"} <= set(keys[0])
+def test_badges_are_words_in_both_languages(page: Page) -> None:
+    badges = page.locator("#grid .head").first.locator(".badge")
+    assert badges.all_inner_texts() == ["previous token"]
+    page.click("#languages [lang=es]")
+    assert badges.all_inner_texts() == ["token anterior"] and "lang=es" in page.url
+    page.click("#languages [lang=en]")
 
 
 def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tmp_path: Path) -> None:
@@ -169,8 +172,8 @@ def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tm
         "2019, 1905.09418."
     )
     assert card.locator(".strip").count() == 1 and page.locator(".role.unearned").count() > 0
-    letters = page.locator("#cards .badge").all_inner_texts()
-    assert len(letters) == len(set(letters)) == len(ROLES)
+    words = page.locator("#cards .badge").all_inner_texts()
+    assert len(words) == len(set(words)) == len(ROLES)
     kinds = {re.findall(r"r\d", e.get_attribute("class") or "")[0] for e in page.locator("#cards .badge").all()}
     assert len(kinds) == min(len(ROLES), KINDS)
     bare = survey_of(3, 5, untrained=None, roles=())

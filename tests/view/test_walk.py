@@ -11,14 +11,17 @@ import pytest
 import torch
 from browsing import Opener, faults, opener, unreadable, width_beyond
 from cases import every
+from surveys import survey_of_maps
 
 import headwise as hw
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import head_steps
+from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
 from headwise.view.page.walk import walk_html, write_walk
+from headwise.view.report import write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -246,3 +249,24 @@ def walk_text(page: Page, step: int) -> str:
 def test_a_model_that_does_not_run_in_a_page_is_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match="it has 5,000,000 parameters, and a page carries at most 4,000,000"):
         walk_html({"reason": "size", "parameters": 5_000_000, "most": 4_000_000}, "x", 0, 0, 0)
+
+
+def test_the_report_leads_to_the_walk_and_back(browser: Browser, tmp_path: Path) -> None:
+    model, ids = MODELS["learned positions"](), tokens.prompt(TEXT)
+    maps, packed = head_maps(model, ids, tokens.shown(ids), "toy"), pack_model(model, tokens)
+    write_walk(tmp_path / "walk.html", packed, TEXT, 0, 0, 3, report="report.html")
+    write_report(tmp_path / "report.html", survey_of_maps(maps), maps, model=packed, walk="walk.html")
+    page = browser.new_page(reduced_motion="reduce")
+    page.goto((tmp_path / "report.html").as_uri() + "?lang=es#L1.H2/2/he%20ran")
+    page.locator("#large .to-walk").click()
+    page.wait_for_selector("#stage-title:not(:empty)")
+    assert page.input_value("#head") == "L1.H2" and page.input_value("#text") == "he ran"
+    assert page.locator(".token[aria-pressed=true]").get_attribute("data-at") == "2"
+    assert page.locator("html").get_attribute("lang") == "es"
+    page.select_option("#head", "L0.H1")
+    page.click("#to-report")
+    page.wait_for_selector("dialog[open]")
+    assert page.inner_text("#large-title") == "L0.H1" and page.input_value("#own-text") == "he ran"
+    page.goto((tmp_path / "walk.html").as_uri() + "#L9.H9/1/x")  # a head that is not there
+    assert page.locator("#tokens .token").count() == 2 and page.input_value("#head") == "L0.H0"
+    page.close()

@@ -311,14 +311,20 @@ def _write_report(
     lang: str = "en",
 ) -> None:
     from headwise.folders import is_own
-    from headwise.gpt.run import load_run, read_run
+    from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
     from headwise.models.pack import pack_model
+    from headwise.view.page.walk import write_walk
     from headwise.view.report import write_report
 
-    packed = pack_model(*load_run(model)) if is_own(model) else {"reason": "foreign"}
-    run = read_run(model)
-    write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model))
+    loaded = load_run(model) if is_own(model) else None
+    packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded)
+    run, walk = read_run(model), None
+    if loaded is not None and path == model / REPORT and "reason" not in packed:
+        walk, text = WALK, example_of(model)
+        at = max(0, len(loaded[1].prompt(text)) - 2)  # from where the last token is guessed
+        write_walk(model / walk, packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
+    write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
 
 
 def write_report_of(run: Path) -> Path:

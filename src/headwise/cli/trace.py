@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def trace(
     text, token and head can be changed in it, and its last step runs the model without the head.
     """
     with needs_torch():
-        from headwise.gpt.run import example_of, load_run
+        from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
         from headwise.models.pack import pack_model
         from headwise.view.page.walk import write_walk
@@ -54,7 +55,10 @@ def trace(
     last = len(ids) - (2 if text is None and len(ids) > 1 else 1)  # of an example, from where its last token is guessed
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
-        write_walk(html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang)
+        report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
+        write_walk(
+            html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang, report=report
+        )
     if wants_json():
         print_json({**asdict(steps), "html": None if html is None else str(html)})
         return

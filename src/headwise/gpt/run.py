@@ -5,7 +5,7 @@ config.json, model.safetensors, tokenizer.json    the model, in Hugging Face lay
 metrics.jsonl       one line a report of training
 film.jsonl          what the heads did at some of the steps; see headwise.heads.film
 state.safetensors   where training stands; gone once the model is written
-report.html         the report, written by the commands
+report.html         the report, written by the commands; walk.html beside it, the walk through one head
 text.txt            the text, where it came from no file
 lock                held while a process trains here
 """
@@ -42,9 +42,9 @@ from headwise.memory import free_memory
 from headwise.records import CurvePoint, RunSummary, from_json
 from headwise.spec import require_size
 
-REPORT, FILM = "report.html", "film.jsonl"
+REPORT, WALK, FILM = "report.html", "walk.html", "film.jsonl"
 FIRST = (TEXT, RUN)  # what is written before all else
-FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT)
+FILES = (RUN, *MODEL_FILES, METRICS, FILM, STATE, REPORT, WALK)
 SAMPLES = 5
 SAMPLE_TOKENS = 60
 

@@ -99,7 +99,7 @@ function again() {
 }
 
 function keysOnPage(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('textarea')) return;
+  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('textarea, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (event.key === 'Escape' && look.place >= 0 && !byId('large').open) changePlace(-1);
   if (byId('large').open && step && !event.target.closest('#large-map')) {

@@ -6,10 +6,10 @@ import { changesChanged } from './look.js';
 import { keepMaps, labelOf, look, maps } from './look_state.js';
 import { markWords } from './look_words.js';
 import { colourOf, inkOn, paint } from './report_colours.js';
-import { cut, data, distinct, heads, inWords, percent, quoted, roleName } from './report_state.js';
+import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
+import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
 const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, elsewhere: 4 };
-const FACTORS = [0, 0.5, 1, 2];
 const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
 const FAINT = 0.1; // the least weight that has the last colour
 const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
@@ -27,7 +27,7 @@ export function makeHeads() {
   byId('tiles').addEventListener('keydown', walkTiles);
   watcher = new IntersectionObserver(sighted, { rootMargin: '200px' });
   cards.forEach((card) => watcher.observe(card));
-  byId('factors').append(...FACTORS.map(factorButton));
+  listenToFactor(() => heads[look.open].name, (name, factor) => scale(numberOf.get(name), factor));
 }
 
 function makeLayer(members) {
@@ -107,8 +107,7 @@ function lookThrough(number) {
 // Gives a head another factor: 0 silences it, 1 leaves it as it is.
 export function scale(number, factor) {
   const { name } = heads[number];
-  if (factor === 1) look.changes.delete(name);
-  else look.changes.set(name, factor);
+  setFactor(look.changes, name, factor);
   changesChanged();
 }
 
@@ -191,7 +190,7 @@ function drawCard(card) {
   card.querySelector('.hush').textContent = factor === 0 ? say('report.silenced') : '';
   nameCard(card);
   const [kind, part] = look.kinds[number] ?? ['elsewhere', 0];
-  if (card.parentElement.id !== 'eight') card.querySelector('.words').textContent = factor ? `× ${factor}` : part ? `${kindName(kind)} ${percent(part)}` : '';
+  if (card.parentElement.id !== 'eight') card.querySelector('.words').textContent = factor ? times(factor) : part ? `${kindName(kind)} ${percent(part)}` : '';
 }
 
 // --- The overview ---
@@ -238,7 +237,7 @@ export function showHeads() {
 export function openLarge(number) {
   look.open = number;
   if (!byId('large').open) byId('large').showModal();
-  byId('factors').querySelector('button').focus();
+  byId('large-silence').focus();
   want(number);
   drawLarge();
 }
@@ -247,18 +246,10 @@ export function closeLarge() { look.open = -1; }
 
 export function stepLarge(step) { openLarge((look.open + step + heads.length) % heads.length); }
 
-function factorButton(factor) {
-  const button = element('button', '', `× ${factor}`);
-  button.type = 'button';
-  button.dataset.factor = factor;
-  button.addEventListener('click', () => scale(look.open, factor));
-  return button;
-}
-
 function drawLarge() {
   const { name } = heads[look.open], picture = pictureFor(look.open), factor = look.changes.get(name) ?? 1;
   byId('large-title').textContent = name;
-  for (const button of byId('factors').querySelectorAll('button')) button.setAttribute('aria-pressed', String(Number(button.dataset.factor) === factor));
+  showFactor(name, factor);
   const [kind, part] = look.kinds[look.open] ?? ['elsewhere', 0];
   byId('large-says').textContent = picture ? `${kindName(kind)}: ${percent(part)}` : '';
   if (!picture) byId('large-map').replaceChildren();

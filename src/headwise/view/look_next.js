@@ -5,6 +5,7 @@ import { changesChanged } from './look.js';
 import { ask } from './look_ask.js';
 import { openLarge, scale } from './look_heads.js';
 import { labelOf, look } from './look_state.js';
+import { changedNames } from './report_factor.js';
 import { bar, data, heads, numberOf, percent, points, quoted, scoped, setText } from './report_state.js';
 
 let ranked = null; // {before, rows} of the latest ranking
@@ -22,26 +23,19 @@ export function showNext() {
   showStory();
 }
 
-// "without L5.H1, with L2.H3 × 2"
-function changedNames() {
-  const silent = [...look.changes].filter(([, factor]) => !factor).map(([name]) => name).sort().join(', ');
-  const scaled = [...look.changes].filter(([, factor]) => factor).map(([name, factor]) => `${name} × ${factor}`).sort().join(', ');
-  return [silent && say('report.without', { heads: silent }), scaled && say('look.with', { heads: scaled })].filter(Boolean).join(', ');
-}
-
 function showTokens() {
   const rows = look.next, changed = look.changes.size > 0, second = look.beside && rows[0].length > 4;
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
-  if (changed) head.append(scoped('col', changedNames()), scoped('col', say('report.change')));
+  if (changed) head.append(scoped('col', say('report.as_changed')), scoped('col', say('report.change')));
   if (second) head.append(scoped('col', say('look.in_second')), scoped('col', say('look.difference')));
   byId('next').classList.toggle('both', changed || second);
   byId('next').replaceChildren(head, ...rows.map((row) => tokenRow(row, changed, second)));
   const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)), followed = rows.find(([id]) => id === look.follow) ?? best(2);
   const [first, now] = [best(2), best(3)], name = (row) => quoted(row[1]);
-  if (!changed) setText('verdict', 'look.expects', { token: name(first), part: percent(first[2]) });
+  if (!changed) setText('verdict', 'report.expects', { token: name(first), part: percent(first[2]) });
   else {
-    setText('verdict', first === now ? 'look.still' : 'look.now_says', { heads: changedNames(), first: name(first), now: name(now),
+    setText('verdict', first === now ? 'report.still' : 'report.now_says', { heads: changedNames(look.changes), first: name(first), now: name(now),
       part: percent(now[3]), token: name(followed), before: percent(followed[2]), after: percent(followed[3]) });
   }
   byId('verdict').classList.toggle('turned', changed && first !== now);
@@ -71,8 +65,8 @@ function tokenRow([id, token, before, now, other], changed, second) {
 function showState() {
   const { kept, alike } = look.state, shown = (cosine) => cosine.toFixed(4), hidden = data.mask && !look.changes.size && !alike;
   if (hidden) setText('verdict', 'look.nothing_hidden', { mask: data.mask });
-  else if (alike) setText('verdict', look.changes.size ? 'look.alike_changed' : 'look.alike', { heads: changedNames(), before: shown(alike[0]), after: shown(alike[1]) });
-  else setText('verdict', look.changes.size ? 'look.moved' : 'look.output_how', { heads: changedNames(), cosine: shown(kept) });
+  else if (alike) setText('verdict', look.changes.size ? 'look.alike_changed' : 'look.alike', { heads: changedNames(look.changes), before: shown(alike[0]), after: shown(alike[1]) });
+  else setText('verdict', look.changes.size ? 'look.moved' : 'look.output_how', { heads: changedNames(look.changes), cosine: shown(kept) });
   byId('verdict').classList.remove('turned');
 }
 

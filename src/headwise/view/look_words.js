@@ -4,6 +4,7 @@ import { byId, element, say } from './page/base.js';
 import { changePlace, point } from './look.js';
 import { labelOf, look, maps } from './look_state.js';
 import { colourOf, inkOn } from './report_colours.js';
+import { times } from './report_factor.js';
 import { data, inWords, quoted } from './report_state.js';
 
 const LEAST = 0.0005, NAMED = 3;
@@ -58,7 +59,7 @@ function lookWords(row) {
   const keys = [...row.keys()].filter((key) => row[key] >= LEAST).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
   const most = keys.map((key) => `${quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
-  const changed = factor === undefined ? '' : factor ? say('look.is_scaled', { factor }) : say('report.is_silenced');
+  const changed = factor === undefined ? '' : factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
   return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;
 }
 

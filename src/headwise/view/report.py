@@ -57,6 +57,7 @@ def survey_data(
     summary: RunSummary | None,
     against: Survey | None,
     against_maps: HeadMaps | None,
+    walk: str | None = None,
 ) -> dict[str, Any]:
     """The data of the page."""
     badges = badges_of(survey.roles)
@@ -86,6 +87,7 @@ def survey_data(
         "maps": None if maps is None else _maps(maps, {}),
         "other_maps": _other_maps(maps, against, against_maps),
         "run": None if summary is None else _run(summary),
+        "walk": walk,
         "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
     }
 
@@ -251,6 +253,7 @@ def report_html(
     model: Mapping[str, Any] | None = None,
     lang: str = "en",
     film: Film | None = None,
+    walk: str | None = None,
 ) -> str:
     """The report of a survey as one HTML file.
 
@@ -259,8 +262,9 @@ def report_html(
     against       the survey of another model, compared head by head, by name
     against_maps  exact maps of the same tokens in that model
     model         the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
-    lang          the language that the page opens in: en or es; a switch is in it
+    lang          es for a page that opens in Spanish; en for one that opens in the browser's language
     film          what the heads did while the model trained
+    walk          the file beside this one that has the walk through a head, from `page.walk.walk_html`
     """
     name, heading = survey.model, f'<bdi dir="auto">{escaped(survey.model)}</bdi>'
     if against is not None:
@@ -274,7 +278,7 @@ def report_html(
     body = Template(package_text("report.html")).substitute(
         heading=heading, film=film_section() if film else "", panes=2 * pane
     )
-    data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps)
+    data = survey_data(survey, columns_of(survey, against), maps, summary, against, against_maps, walk)
     return page(
         "report",
         body,

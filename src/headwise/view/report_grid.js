@@ -2,6 +2,7 @@
 
 import { byId, element, say, worded } from './page/base.js';
 import { drawLegend, paint } from './report_colours.js';
+import { times } from './report_factor.js';
 import { openHead } from './report_head.js';
 import { hasModel, modelMissing } from './report_model.js';
 import { pictureOf, rowOf, storedOf } from './report_pictures.js';
@@ -17,10 +18,8 @@ const stale = new Set(), inSight = new Set(); // numbers of heads
 export let pictures = [], boxes = [], watcher = null, drawing = 0;
 
 export function badge(role) {
-  const { name, letter, kind } = data.roles[role], sign = element('span', `badge r${kind}`, letter);
-  sign.setAttribute('aria-hidden', 'true');
-  sign.title = roleName(name);
-  return sign;
+  const { name, kind } = data.roles[role];
+  return element('span', `badge r${kind}`, roleName(name));
 }
 
 export function roleWords(head) { return head.roles.map((role) => roleName(data.roles[role].name)).join(', '); }
@@ -62,12 +61,11 @@ function makeHead(head, number) {
   box.dataset.number = number;
   picture.type = name.type = 'button';
   picture.tabIndex = name.tabIndex = -1; // one stop for Tab, the arrow keys do the rest
-  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'));
+  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'), element('span', 'call'));
   picture.append(element('span', 'column-labels'), element('span', 'row-labels'), frame);
   name.append(element('span', 'title', titleOf(head)), element('span', 'larger', '⤢'));
   name.setAttribute('aria-haspopup', 'dialog');
   const below = element('span', 'below'), signs = element('span', 'signs');
-  signs.append(...head.roles.map(badge));
   below.append(signs, element('span', 'largest'), element('span', 'effect'));
   box.append(picture, name, below);
   picture.addEventListener('click', () => (hasModel() ? toggleSilence(number) : openHead(number)));
@@ -95,27 +93,18 @@ function stopAtHead(number) {
 
 export function nameHeads() {
   heads.forEach((head, number) => {
-    const silent = view.silenced.has(head.name), roles = roleWords(head), picture = pictures[number];
+    const factor = view.changes.get(head.name) ?? 1, silent = factor === 0, roles = roleWords(head), picture = pictures[number];
     const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
     picture.setAttribute('aria-label', [say(does, { name: head.name }), roles].filter(Boolean).join('. '));
     if (hasModel()) picture.setAttribute('aria-pressed', String(silent));
     boxes[number].querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name: head.name }));
     boxes[number].classList.toggle('silent', silent);
     boxes[number].querySelector('.hush').textContent = silent ? say('report.silenced') : '';
+    boxes[number].querySelector('.call').textContent = factor !== 1 && !silent ? times(factor)
+      : number === 0 && !view.changes.size ? say('report.click_head') : say(!hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence');
+    boxes[number].querySelector('.call').classList.toggle('stays', (factor !== 1 && !silent) || (number === 0 && !view.changes.size));
+    boxes[number].querySelector('.signs').replaceChildren(...head.roles.map(badge));
   });
-}
-
-// What the letters stand for, above the pictures and above the table.
-export function makeLetters() {
-  const earned = data.roles.map((_, role) => role).filter((role) => heads.some((head) => head.roles.includes(role)));
-  for (const place of document.querySelectorAll('.role-key')) {
-    place.hidden = !earned.length;
-    place.replaceChildren(...earned.map((role) => {
-      const entry = element('span');
-      entry.append(badge(role), roleName(data.roles[role].name));
-      return entry;
-    }));
-  }
 }
 
 // Labels of rows and columns, where they can be read.

@@ -3,6 +3,7 @@
 import { byId, element, say } from './page/base.js';
 import { changeAddress, leaveAddress } from './report_address.js';
 import { colourOf, drawLegend, inkOn } from './report_colours.js';
+import { showFactor } from './report_factor.js';
 import { matches } from './report_filter.js';
 import { badge } from './report_grid.js';
 import { drawPane, fillPane, makePane, revealCell } from './report_map.js';
@@ -10,8 +11,9 @@ import { hasModel } from './report_model.js';
 import { pictureOf, rowOf, wordsForCell } from './report_pictures.js';
 import { NAMED, lookThrough, lookWords, pin, point, stopAt, tint } from './report_sentence.js';
 import { lists, receivedBy, shown } from './report_shown.js';
-import { , data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped, view } from './report_state.js';
+import { data, figure, heads, intervalIn, inWords, keyOf, named, numberOf, putSentence, quoted, roleName, sayOr, scoped, view } from './report_state.js';
 import { hideTip } from './report_table.js';
+import { showWalk } from './report_walk.js';
 
 let panes = [], largeWords = [];
 
@@ -56,14 +58,11 @@ export function showHead() {
   makeLargeText();
   showPanes();
   followPoint();
+  showWalk();
 }
 
 function showRoles(head) {
-  const signs = head.roles.map((role) => {
-    const sign = element('span', 'named-role');
-    sign.append(badge(role), ' ' + roleName(data.roles[role].name));
-    return sign;
-  });
+  const signs = head.roles.map(badge);
   if (head.other) {
     const name = head.other.name === head.name ? '' : ` (${head.other.name})`;
     const roles = head.other.roles.map(roleName).join(', ') || say('report.no_role');
@@ -160,14 +159,13 @@ export function stepHead(by) {
 }
 
 export function showSilence() {
-  const button = byId('large-silence'), silent = view.silenced.has(heads[view.open].name);
-  button.hidden = !hasModel();
-  button.setAttribute('aria-pressed', String(silent));
-  button.textContent = say(silent ? 'report.wake' : 'report.silence', { name: heads[view.open].name });
+  const { name } = heads[view.open];
+  byId('large-silence').hidden = byId('slider').hidden = !hasModel();
+  showFactor(name, view.changes.get(name) ?? 1);
 }
 
 export function keysInDialog(event) {
-  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select')) return;
+  if (event.altKey || event.ctrlKey || event.metaKey || event.target.matches('select, [type=range]')) return;
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!step || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
   event.preventDefault();

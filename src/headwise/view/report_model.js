@@ -17,8 +17,8 @@ export function modelMissing() {
   return say(`report.no_model_${reason}`, { part, parameters: count(parameters), most: count(most) });
 }
 
-// The model's answer to token numbers, without the heads of these names.
-export function think(ids, silence = []) { return forward(model, ids, { silence }); }
+// The model's answer to token numbers, where some heads give a factor of what they would.
+export function think(ids, changes = new Map()) { return forward(model, ids, { scale: Object.fromEntries(changes) }); }
 
 export function vocabulary() { return model.tokens.shown; }
 

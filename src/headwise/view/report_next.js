@@ -1,7 +1,8 @@
-// --- What the model expects next, as it is and without the silenced heads, side by side ---
+// --- What the model expects next, as it is and with the changed heads, side by side ---
 
 import { byId, element, say } from './page/base.js';
 import { probabilities } from './page/model.js';
+import { changedNames } from './report_factor.js';
 import { visible, vocabulary } from './report_model.js';
 import { lastPlace, typed } from './report_own.js';
 import { shown } from './report_shown.js';
@@ -26,24 +27,24 @@ function ordered(chances) { return Array.from(chances.keys()).sort((a, b) => cha
 
 export function showNext() {
   const panel = byId('next-panel');
-  panel.hidden = !typed.whole || !shown.typed;
+  panel.hidden = byId('verdict').hidden = !typed.whole || !shown.typed;
   if (panel.hidden) return;
-  const { place, before, after, truth, chosen } = prediction(), silent = view.silenced.size > 0;
+  const { place, before, after, truth, chosen } = prediction(), changed = view.changes.size > 0;
   setText('next-title', 'report.next_after', { token: quoted(shown.tokens[place]) });
-  const rows = distinct([...ordered(before).slice(0, LISTED), ...(silent ? ordered(after).slice(0, LISTED) : []), chosen]);
+  const rows = distinct([...ordered(before).slice(0, LISTED), ...(changed ? ordered(after).slice(0, LISTED) : []), chosen]);
   const most = (id) => Math.max(before[id], after[id]);
   rows.sort((a, b) => most(b) - most(a));
   const shownRows = rows.filter((id) => id === chosen || most(id) >= 0.001);
-  byId('next').classList.toggle('both', silent);
+  byId('next').classList.toggle('both', changed);
   const head = element('tr');
   head.append(scoped('col', say('report.next_token')), scoped('col', say('report.as_it_is')));
-  if (silent) head.append(scoped('col', say('report.without', { heads: silencedNames() })), scoped('col', say('report.change')));
-  byId('next').replaceChildren(head, ...shownRows.map((id) => nextRow(id, before[id], after[id], silent, id === chosen, id === truth)));
-  showVerdict(before, after, chosen, silent);
+  if (changed) head.append(scoped('col', say('report.as_changed')), scoped('col', say('report.change')));
+  byId('next').replaceChildren(head, ...shownRows.map((id) => nextRow(id, before[id], after[id], changed, id === chosen, id === truth)));
+  showVerdict(before, after, chosen, shown.tokens[place]);
   showRanking();
 }
 
-function nextRow(id, before, after, silent, chosen, truth) {
+function nextRow(id, before, after, changed, chosen, truth) {
   const row = element('tr', chosen ? 'chosen' : ''), button = element('button', 'token');
   button.type = 'button';
   button.setAttribute('aria-pressed', String(chosen));
@@ -54,7 +55,7 @@ function nextRow(id, before, after, silent, chosen, truth) {
   const name = scoped('row', '');
   name.append(button);
   row.append(name, bar(before, 'ours'));
-  if (silent) {
+  if (changed) {
     const change = after - before, cell = element('td', change < -0.005 ? 'fall' : change > 0.005 ? 'rise' : '');
     cell.textContent = points(change);
     row.append(bar(after, 'theirs'), cell);
@@ -64,17 +65,16 @@ function nextRow(id, before, after, silent, chosen, truth) {
 
 function focusToken(id) { byId('next').querySelector(`[data-id="${id}"]`)?.focus(); }
 
-// What silence has changed, in a sentence.
-function showVerdict(before, after, chosen, silent) {
-  const name = (id) => quoted(visible(vocabulary()[id])), [first, now] = [ordered(before)[0], ordered(after)[0]];
-  const values = { token: name(chosen), before: percent(before[chosen]), after: percent(after[chosen]), heads: silencedNames() };
-  const key = !silent ? 'report.expects' : first === now ? 'report.still' : 'report.now_says';
-  const filled = !silent ? { token: name(first), part: percent(before[first]) } : { ...values, first: name(first), now: name(now), part: percent(after[now]) };
+// What the changed heads have changed, in a sentence.
+function showVerdict(before, after, chosen, place) {
+  const name = (id) => quoted(visible(vocabulary()[id])), [first, now] = [ordered(before)[0], ordered(after)[0]], changed = view.changes.size > 0;
+  const values = { token: name(chosen), before: percent(before[chosen]), after: percent(after[chosen]), heads: changedNames(view.changes) };
+  const key = !changed ? 'report.expects_after' : first === now ? 'report.still' : 'report.now_says';
+  const filled = !changed ? { place: quoted(place), token: name(first), part: percent(before[first]) } : { ...values, first: name(first), now: name(now), part: percent(after[now]) };
   for (const id of ['verdict', 'verdict-below', 'large-verdict']) {
     setText(id, key, filled);
-    byId(id).classList.toggle('turned', silent && first !== now);
+    byId(id).classList.toggle('turned', changed && first !== now);
   }
-  byId('verdict-below').hidden = byId('large-verdict').hidden = !silent;
+  byId('verdict-below').hidden = !changed;
+  byId('large-verdict').hidden = false;
 }
-
-function silencedNames() { return [...view.silenced].sort().join(', '); }

@@ -4,7 +4,7 @@ import { byId, element, say, svg, told } from './page/base.js';
 import { toggleRole } from './report_filter.js';
 import { badge } from './report_grid.js';
 import { columnName } from './report_head.js';
-import { count, data, figure, heads, quoted, roleName, view } from './report_state.js';
+import { count, data, figure, heads, quoted, view } from './report_state.js';
 
 const STRIP = { width: 320, height: 26, margin: 6 };
 
@@ -20,13 +20,12 @@ export function makeRoles() {
 }
 
 function makeCard(role, earners) {
-  const { name, meaning, source } = data.roles[role], card = element('li', earners ? 'role' : 'role unearned');
+  const { meaning, source } = data.roles[role], card = element('li', earners ? 'role' : 'role unearned');
   const button = element('button', 'choose');
   button.type = 'button';
   button.dataset.role = role;
   button.setAttribute('aria-pressed', String(view.roles.has(role)));
-  button.append(badge(role), element('span', 'role-name', roleName(name)),
-    element('span', 'count', earners ? say('report.n_heads', { count: earners }) : say('report.no_head')));
+  button.append(badge(role), element('span', 'count', earners ? say('report.n_heads', { count: earners }) : say('report.no_head')));
   button.addEventListener('click', () => toggleRole(button));
   const words = told(meaning).replace(/`([^`]+)`/g, (_, token) => quoted(token));
   card.append(button, element('p', 'meaning', `${words[0].toUpperCase()}${words.slice(1)}.`), strip(role),

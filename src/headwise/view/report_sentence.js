@@ -1,20 +1,23 @@
 // --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
 
-import { byId, element, putWords, say } from './page/base.js';
+import { byId, element, putWords, say, svg } from './page/base.js';
 import { changeAddress } from './report_address.js';
 import { colourOf, inkOn } from './report_colours.js';
+import { times } from './report_factor.js';
 import { lightRows } from './report_grid.js';
 import { followPoint } from './report_head.js';
 import { hasModel } from './report_model.js';
 import { showNext } from './report_next.js';
-import { looksThrough, shown } from './report_shown.js';
+import { looksOf, looksThrough, shown } from './report_shown.js';
 import { data, heads, inWords, named, putSentence, quoted, view } from './report_state.js';
 import { showNow } from './report_table.js';
+import { showWalk } from './report_walk.js';
 
 const MARKED = 0.2; // of the largest weight of a row: tokens from here on are underlined
 const MARK = /^<.+>$/; // a token that stands for no text
 export const NAMED = 3; // tokens that are named in words
 const ARC = 0.04; // the least weight that has an arc
+const HIGH = 52, FLAT = 24; // pixels of an arc: where room is made for it, and where none is
 let words = [];
 
 // The words are made once for a text, so that a chosen one keeps the focus while its marks change.
@@ -86,12 +89,14 @@ export function showPoint() {
 }
 
 function showTint() {
+  if (view.through >= 0) view.latest = view.through;
   tint(words, view.at, view.through);
   byId('saying').textContent = view.at < 0 ? say('report.point_at') : lookWords(view.at, view.through);
   if (view.through >= 0) putSentence(byId('head-says'), heads[view.through]);
   else putWords(byId('head-says'), hasModel() ? 'report.how_to_silence' : 'report.how_to_read');
   byId('free').hidden = !view.pinned;
   drawArcs();
+  showWalk();
 }
 
 // Colours words by what a token gives them; the last colour is the strongest weight of the whole row, in sight or not.
@@ -120,7 +125,8 @@ export function lookWords(at, number) {
   const lines = [];
   if (most) lines.push(say(key, { token: quoted(shown.tokens[at]), who, most }));
   else if (!outside.length) lines.push(say('report.looks_nowhere', { who }));
-  if (number >= 0 && view.silenced.has(heads[number].name)) lines.push(say('report.is_silenced'));
+  const factor = number < 0 ? 1 : view.changes.get(heads[number].name) ?? 1;
+  if (factor !== 1) lines.push(factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced'));
   if (outside.length) {
     const cross = heads[number].cross;
     const far = outside.map(({ key, weight }) => `${cross ? say('report.key', { key }) : named(key, data.tokens)} (${inWords(weight)})`);
@@ -142,28 +148,46 @@ export function walkSentence(event) {
 
 // --- Arcs ---
 
+// One quiet motion when the page opens: from the word that is looked from, where the head with the hardest look goes.
+export function invite() {
+  if (view.at < 0 || !shown.exact || view.arcs || matchMedia('(prefers-reduced-motion: reduce)').matches) return;
+  const looks = heads.flatMap((_, number) => [...looksOf(number, view.at).inside].map((weight, key) => [weight, key]));
+  const [weight, key] = looks.filter(([, key]) => key && key !== view.at).reduce((most, look) => (look[0] > most[0] ? look : most), [0, 0]);
+  if (weight < ARC) return;
+  setViewBox();
+  const path = arc(view.at, key, weight, FLAT);
+  path.setAttribute('pathLength', '1');
+  path.classList.add('invites');
+  path.addEventListener('animationend', () => path.remove());
+  byId('arcs').append(path);
+}
+
 export function drawArcs() {
   const drawing = byId('arcs');
   byId('line').classList.toggle('arched', view.arcs);
   drawing.replaceChildren();
   if (!view.arcs || view.at < 0 || !words.length) return;
+  setViewBox();
+  looksThrough(view.through, view.at).inside.forEach((weight, key) => {
+    if (weight < ARC || (view.hideFirst && key === 0)) return;
+    drawing.append(arc(view.at, key, weight, HIGH));
+  });
+}
+
+function setViewBox() {
   const frame = byId('line').getBoundingClientRect();
-  drawing.setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
-  const middle = (word) => {
+  byId('arcs').setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
+}
+
+// From one word to another, above them, at most so many pixels high.
+function arc(from, to, weight, high) {
+  const frame = byId('line').getBoundingClientRect(), middle = (word) => {
     const box = word.getBoundingClientRect();
     return [box.left - frame.left + box.width / 2, box.top - frame.top];
   };
-  const [x, y] = middle(words[view.at]);
-  looksThrough(view.through, view.at).inside.forEach((weight, key) => {
-    if (weight < ARC || (view.hideFirst && key === 0)) return;
-    const [toX, toY] = middle(words[key]), height = Math.min(52, 14 + Math.abs(toX - x) / 5);
-    const path = document.createElementNS('http://www.w3.org/2000/svg', 'path');
-    const loop = key === view.at;
-    path.setAttribute('d', loop
-      ? `M${x - 7} ${y}C${x - 16} ${y - 24} ${x + 16} ${y - 24} ${x + 7} ${y}`
-      : `M${x} ${y}C${x} ${y - height} ${toX} ${toY - height} ${toX} ${toY}`);
-    path.setAttribute('stroke-width', String(1 + 5 * weight));
-    path.setAttribute('stroke-opacity', String(0.35 + 0.65 * weight));
-    drawing.append(path);
-  });
+  const [x, y] = middle(words[from]), [toX, toY] = middle(words[to]), height = Math.min(high, 14 + Math.abs(toX - x) / 5);
+  const d = from === to
+    ? `M${x - 7} ${y}C${x - 16} ${y - 24} ${x + 16} ${y - 24} ${x + 7} ${y}`
+    : `M${x} ${y}C${x} ${y - height} ${toX} ${toY - height} ${toX} ${toY}`;
+  return svg('path', { d, 'stroke-width': 1 + 5 * weight, 'stroke-opacity': 0.35 + 0.65 * weight });
 }

@@ -1,7 +1,8 @@
-// --- Heads that are silenced, and what each of them means for this very prediction ---
+// --- Heads that are silenced or scaled, and what each of them means for this very prediction ---
 
 import { byId, element, putWords, say } from './page/base.js';
 import { likeliest } from './page/model.js';
+import { setFactor } from './report_factor.js';
 import { boxes, nameHeads } from './report_grid.js';
 import { showSilence } from './report_head.js';
 import { hasModel, think, visible, vocabulary } from './report_model.js';
@@ -15,20 +16,24 @@ let ranked = {}; // the place and the token that the ranking is of
 export function toggleSilence(number) {
   const name = heads[number].name;
   if (!hasModel()) return;
-  if (!view.silenced.delete(name)) view.silenced.add(name);
-  silenceChanged();
+  scaleHead(name, view.changes.get(name) === 0 ? 1 : 0);
+}
+
+export function scaleHead(name, factor) {
+  setFactor(view.changes, name, factor);
+  changesChanged();
 }
 
 export function wakeAll() {
-  view.silenced.clear();
-  silenceChanged();
+  view.changes.clear();
+  changesChanged();
   byId('own-text').focus();
 }
 
-function silenceChanged() {
-  byId('wake').hidden = !view.silenced.size;
+function changesChanged() {
+  byId('wake').hidden = !view.changes.size;
   nameHeads();
-  typed.less = view.silenced.size ? think(typed.ids, [...view.silenced]) : typed.whole;
+  typed.less = view.changes.size ? think(typed.ids, view.changes) : typed.whole;
   if (view.open >= 0) showSilence();
   showOwn();
 }
@@ -38,7 +43,7 @@ function silenceChanged() {
 export async function silenceEach() {
   const { place, chosen } = prediction(), { whole, ids } = typed, tried = new Map();
   for (const [number, head] of heads.entries()) {
-    const chances = chancesOf(think(ids, [head.name]), place);
+    const chances = chancesOf(think(ids, new Map([[head.name, 0]])), place);
     tried.set(head.name, { part: chances[chosen], then: likeliest(chances) });
     setText('ranking-note', 'report.ranking_at_work', { done: number + 1, all: heads.length });
     if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
@@ -68,11 +73,11 @@ export function showRanking() {
 }
 
 function rankingRow(name, whole) {
-  const { part, then } = ranking.get(name), item = element('li'), button = element('button', 'token', name);
+  const { part, then } = ranking.get(name), item = element('li'), button = element('button', 'token', name), silent = view.changes.get(name) === 0;
   button.type = 'button';
   button.dataset.name = name;
-  button.setAttribute('aria-pressed', String(view.silenced.has(name)));
-  button.setAttribute('aria-label', say(view.silenced.has(name) ? 'report.wake' : 'report.silence', { name }));
+  button.setAttribute('aria-pressed', String(silent));
+  button.setAttribute('aria-label', say(silent ? 'report.wake' : 'report.silence', { name }));
   button.addEventListener('click', () => {
     toggleSilence(numberOf.get(name));
     byId('ranking').querySelector(`[data-name="${name}"]`).focus(); // the row was made anew

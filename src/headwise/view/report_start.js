@@ -3,16 +3,17 @@
 import { byId, shadeEdge } from './page/base.js';
 import { changeAddress, readAddress } from './report_address.js';
 import { buildRamps } from './report_colours.js';
+import { listenToFactor } from './report_factor.js';
 import { filterChanged, searchFor, showAll } from './report_filter.js';
-import { drawGrid, makeGrid, makeLabels, makeLetters, nameHeads, walkGrid } from './report_grid.js';
+import { drawGrid, makeGrid, makeLabels, nameHeads, walkGrid } from './report_grid.js';
 import { closed, keysInDialog, showHead, stepHead } from './report_head.js';
 import { opening, restingPlace, sayUnknown, setOwn, showOwn, startOwn, typed } from './report_own.js';
 import { makeRoles } from './report_roles.js';
 import { makeRun } from './report_run.js';
-import { drawArcs, free, makeSentence, sayBoundary, showPoint, walkSentence } from './report_sentence.js';
+import { drawArcs, free, invite, makeSentence, sayBoundary, showPoint, walkSentence } from './report_sentence.js';
 import { passage, showText, shown } from './report_shown.js';
-import { silenceEach, toggleSilence, wakeAll } from './report_silence.js';
-import { view } from './report_state.js';
+import { scaleHead, silenceEach, toggleSilence, wakeAll } from './report_silence.js';
+import { heads, view } from './report_state.js';
 import { hideTip, makeTable, showOverflow, table, turnColumns } from './report_table.js';
 import { sayQuestion, showTop } from './report_top.js';
 import './film.js';
@@ -66,7 +67,7 @@ function listenToHead() {
   byId('previous').addEventListener('click', () => stepHead(-1));
   byId('next-head').addEventListener('click', () => stepHead(1));
   byId('close').addEventListener('click', () => dialog.close());
-  byId('large-silence').addEventListener('click', () => toggleSilence(view.open));
+  listenToFactor(() => heads[view.open].name, scaleHead);
   byId('beside').addEventListener('change', (event) => { view.beside = event.target.value; showHead(); });
   byId('row-text').addEventListener('keydown', walkSentence);
   dialog.addEventListener('close', closed);
@@ -120,7 +121,6 @@ function showWords() {
   nameHeads();
   makeTable();
   makeRoles();
-  makeLetters();
   sayBoundary();
   makeRun();
   filterChanged();
@@ -137,8 +137,11 @@ function start() {
   if (shown.exact) view.at = Math.max(0, shown.tokens.length - 2);
   showWords();
   listen();
+  const address = location.hash; // the opening sentence makes an address of its own
   startOwn();
+  if (address) history.replaceState(null, '', address);
   readAddress();
+  invite();
 }
 
 start();

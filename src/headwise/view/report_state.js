@@ -31,7 +31,8 @@ export const numberOf = new Map(heads.map((head, number) => [head.name, number])
 export const view = {
   at: -1, pinned: false, // the token that is looked at; one that is pinned stays while the pointer moves on
   through: -1, // the head through which the sentence is seen; -1: all of them
-  silenced: new Set(), // names of heads
+  latest: 0, // the head that was so last
+  changes: new Map(), // name of a head -> its factor, where it is not 1
   which: 'this', scale: 'own', hideFirst: false, log: false, arcs: false, // the pictures
   roles: new Set(), words: [], // the filter
   open: -1, row: 0, column: 0, beside: '', // the large view

@@ -1,7 +1,7 @@
 // --- The table of all heads: sorted by any column, walked over with the arrow keys ---
 
 import { byId, element, say, setWord } from './page/base.js';
-import { badge, roleWords } from './report_grid.js';
+import { badge } from './report_grid.js';
 import { columnName, openHead } from './report_head.js';
 import { looksOf, shown } from './report_shown.js';
 import { cut, data, figure, heads, intervalIn, inWords, quoted, scoped, view } from './report_state.js';
@@ -71,7 +71,6 @@ function tableRow(head, number, compared) {
   name.className = 'name';
   row.dataset.number = number;
   head.roles.forEach((role) => roles.append(badge(role), ' '));
-  if (head.roles.length) roles.append(element('span', 'words', roleWords(head)));
   row.append(name, roles, element('td', 'now'));
   data.columns.forEach((column, at) => {
     const [here, there] = [head, head.other].map((side) => side?.values[at]?.[0] ?? null), extra = column.main ? '' : 'extra';

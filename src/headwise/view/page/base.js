@@ -133,13 +133,28 @@ function setLanguage(lang) {
   document.dispatchEvent(new Event('language'));
 }
 
+// The one in the address; else the one that was asked for when the page was written; else the browser's.
+function firstLanguage() {
+  const kept = new URLSearchParams(location.search).get('lang'), spoken = navigator.languages.map((tag) => tag.slice(0, 2));
+  const wishes = [kept, ...(language() === 'en' ? spoken : [])];
+  return wishes.find((lang) => Object.keys(PHRASES).includes(lang)) ?? language();
+}
+
+// The choice stays in the address, so that a link and a reload keep it.
+function chooseLanguage(lang) {
+  setLanguage(lang);
+  const address = new URL(location.href);
+  address.searchParams.set('lang', lang);
+  history.replaceState(history.state, '', address);
+}
+
 function makeLanguages() {
   for (const lang of Object.keys(PHRASES)) {
     const button = element('button', '', NAMES_OF_LANGUAGES[lang]);
     button.type = 'button';
     button.lang = lang;
     button.setAttribute('aria-pressed', String(lang === language()));
-    button.addEventListener('click', () => setLanguage(lang));
+    button.addEventListener('click', () => chooseLanguage(lang));
     byId('languages').append(button);
   }
   byId('languages').hidden = false;
@@ -163,3 +178,4 @@ export function shadeEdge(frame) {
 export function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
 
 makeLanguages();
+if (firstLanguage() !== language()) setLanguage(firstLanguage());

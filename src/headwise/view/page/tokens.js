@@ -3,7 +3,7 @@
 //
 //   readTokens(layout, shown)   a tokenizer from the content of tokenizer.json; `shown` its tokens as a reader sees them
 //   encode(tokens, text)        -> [{id, text, known}], one for each token; an unknown one has the id that stands for it
-//   nearest(tokens, word)       -> the tokens that are most like a word which the vocabulary lacks
+//   nearest(tokens, word, chances)  -> the tokens most like a word which the vocabulary lacks; of two as near the likelier
 
 const BOUNDARY = '<|end|>'; // stands before a text
 // GPT-2's division of a text before its bytes are paired (Radford et al. 2019).
@@ -39,10 +39,11 @@ function wholeToken(tokens, word) {
 
 const NEAR = 0.5, OFFERED = 2; // edits for each letter of the longer word at most, and so many words
 
-export function nearest(tokens, word) {
+export function nearest(tokens, word, chances = new Map()) {
+  const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
   const apart = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
-  return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b)).slice(0, OFFERED);
+  return known.filter((name) => apart.get(name) <= NEAR).sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
 // Without capitals and accents: `ella` is nearer to `él` than the letters say.

@@ -1,19 +1,37 @@
 // --- The walk: what is chosen, the bar of tokens, going forth and back ---
 
-import { byId, element, putWords, readData, say, setWord, worded } from './base.js';
+import { byId, element, language, putWords, readData, say, setWord, worded } from './base.js';
 import { forward, headName, headNames, inputOf, offer, readModel } from './model.js';
 import { DRAW, STEPS } from './walk_steps.js';
 import { origins, tellOf } from './walk_tables.js';
 
 const PAUSE = 6000; // milliseconds that a step stands while the walk plays
 const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
-const begin = readData('start');
+const begin = { ...readData('start'), ...asked() };
 export const walk = { model: readModel(readData('model')), layer: begin.layer, head: begin.head, at: begin.at, step: 0,
   numbers: false, timer: 0, ids: [], pieces: [], run: null };
 
 export function visible(piece) {
   const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
   return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
+}
+
+// What the address asks for, as the report writes it: #L0.H3/5/a text.
+function asked() {
+  const parts = location.hash.slice(1).split('/'), head = /^L(\d+)\.H(\d+)$/.exec(parts[0]);
+  if (!head || parts.length !== 3 || !/^\d+$/.test(parts[1])) return {};
+  try {
+    return { layer: Number(head[1]), head: Number(head[2]), at: Number(parts[1]), text: decodeURIComponent(parts[2]) };
+  } catch { // an address that nobody made here
+    return {};
+  }
+}
+
+// Back to the report, at the same head, token and text.
+function showWayBack() {
+  const place = [headName(walk.layer, walk.head), walk.at, byId('text').value];
+  byId('to-report').hidden = !begin.report;
+  byId('to-report').href = `${begin.report}?lang=${language()}#${place.map(encodeURIComponent).join('/')}`;
 }
 
 // Reads the text, as much of it as the model can, and runs the model on it.
@@ -31,6 +49,7 @@ function draw() {
   drawTokens();
   drawSteps();
   drawStage();
+  showWayBack();
 }
 
 function drawTokens() {
@@ -141,6 +160,7 @@ function listenToWalk() {
   document.addEventListener('language', draw);
 }
 
+if (!headNames(walk.model).includes(headName(walk.layer, walk.head))) walk.layer = walk.head = 0;
 listenToWalk();
 readText();
 draw();

@@ -21,18 +21,27 @@ REASONS = {
 }
 
 
-def write_walk(path: str | Path, model: dict[str, Any], text: str, layer: int, head: int, at: int, **more: str) -> None:
+def write_walk(path: str | Path, model: dict[str, Any], text: str, layer: int, head: int, at: int, **more: Any) -> None:
     """Write the page of `walk_html`, whole or not at all."""
     write_whole(path, walk_html(model, text, layer, head, at, **more))
 
 
 def walk_html(
-    model: dict[str, Any], text: str, layer: int, head: int, at: int, name: str = "", lang: str = "en"
+    model: dict[str, Any],
+    text: str,
+    layer: int,
+    head: int,
+    at: int,
+    name: str = "",
+    lang: str = "en",
+    report: str | None = None,
 ) -> str:
     """The page; it begins with head `head` of layer `layer` at position `at` of a text.
 
     model   the model as `models.pack.pack_model` packs it
     name    what the model is called
+    lang    es for a page that opens in Spanish; en for one that opens in the browser's language
+    report  the address of the model's report, seen from the page; None where there is none
 
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
@@ -49,13 +58,14 @@ def walk_html(
     }
     halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
     body = Template(package_text("page/walk.html")).substitute(facts=escaped(json_block(facts)), halved=halved)
+    start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
         "walk",
         body,
         title=word("walk.title", "title", name=name),
         styles=("page/walk.css",),
         script="page/walk.js",
-        data={"model": json_block(model), "start": json_block({"text": text, "layer": layer, "head": head, "at": at})},
+        data={"model": json_block(model), "start": json_block(start)},
         words=("walk",),
         lang=lang,
     )

@@ -1,0 +1,60 @@
+// --- A factor on what a head gives: 0 silences it, 1 leaves it as it is; in the report and in the page of a live model ---
+
+import { byId, say } from './page/base.js';
+
+const SLIDE_MS = 40; // while the slider moves, before the model is asked
+
+/**
+ * @param {Map<string, number>} changes  name of a head -> its factor, where it is not 1
+ * @param {string} name
+ * @param {number} factor
+ */
+export function setFactor(changes, name, factor) {
+  if (factor === 1) changes.delete(name);
+  else changes.set(name, factor);
+}
+
+/**
+ * @param {number} factor
+ * @returns {string} such as × 0.5 or × −1
+ */
+export function times(factor) { return `× ${String(Math.round(10 * factor) / 10).replace('-', '−')}`; }
+
+/**
+ * @param {Map<string, number>} changes
+ * @returns {string} "without L5.H1, with L2.H3 × 2"
+ */
+export function changedNames(changes) {
+  const names = [...changes.keys()].sort();
+  const silent = names.filter((name) => !changes.get(name)).join(', ');
+  const scaled = names.filter((name) => changes.get(name)).map((name) => `${name} ${times(changes.get(name))}`).join(', ');
+  return [silent && say('report.without', { heads: silent }), scaled && say('report.with', { heads: scaled })].filter(Boolean).join(', ');
+}
+
+/**
+ * The slider and the button of the enlarged head.
+ * @param {() => string} nameNow
+ * @param {(name: string, factor: number) => void} set
+ */
+export function listenToFactor(nameNow, set) {
+  let waiting = 0;
+  byId('factor').addEventListener('input', (event) => {
+    const name = nameNow(), factor = Number(event.target.value);
+    byId('factor-shown').textContent = times(factor);
+    clearTimeout(waiting);
+    waiting = setTimeout(() => set(name, factor), SLIDE_MS);
+  });
+  byId('large-silence').addEventListener('click', (event) => set(nameNow(), event.currentTarget.getAttribute('aria-pressed') === 'true' ? 1 : 0));
+}
+
+/**
+ * @param {string} name
+ * @param {number} factor
+ */
+export function showFactor(name, factor) {
+  const button = byId('large-silence');
+  button.setAttribute('aria-pressed', String(factor === 0));
+  button.textContent = say(factor === 0 ? 'report.wake' : 'report.silence', { name });
+  byId('factor').value = String(factor);
+  byId('factor-shown').textContent = times(factor);
+}
