@@ -1,4 +1,4 @@
-"""How sure a mean is: Student's interval over seeds or documents."""
+"""How sure a mean is: Student's interval over seeds or documents; and texts that are held apart to judge on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from random import Random
+from typing import TypeVar
 
 LEVEL = 0.95
 
@@ -26,6 +28,17 @@ class Interval:
     def excludes(self, value: float) -> bool:
         """Does the interval lie on one side of `value`?"""
         return not self.low <= value <= self.high
+
+
+T = TypeVar("T")
+
+
+def held_apart(texts: Sequence[T], rng: Random, held_out: float = 0.5, least: int = 1) -> tuple[list[T], list[T]]:
+    """Texts to choose by, and others to judge on: drawn, and at least so many on either side."""
+    drawn = list(texts)
+    rng.shuffle(drawn)
+    n_held = min(max(least, int(held_out * len(drawn))), len(drawn) - least)
+    return drawn[: len(drawn) - n_held], drawn[len(drawn) - n_held :]
 
 
 def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:

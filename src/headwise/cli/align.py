@@ -13,6 +13,7 @@ from headwise.cli.app import out as console
 from headwise.cli.early import check_model
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
+from headwise.intervals import held_apart
 
 
 @command()
@@ -41,8 +42,7 @@ def align(
     elif len(texts) < 2:
         raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
     else:
-        random.Random(seed).shuffle(texts)
-        texts, others = texts[: -(len(texts) // 2)], texts[-(len(texts) // 2) :]
+        texts, others = held_apart(texts, random.Random(seed))
     published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:

@@ -3,13 +3,15 @@
 {"audio": "a.wav", "language": "en", "words": [["the", 0.0], ["river", 0.142]]}        speech, and its words' seconds
 {"source": "the old house", "target": "la casa vieja", "links": [[0, 0], [1, 2], [2, 1]]}    words: target, source
 {"text": "he says that she sings", "links": [[1, 0], [4, 3]]}                          words that look, and at which
+
+Beside `links`, `possible` may name further ones that are right where they are found, and not missed where they are not.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,7 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
     if kind == "text":
         ids = list(tokens.prompt(record["text"]))
         places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))
-        links = tuple((places[row], places[key]) for row, key in record["links"])
-        return Linked({"input_ids": torch.tensor([ids])}, links)
+        return Linked({"input_ids": torch.tensor([ids])}, *_links(record, places, places))
     return _translated(folder, tokens, record)
 
 
@@ -99,8 +100,14 @@ def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> L
     target = [int(start), *tokens.encode(record["target"])]
     rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
     keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))
-    links = tuple((rows[row], keys[key]) for row, key in record["links"])
-    return Linked({"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}, links)
+    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
+    return Linked(inputs, *_links(record, rows, keys))
+
+
+def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The links of a text between its tokens, and those that are possible beside them."""
+    for name in ("links", "possible"):
+        yield tuple((rows[row], keys[key]) for row, key in record.get(name, ()))
 
 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, Listener, listening
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site
 from headwise.records import Call, parse_head
 from headwise.table import Table
 
@@ -52,6 +52,7 @@ class Linked:
 
     inputs: Mapping[str, Tensor]
     links: tuple[tuple[int, int], ...]  # row, key
+    possible: tuple[tuple[int, int], ...] = ()  # further ones, which are neither right nor wrong to leave out
 
 
 Known = Spoken | Linked
@@ -132,7 +133,8 @@ def align(
     if len(kinds) > 1:
         raise HeadwiseError("some texts are spoken and some linked; align them one by one")
     maps: list[Maps] = []
-    sites = _aligning(model)
+    with evaluating(model):
+        sites = _aligning(model, texts[0])
     names = [head for site in sites for head in site.heads]
     for name in named:
         if name not in names:
@@ -161,10 +163,24 @@ def align(
     return Alignment(ranking, best, controls, gains, kind, (len(texts), len(judged)))
 
 
-def _aligning(model: nn.Module) -> list[Site]:
-    """The sites of cross attention; of a model without one, all."""
-    sites = sites_of(model)
-    return [site for site in sites if site.cross] or sites
+def _aligning(model: nn.Module, text: Known) -> list[Site]:
+    """The sites whose keys are another sequence than their queries; of a model without such, all that run."""
+    ran: dict[Site, bool] = {}
+
+    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        ran[site] = site.cross or call.cross  # a layer of ours does either, and its call says which
+
+    _run(model, text, note)
+    return [site for site in ran if ran[site]] or list(ran)
+
+
+def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site] | None = None) -> None:
+    """Run the model on one text with the calls of these attentions, default all, handed to a listener."""
+    with listening(model, listener, sites=sites):
+        if set(text.inputs) == {"input_ids"}:
+            run_body(model, text.inputs["input_ids"])  # a model of ours calls them otherwise
+        else:
+            model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
 
 
 def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
@@ -180,11 +196,7 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
             raise HeadwiseError(f"row {rows[-1]} of {call.q.shape[2]} is to be aligned")
         taken[site] = row_weights(call, 0, rows)[..., :n_keys].float().cpu().numpy()
 
-    with listening(model, take, sites=sites):
-        if set(text.inputs) == {"input_ids"}:
-            run_body(model, text.inputs["input_ids"])  # a model of ours calls them otherwise
-        else:
-            model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
+    _run(model, text, take, sites)
     return np.concatenate([taken[site] for site in sites])
 
 
@@ -293,7 +305,7 @@ class _Linked:
         self.maps = maps
 
     def errors(self, sets: Sequence[Sequence[int]]) -> NDArray[np.float64]:
-        """Alignment error rates, (texts, sets): 1 - 2 |found and known| / (|found| + |known|)."""
+        """Alignment error rates, (texts, sets): 1 - (|found and sure| + |found and right|) / (|found| + |sure|)."""
         return np.array([[self._rate(n, heads) for heads in sets] for n in range(len(self.texts))])
 
     def scored(self, heads: Sequence[int] | None, names: Sequence[str]) -> Scored:
@@ -310,8 +322,9 @@ class _Linked:
         return np.array([shares])
 
     def _rate(self, number: int, heads: Sequence[int] | None) -> float:
-        known, seen = set(self.texts[number].links), self._found(number, heads)
-        return 1 - 2 * len(known & seen) / (len(known) + len(seen))
+        sure, seen = set(self.texts[number].links), self._found(number, heads)
+        right = sure | set(self.texts[number].possible)
+        return 1 - (len(sure & seen) + len(right & seen)) / (len(sure) + len(seen))
 
     def _found(self, number: int, heads: Sequence[int] | None) -> set[tuple[int, int]]:
         """The strongest key of each row that has a link; of None the key on a straight line."""

@@ -21,7 +21,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, listening
 from headwise.heads.effect import by_site
 from headwise.heads.patching import patch
-from headwise.intervals import Interval, interval_of
+from headwise.intervals import Interval, held_apart, interval_of
 from headwise.models.ask import device_of, evaluating, logits, require_next
 from headwise.models.hook import attach
 from headwise.models.open import ids_of
@@ -42,8 +42,7 @@ class Direction:
     vectors: dict[str, Tensor]  # head -> (E,): what it gives more of in the clean texts
     strength: float  # by which the vectors were multiplied for what follows
     n_pairs: int  # from which the vectors were made
-    success: Interval  # share of held-out corrupted texts that get the clean answer
-    before: Interval  # the same share without steering: 0, for pairs that are answered alike are left out
+    success: Interval  # share of held-out corrupted texts that get the clean answer; unsteered none does
     control: Interval  # the same share with random directions of the same lengths, in other heads where there are any
     elsewhere: Interval  # KL(plain || steered) in nats at the other tokens, the mean of each text
     moved: dict[int, float]  # tokens behind which the prediction moved most, with their mean KL in nats
@@ -51,7 +50,7 @@ class Direction:
     def __repr__(self) -> str:
         return (
             f"Direction({', '.join(self.vectors)}: {self.success.mean:.0%} of {self.success.n} held-out texts get the "
-            f"clean answer ({self.before.mean:.0%} before, {self.control.mean:.0%} by random directions), "
+            f"clean answer ({self.control.mean:.0%} by random directions), "
             f"{self.elsewhere.mean:.3f} nats elsewhere)"
         )
 
@@ -125,9 +124,7 @@ def direction(
     with evaluating(model):
         pairs = _answered(model, _as_ids(model, clean), _as_ids(model, corrupted))
         rng = random.Random(seed)
-        rng.shuffle(pairs)
-        n_held = min(max(2, round(held_out * len(pairs))), len(pairs) - 2)
-        held, made_from = pairs[:n_held], pairs[n_held:]
+        made_from, held = held_apart(pairs, rng, held_out, least=2)
         names = list(heads) if heads is not None else _carriers(model, made_from)
         means = _differences(model, made_from)
         for name in names:
@@ -147,7 +144,6 @@ def direction(
             strength=strength,
             n_pairs=len(made_from),
             success=interval_of(successes(vectors)),
-            before=interval_of([float(_likeliest(model, pair.corrupted) == pair.answer) for pair in held]),
             control=interval_of([value for values in controls for value in values]),
             elsewhere=interval_of(elsewhere),
             moved=moved,
