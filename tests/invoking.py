@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 
 from headwise import cli
@@ -20,11 +24,38 @@ class Outcome(NamedTuple):
 
 
 Invoke = Callable[..., Outcome]
+SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
+
+
+def check_document(printed: str) -> None:
+    """What a command printed with --json is one document of docs/schema.json, and has no field besides."""
+    document = json.loads(printed, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
+    validator(document["schema"].split("-")[1]).validate(document)
+
+
+@functools.cache
+def validator(kind: str) -> jsonschema.Draft202012Validator:
+    """For one entry of docs/schema.json, in which no field may be added here."""
+    schema = closed(json.loads(SCHEMA.read_text(encoding="utf-8")))
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{kind}", "$defs": schema["$defs"]})
+
+
+def closed(schema: Any) -> Any:
+    """The same schema for objects that have no fields but those that it names."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    more = {"additionalProperties": False} if isinstance(schema.get("required"), list) else {}
+    return {name: closed(each) for name, each in schema.items()} | more
 
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Invoke:
-    """Runs the command in this process, without lines of progress, which depend on how busy the machine is."""
+    """Runs the command in this process, without lines of progress, which depend on how busy the machine is.
+
+    What it prints with --json must be a document of docs/schema.json.
+    """
     monkeypatch.setattr(cli.app, "_show_traceback", False)
     monkeypatch.setattr(cli.app.Progress, "FIRST", 3600.0)
 
@@ -33,6 +64,8 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit) as stop:
             cli.main()
         printed = capsys.readouterr()
+        if "--json" in arguments and printed.out:
+            check_document(printed.out)
         return Outcome(int(stop.value.code or 0), printed.out, printed.err)
 
     return run

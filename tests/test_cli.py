@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from invoking import Invoke, Outcome
+from invoking import Invoke, Outcome, check_document
 from safetensors.torch import load_file, save_file
 
 import headwise as hw
@@ -59,6 +59,8 @@ def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
 def process(*arguments: object, **options: Any) -> Outcome:
     child = start(*arguments, **options)
     out, err = child.communicate(timeout=100)
+    if "--json" in arguments and out:
+        check_document(out)
     return Outcome(child.returncode, out or "", err or "")
 
 

@@ -40,15 +40,16 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
 
 
 def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"name": HOSTILE, "word": "año"})
+    print_json("name", {"name": HOSTILE, "word": "año"})
     text = capsys.readouterr().out
-    assert json.loads(text) == {"name": HOSTILE, "word": "año"} and "año" in text
+    assert json.loads(text) == {"schema": "headwise-name-1", "name": HOSTILE, "word": "año"} and "año" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
 
 
 def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"loss": float("nan"), "bounds": [(1.5, float("inf")), {"low": float("-inf")}]})
-    assert json.loads(capsys.readouterr().out) == {"loss": None, "bounds": [[1.5, None], {"low": None}]}
+    print_json("losses", {"loss": float("nan"), "bounds": [(1.5, float("inf")), {"low": float("-inf")}]})
+    expected = {"schema": "headwise-losses-1", "loss": None, "bounds": [[1.5, None], {"low": None}]}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_arguments_of_the_library_are_options_of_the_command(invoke: Invoke) -> None:
@@ -72,7 +73,7 @@ def test_arguments_of_the_library_are_options_of_the_command(invoke: Invoke) -> 
 def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
     for kept, shown in ((io.StringIO(), "é"), (io.TextIOWrapper(io.BytesIO(), "ascii"), "\\u00e9")):
         monkeypatch.setattr(sys, "stdout", kept)
-        print_json({"letter": "é"})
+        print_json("letter", {"letter": "é"})
         kept.seek(0)
         assert shown in kept.read()
     monkeypatch.setattr(sys, "stdout", text := io.StringIO())

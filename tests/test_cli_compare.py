@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from comparisons import all_comparisons
-from invoking import Invoke, Outcome
+from invoking import Invoke, Outcome, validator
 
 from headwise.lab.compare import claims, run
 from headwise.lab.compare.experiment import Scored, Unit
@@ -64,6 +64,8 @@ def test_a_table_with_its_verdict(invoke: Invoke) -> None:
 def test_json_is_one_document(invoke: Invoke) -> None:
     code, out, _ = invoke("compare", "output-projection", *FAST, "--json")
     document = json.loads(out)
+    for unit in Path("runs/compare").glob("unit-*.json"):
+        validator("unit").validate(json.loads(unit.read_text()))
     assert code == 0 and document["seeds"] == [0, 1] and document["steps"] == 2
     assert [arm["scores"]["loss"]["values"] for arm in document["arms"]] == [[1.0, 1.1], [0.5, 0.6]]
     assert document["arms"][1]["scores"]["loss"]["difference"]["mean"] == pytest.approx(-0.5)

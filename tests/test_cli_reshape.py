@@ -107,7 +107,7 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
     assert list(tmp_path.iterdir()) == [out]
     assert document["verified"].startswith("stock transformers, in a fresh process, largest difference")
     saved = json.loads((out / "headwise.json").read_text())
-    assert saved == document and saved["details"]["method"] == "aligned+norm"
+    assert {"schema": "headwise-reshaped-1", **saved} == document and saved["details"]["method"] == "aligned+norm"
     assert json.loads((out / "config.json").read_text())["num_key_value_heads"] == 2
 
     damage = document["damage"]

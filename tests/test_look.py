@@ -42,7 +42,7 @@ def test_the_page_is_written_where_it_is_missing_and_opened(invoke: Invoke, run:
     report.write_text("as it was")
     outcome = invoke("look", run, "--json")
     assert json.loads(outcome.out) == {
-        "run": str(run), "report": str(report), "address": report.as_uri(), "opened": True
+        "schema": "headwise-look-1", "run": str(run), "report": str(report), "address": report.as_uri(), "opened": True
     }  # fmt: skip
     assert report.read_text() == "as it was" and len(opened) == 2
 
@@ -94,7 +94,7 @@ def test_a_model_is_served_until_ctrl_c(invoke: Invoke, tmp_path: Path, opened: 
     assert "until Ctrl-C" in outcome.err and outcome.err.endswith("the page is closed\n")
     outcome = invoke("look", model, "--json", "--no-open")
     told = json.loads(outcome.out)
-    assert told.keys() == {"model", "address", "opened"} and told["opened"] is False and len(opened) == 1
+    assert told.keys() == {"schema", "model", "address", "opened"} and told["opened"] is False and len(opened) == 1
     assert invoke("look", model, "--port", stopped[1], "--no-open").code == 0 and stopped[2] == stopped[1]
 
 

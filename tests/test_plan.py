@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cases import every
+from invoking import validator
 
 import headwise as hw
 from headwise.masks import BroadcastGrid
@@ -30,6 +31,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     PLAN.write(tmp_path / "plan.json")
     assert hw.Plan.read(tmp_path / "plan.json") == PLAN
     document = json.loads((tmp_path / "plan.json").read_text())
+    validator("plan").validate(document)
     assert document["keep"]["L0.KV1"] == {"sinks": 2, "window": 3}
     assert set(document["keep"]) == {"L0.KV1", "L0.KV2", "L1.KV0"}
 

@@ -115,7 +115,7 @@ def test_the_command_says_right_and_wrong(invoke: Invoke, tmp_path: Path) -> Non
     wrong.write_text(EXAMPLE.read_text().replace(" / np.sqrt(self.d_head)", ""))
     outcome = invoke("check", f"{wrong}:MultiHeadAttention", "--json")
     record = json.loads(outcome.out)
-    assert set(record) == {"target", "kind", "right", "bugs", "checked", "not_checked"}
+    assert set(record) == {"schema", "target", "kind", "right", "bugs", "checked", "not_checked"}
     assert (outcome.code, record["right"], [bug["bug"] for bug in record["bugs"]]) == (1, False, ["scale-missing"])
     assert set(record["bugs"][0]) == {"bug", "line", "evidence", "fix"}
     assert "scores = q @ k" in wrong.read_text().splitlines()[record["bugs"][0]["line"] - 1]

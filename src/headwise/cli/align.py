@@ -51,7 +51,7 @@ def align(
     if out is not None:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
     if wants_json():
-        print_json({**asdict(result), "alignment_heads": result.alignment_heads})
+        print_json("align", {**asdict(result), "alignment_heads": result.alignment_heads})
         return
     result.table().print(console, (0,))
     console.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")

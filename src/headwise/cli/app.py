@@ -332,10 +332,12 @@ def units_kept_in(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
         raise
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(kind: str, document: dict[str, Any]) -> None:
+    """One document on standard output; `kind` is its entry in docs/schema.json."""
     if sys.stdout is not None and not out.quiet:
         encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
-        text = json.dumps(_finite(document), ensure_ascii="utf" not in encoding.lower(), indent=2)
+        whole = {"schema": f"headwise-{kind}-1", **document}
+        text = json.dumps(_finite(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 

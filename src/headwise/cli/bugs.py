@@ -67,7 +67,7 @@ def bugs(
     _write(html, page, shown, seeds, steps, lang)
     if wants_json():
         compared = asdict(comparison) if comparison else None
-        print_json({"bugs": [asdict(entry) for entry in shown], "comparison": compared})
+        print_json("hidden", {"bugs": [asdict(entry) for entry in shown], "comparison": compared})
         return
     _print(shown, lang)
     for path in (html, page):
@@ -79,7 +79,7 @@ def _list(entries: Iterable[Bug], lang: str) -> None:
     from headwise.teach.bugs import words
 
     if wants_json():
-        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
+        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]} for entry in entries]})
     else:
         out.print("\n".join(f"{entry.id:<26} {entry.name(lang)}" for entry in entries))
         err.print("\n" + words(lang)["of_the_list"])
@@ -90,7 +90,7 @@ def _tell(entry: Bug, lang: str) -> None:
     from headwise.view.bugs import bug_text
 
     if wants_json():
-        print_json({"bugs": [{"id": entry.id, **entry.texts[lang]}]})
+        print_json("bugs", {"bugs": [{"id": entry.id, **entry.texts[lang]}]})
         return
     out.print(bug_text(entry, lang))
     lack = words(lang)["untrained"].format(why=words(lang)[f"lacks_{entry.untrained}"]) if entry.untrained else ""

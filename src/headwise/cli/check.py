@@ -43,7 +43,7 @@ def check(
     tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
     verdict = replace(verdict, checked=tried, not_checked=untried)
     if wants_json():
-        print_json(verdict.to_json())
+        print_json("check", verdict.to_json())
     else:
         out.print(str(verdict))
     raise typer.Exit(verdict.exit_code)

@@ -90,7 +90,10 @@ def _show(record: Comparison | Ledger, html: Path | None, lang: str, page: Path 
     if page is not None and isinstance(record, Ledger):
         write_whole(page, claims_page(record))
     if wants_json():
-        print_json(asdict(record))
+        if isinstance(record, Ledger):
+            print_json("ledger", asdict(record))
+        else:
+            print_json("compare", asdict(record))
         return
     if isinstance(record, Ledger):
         print_ledger(out, record)

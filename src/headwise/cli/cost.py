@@ -105,7 +105,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
 
     prices = [price(name, dtype=dtype) for name in names]
     if wants_json():
-        print_json({"models": [_summary(price) for price in prices]})
+        print_json("models", {"models": [_summary(price) for price in prices]})
     else:
         print_models(out, prices)
 
@@ -121,7 +121,7 @@ def _show_price(
             "choice": None if choice is None else asdict(choice),
             "measured": None if measured is None else asdict(measured),
         }
-        print_json({**asdict(price), "variants": variants, **more})
+        print_json("cost", {**asdict(price), "variants": variants, **more})
         return
     print_price(out, price)
     if measured is not None:

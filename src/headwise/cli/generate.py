@@ -69,7 +69,7 @@ def generate(
     if wants_json():
         document = {"prompt": prompt or "", "text": decode(texts[0]), "ids": texts[0], "n_tokens": n_new}
         more = {"samples": [decode(text) for text in texts], "int8_loss": loss}
-        print_json({**document, "tokens_per_second": round(n_new / seconds, 1), **more})
+        print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1), **more})
         return
     for text in texts if samples > 1 else ():
         out.print(decode(text))

@@ -140,7 +140,7 @@ def _circuits(model: Path, reading: Mapping[str, Any], **options: Any) -> None:
     with Progress("reading the weights of all heads"):
         result = circuits(folder.model)
     if wants_json():
-        print_json({"model": folder.name, **result.plain()})
+        print_json("circuits", {"model": folder.name, **result.plain()})
     else:
         print_circuits(out, result.plain())
 
@@ -166,7 +166,7 @@ def _print_json(survey: Survey, other: Survey | None, report: Path | None) -> No
     compared = {} if other is None else {"against": plain_data(other)}
     sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
     written = None if report is None else str(report)
-    print_json({**plain_data(survey), **compared, "sentences": sentences, "report": written})
+    print_json("heads", {**plain_data(survey), **compared, "sentences": sentences, "report": written})
 
 
 def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Survey | None, lang: str) -> None:

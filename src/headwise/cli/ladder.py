@@ -39,7 +39,7 @@ def ladder(
         sizes = (width, heads, kv_heads, tokens, batch, repeats, seed)
         record = run_ladder(*sizes, report=lambda rung, done, total: progress("rung", done, total, rung))
     if wants_json():
-        print_json(asdict(record))
+        print_json("ladder", asdict(record))
     else:
         print_ladder(out, record)
     if not record.agrees:

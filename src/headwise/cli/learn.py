@@ -62,7 +62,7 @@ def learn(
         _tell(course, "reset", {"exercise": reset, "file": path, "backup": backup})
     elif solution is not None and exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
-        print_json({"exercise": solution, "solution": code}) if wants_json() else out.print(code)
+        print_json("solution", {"exercise": solution, "solution": code}) if wants_json() else out.print(code)
     elif notebook:
         _notebooks(course)
     elif train:
@@ -72,7 +72,7 @@ def learn(
     else:
         document = _step(course, new, quiet=wants_json())
         if wants_json():
-            print_json(document)
+            print_json("learn", document)
         if document["status"] not in ("new", "done"):
             raise Exit(1)
 
@@ -90,7 +90,7 @@ def _open(folder: Path | None, lang: str | None, number: int | None) -> tuple[Co
 
 def _tell(course: Course, word: str, document: dict[str, Any]) -> None:
     if wants_json():
-        print_json(document)
+        print_json(word, document)
     else:
         out.print(course.words[word].format(**document))
 
@@ -186,7 +186,7 @@ def _train(course: Course, steps: int | None) -> None:
         result, difference = train_apart(folder, course.path(exercise), steps, report, course.language)
         page = write_report_of(folder)
     if wants_json():
-        print_json({**result_json(folder, result, page), "difference": difference})
+        print_json("learned", {**result_json(folder, result, page), "difference": difference})
         return
     assert result.cells is not None and result.summary is not None
     right, _, count = result.cells

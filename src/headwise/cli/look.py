@@ -52,7 +52,7 @@ def look(
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
-        print_json({"run": str(model), "report": str(report), "address": address, "opened": opened})
+        print_json("look", {"run": str(model), "report": str(report), "address": address, "opened": opened})
         return
     out.print(f"report: {report}\n{address}")
     if browser and not opened:
@@ -94,7 +94,7 @@ def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: 
     try:
         opened = _opened(served.address, browser)
         if wants_json():
-            print_json({"model": str(model), "address": served.address, "opened": opened})
+            print_json("live", {"model": str(model), "address": served.address, "opened": opened})
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
             out.print(served.address)

@@ -153,7 +153,7 @@ class Reshape(ABC):
         with Progress("reading the model") as progress:
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
         if wants_json():
-            print_json(reshaped.document())
+            print_json("reshaped", reshaped.document())
         else:
             print_reshaped(out, reshaped)
             lines = ["nothing was written; pass --out for a model folder"]

@@ -60,7 +60,7 @@ def trace(
             html, pack_model(model, tokens), shown_text, layer, head, steps.at, name=name, lang=lang, report=report
         )
     if wants_json():
-        print_json({**asdict(steps), "html": None if html is None else str(html)})
+        print_json("trace", {**asdict(steps), "html": None if html is None else str(html)})
         return
     print_steps(out, steps, lang)
     if html is not None:

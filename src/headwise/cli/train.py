@@ -159,7 +159,7 @@ def _train(
         result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
         report_path = write_report_of(folder)
     if wants_json():
-        print_json(result_json(folder, result, report_path))
+        print_json("train", result_json(folder, result, report_path))
     else:
         _print_result(result)
         out.print(f"\nreport: {report_path}")
@@ -179,7 +179,7 @@ def _list_presets() -> None:
         recipe = {"steps": preset.recipe.steps, "batch": preset.recipe.batch, "lines": preset.lines}
         rows.append({"name": preset.name, "about": preset.about, **{size: shape[size] for size in sizes}, **recipe})
     if wants_json():
-        print_json({"presets": rows})
+        print_json("presets", {"presets": rows})
         return
     for row in rows:
         out.print(f"{row['name']:9} {row['about']}")
@@ -341,7 +341,7 @@ def replay_microgpt(options: dict[str, Any], rung: str, n_samples: int, resume: 
         write_folder(folder, result, settings)
     if wants_json():
         document = {"rung": rung, "steps": steps, "seed": seed, "seconds": seconds, "losses": result.losses}
-        print_json({**document, "samples": result.samples, "run": str(folder) if written else None})
+        print_json("replay", {**document, "samples": result.samples, "run": str(folder) if written else None})
         return
     for step, loss in enumerate(result.losses, 1):
         if step <= SHOWN or step > steps - SHOWN:

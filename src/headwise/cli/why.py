@@ -49,7 +49,7 @@ def why(
     if html is not None:
         story_page(html, story, lang)
     if wants_json():
-        print_json({**asdict(story), "html": None if html is None else str(html)})
+        print_json("why", {**asdict(story), "html": None if html is None else str(html)})
         return
     story.print(out, lang)
     if html is not None:

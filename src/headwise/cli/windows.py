@@ -70,7 +70,7 @@ def windows(
         write_whole(csv, Table.of(reach.rows()).csv())
     share = None if chosen is None else chosen.share(reach.longest)
     if wants_json():
-        print_json({**reach.document(), "plan": None if plan is None else str(plan), "share": share})
+        print_json("windows", {**reach.document(), "plan": None if plan is None else str(plan), "share": share})
         return
     print_windows(out, reach, sinks)
     if chosen is not None:
