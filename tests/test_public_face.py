@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import headwise as hw
+from headwise.reshape.arguments import Options
 
 WITHOUT_TORCH = """
 import sys
@@ -59,3 +65,62 @@ def test_without_torch_a_name_is_missing_and_says_what_to_install() -> None:
 
 def test_without_torch_a_model_is_priced() -> None:
     assert run("print(hw.price('gpt2').parameters.total)") == "124439808"
+
+
+def public_functions() -> dict[str, Callable[..., object]]:
+    """Functions of the public face, and the public methods of its classes."""
+    functions: dict[str, Callable[..., object]] = {}
+    for name in hw.__all__:
+        value = getattr(hw, name)
+        if not inspect.isclass(value):
+            functions[name] = inspect.unwrap(value)
+            continue
+        for kind in value.__mro__:
+            for method in vars(kind):
+                function = inspect.unwrap(getattr(value, method))
+                if inspect.isfunction(function) and not method.startswith("_") and "headwise" in function.__module__:
+                    functions[f"{name}.{method}"] = function
+    return functions
+
+
+def public_classes() -> list[type[Any]]:
+    return [value for value in (getattr(hw, name) for name in hw.__all__) if inspect.isclass(value)]
+
+
+def arguments(function: Callable[..., object]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+
+
+def documented(function: Callable[..., object], section: str = "Args") -> list[str]:
+    """The names that a section of a docstring in Google's form explains."""
+    lines = re.search(rf"^{section}:\n((?:    .*\n?|\n)+)", inspect.getdoc(function) or "", re.MULTILINE)
+    return [] if lines is None else re.findall(r"^    \*{0,2}(\w+): \S", lines[1], re.MULTILINE)
+
+
+def test_docstrings_explain_the_arguments_that_there_are() -> None:
+    """All of them, in their order; where a docstring says that others are those of another function, the rest."""
+    functions = public_functions()
+    wrong = []
+    for name, function in functions.items():
+        text = " ".join((inspect.getdoc(function) or "").split())
+        told, there = documented(function), arguments(function)
+        others = re.search(r"arguments are those of `([\w.]+)`", text)
+        if others is not None:
+            elsewhere = documented(functions[others[1]])
+            there = [each for each in there if each in told or each not in elsewhere]
+        if told != there and (told or "." not in name):  # a line is enough for a method
+            wrong.append(f"{name}: explains {told}, has {there}")
+    for kind in public_classes():
+        if (told := documented(kind)) and told != arguments(kind.__init__):
+            wrong.append(f"{kind.__name__}: explains {told}")
+        if (fields := documented(kind, "Attributes")) and fields != [each.name for each in dataclasses.fields(kind)]:
+            wrong.append(f"{kind.__name__}: explains {fields}")
+    assert wrong == []
+    assert documented(hw.share, "Keyword Args") == list(Options.__annotations__)
+
+
+def test_docstrings_have_one_form() -> None:
+    """No table of names and gaps, which editors and the reference run into one paragraph, and no loose sentence."""
+    for value in [*public_functions().values(), *public_classes()]:
+        text = inspect.getdoc(value) or ""
+        assert not re.search(r"^\w+(, \w+)*   +\S|^(Returns|Raises) \w", text, re.MULTILINE), (value, text)

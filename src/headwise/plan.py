@@ -43,7 +43,8 @@ Kept = Keep | None  # None: all
 class Plan:
     """What each key/value head keeps: `keep[n][g]` is that of head g of layer n, None where it keeps all.
 
-    Raises HeadwiseError where layers differ in their number of heads, or there are none.
+    Raises:
+        HeadwiseError: where layers differ in their number of heads, or there are none.
     """
 
     keep: tuple[tuple[Kept, ...], ...]
@@ -76,7 +77,9 @@ class Plan:
     def mask(self, n: int, n_heads: int | None = None) -> Mask:
         """What the plan means in layer n: who sees whom among all keys, for equal adjacent groups of query heads.
 
-        n_heads  query heads of the layer; default: as many as key/value heads
+        Args:
+            n: the layer, from 0
+            n_heads: query heads of the layer; default: as many as key/value heads
         """
         heads = [kept for kept in self.layer(n) for _ in range((n_heads or self.n_kv_heads) // self.n_kv_heads)]
         sinks, windows = zip(*((x.sinks, x.window) if x else (0, LARGEST_POSITION) for x in heads), strict=True)
@@ -98,7 +101,9 @@ class Plan:
     def export(self, path: str | Path, format: str = "headwise") -> None:
         """Write the plan as others read it; docs/memory.md tells what stands in each format, and what it leaves out.
 
-        format  "headwise" (as `write`), or "duo" (a folder; streaming heads get the largest sizes)
+        Args:
+            path: of a file, or for "duo" of a folder
+            format: "headwise" (as `write`), or "duo" (a folder; streaming heads get the largest sizes)
         """
         check_format(format)
         if format == "headwise":

@@ -24,19 +24,23 @@ class _Brief:
 class RoPE(_Brief):
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2), and ways to stretch it.
 
-    theta             base of the wavelengths
-    dim               rotate only the first `dim` features of each head; None = all
-    interleaved       pair feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama)
-    before_norm       rotate before the qk-norm rather than after it
-    scaling           None, or for texts `factor` times as long as in training:
-                      "linear"  positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
-                      "ntk"     theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
-                      "yarn"    slow features as linear, fast ones untouched, a ramp between, and sharper scores
-                                (Peng et al. 2023, arXiv 2309.00071, section 3; the ramp runs over the features,
-                                as in the authors' code and the checkpoints made with it)
-    original_context  length of the texts in training, for yarn
-    beta_fast, beta_slow    turns within original_context above which, below which, a feature counts as fast, slow
-    attention_factor  for yarn, on cosines and sines; None: 0.1 ln(factor) + 1, the sharper scores
+    Attributes:
+        theta: base of the wavelengths
+        dim: rotate only the first `dim` features of each head; None = all
+        interleaved: pair feature 2m with 2m+1 (the paper, GPT-J); otherwise m with m + dim/2 (GPT-NeoX, Llama)
+        before_norm: rotate before the qk-norm rather than after it
+        scaling: None, or for texts `factor` times as long as in training one of
+
+            - "linear": positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
+            - "ntk": theta times factor^(dim/(dim-2)); fixed, since by length a cache would change the answer
+            - "yarn": slow features as linear, fast ones untouched, a ramp between, and sharper scores (Peng et al.
+              2023, arXiv 2309.00071, section 3; the ramp runs over the features, as in the authors' code and the
+              checkpoints made with it)
+        factor: how many times as long
+        original_context: length of the texts in training, for yarn
+        beta_fast: turns within original_context above which a feature counts as fast
+        beta_slow: and below which it counts as slow
+        attention_factor: for yarn, on cosines and sines; None: 0.1 ln(factor) + 1, the sharper scores
     """
 
     theta: float = 10_000.0
@@ -105,9 +109,11 @@ class RoPE(_Brief):
 class RelativeBias(_Brief):
     """A learned bias for each head and distance, in buckets that widen with it (Raffel et al. 2020, T5, section 2.1).
 
-    n_buckets      distances told apart: half of them one by one, the rest on a logarithmic scale up to max_distance
-    max_distance   distances from here on share the last bucket
-    two_sided      half of the buckets are for keys after the query; otherwise those count as distance 0
+    Attributes:
+        n_buckets: distances told apart: half of them one by one, the rest on a logarithmic scale up to
+            max_distance
+        max_distance: distances from here on share the last bucket
+        two_sided: half of the buckets are for keys after the query; otherwise those count as distance 0
     """
 
     n_buckets: int = 32

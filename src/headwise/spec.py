@@ -55,34 +55,38 @@ FOLLOWING = ("kv_index", "rope_dim")  # the numbers of heads, and whether there 
 class AttentionSpec:
     """Every field of one attention layer; sizes left as None are filled in, so that all of them can be read.
 
-    d_model        width that sets the defaults below
-    n_heads        query heads h
-    n_kv_heads     key/value heads g, a divisor of n_heads; default n_heads (MHA), 1 is MQA, between is GQA
-    kv_index       kv_index[h] is the key/value head that query head h reads; default h // (h / g). With it, g need not
-                   divide n_heads
-    head_dim       query and key width d of one head; default d_model / n_heads
-    value_dim      value width e of one head; default head_dim
-    latent_dim     width of the one vector a token from which every head makes its keys and values (multi-head latent
-                   attention, MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1), or None
-    rope_dim       with a latent, the last features of queries and keys, which carry positions; one key's for all heads.
-                   Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which rope_dim implies
-    q_latent_dim   width of the vector from which all queries are made, or None
-    latent_norm    RMSNorm with gain over these vectors, as DeepSeek has it
-    d_in           width of x; default d_model
-    d_context      width of the context of cross attention, which keys are made of; default d_in
-    d_values       width of what values are made of; default d_context
-    d_out          width of the result; default d_model, or n_heads * value_dim without output projection
-    q_bias, kv_bias, out_bias, out_proj    which projections have a bias, and whether W_O exists; where there is a
-                   latent, the bias is that of the compression
-    mask           a mask that always holds, such as Causal()
-    rope           rotary positions, or None
-    relative_bias  a learned bias by distance (T5), or None
-    qk_norm        RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
-    qk_norm_eps    added to the mean square in that norm, and in those of latents
-    scale          factor of q.k; None is 1/sqrt(head_dim)
-    softcap        c of c*tanh(s/c) on the scores (Gemma 2), or None
-    sink           one learned logit per head that takes a share of the softmax (gpt-oss)
-    dropout        probability of dropping an attention weight while training
+    Attributes:
+        d_model: width that sets the defaults below
+        n_heads: query heads h
+        n_kv_heads: key/value heads g, a divisor of n_heads; default n_heads (MHA), 1 is MQA, between is GQA
+        kv_index: kv_index[h] is the key/value head that query head h reads; default h // (h / g). With it, g need
+            not divide n_heads
+        head_dim: query and key width d of one head; default d_model / n_heads
+        value_dim: value width e of one head; default head_dim
+        latent_dim: width of the one vector a token from which every head makes its keys and values (multi-head
+            latent attention, MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1), or None
+        rope_dim: with a latent, the last features of queries and keys, which carry positions; one key's for all
+            heads. Default: the `dim` of rope, or about a third of head_dim; 0 without rope, which rope_dim
+            implies
+        q_latent_dim: width of the vector from which all queries are made, or None
+        latent_norm: RMSNorm with gain over these vectors, as DeepSeek has it
+        d_in: width of x; default d_model
+        d_context: width of the context of cross attention, which keys are made of; default d_in
+        d_values: width of what values are made of; default d_context
+        d_out: width of the result; default d_model, or n_heads * value_dim without output projection
+        q_bias: has W_Q a bias? Where there is a latent, its compression has it
+        kv_bias: have W_K and W_V biases? Where there is a latent, its compression has it
+        out_bias: has W_O a bias?
+        out_proj: is there a W_O?
+        mask: a mask that always holds, such as Causal()
+        rope: rotary positions, or None
+        relative_bias: a learned bias by distance (T5), or None
+        qk_norm: RMSNorm with gain over each head's query and key, before RoPE (as in Qwen3)
+        qk_norm_eps: added to the mean square in that norm, and in those of latents
+        scale: factor of q.k; None is 1/sqrt(head_dim)
+        softcap: c of c*tanh(s/c) on the scores (Gemma 2), or None
+        sink: one learned logit per head that takes a share of the softmax (gpt-oss)
+        dropout: probability of dropping an attention weight while training
     """
 
     d_model: int

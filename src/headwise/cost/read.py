@@ -32,15 +32,17 @@ SAME = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_valu
 def price(config: Any, plan: Plan | None = None, **setting: Any) -> Price:
     """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
 
-    config   the name of a preset; the path of a config.json or of a folder that holds one; the dict of a config.json;
-             an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or a model that has
-             one of these as `config` or `spec`
-    plan     what each key/value head keeps of a text; None: all
-    setting  all optional: context (tokens; default the model's own length), batch (texts, 1), source (tokens of an
-             encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the config's),
-             gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
+    Args:
+        config: the name of a preset; the path of a config.json or of a folder that holds one; the dict of a
+            config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config of transformers, or
+            a model that has one of these as `config` or `spec`
+        plan: what each key/value head keeps of a text; None: all
+        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), source
+            (tokens of an encoder beside the decoder), dtype and cache_dtype (fp32, bf16, fp8, ...; default the
+            config's), gpu_memory ("24GiB" or bytes), bandwidth ("900GB/s" or bytes a second)
 
-    Raises HeadwiseError, with the name of the field, for what cannot be priced exactly.
+    Raises:
+        HeadwiseError: with the name of the field, for what cannot be priced exactly.
     """
     name, shape = read_shape(config)
     shape = shape if plan is None else shape.with_plan(plan)

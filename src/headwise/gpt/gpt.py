@@ -193,9 +193,12 @@ class GPT(nn.Module):
             nn.init.normal_(parameter, std=std)
 
     def forward(self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False) -> Tensor:
-        """Logits of ids (B,T). With `caches`, ids are what follows the cached tokens.
+        """Logits (B,T,V) of the token that follows each.
 
-        `last_only` gives the logits (B,1,V) of the last position alone, all that generation needs.
+        Args:
+            ids: (B,T)
+            caches: one a layer; ids are then what follows the cached tokens
+            last_only: give the logits (B,1,V) of the last position alone, all that generation needs
         """
         start = caches[0].length if caches else 0
         end = start + ids.shape[1]

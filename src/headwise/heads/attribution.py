@@ -74,13 +74,18 @@ def attribute(
 ) -> Attribution:
     """What each head, feed-forward, the embedding and the biases add to a logit; the parts sum to it.
 
-    ids       (T,) or (1,T); or a text, of a model that `open` opened
-    target    a token, or two: the logit of the first minus that of the second. A token is its id, or, as it stands in a
-              text, its word: " Mary"
-    position  whose next token is predicted; -1 is the last
+    The last norm, and norms between W_O and the residual stream, are held at what they divided by in this run.
 
-    The last norm, and norms between W_O and the residual stream, are held at what they divided by in this run. Raises
-    HeadwiseError where the parts do not sum to the logit: a model whose way of adding them up is not known is refused.
+    Args:
+        model: a GPT of ours, or a model of transformers that predicts the next token
+        ids: (T,) or (1,T); or a text, of a model that `open` opened
+        target: a token, or two: the logit of the first minus that of the second. A token is its id, or, as it
+            stands in a text, its word: " Mary"
+        position: whose next token is predicted; -1 is the last
+
+    Raises:
+        HeadwiseError: where the parts do not sum to the logit: a model whose way of adding them up is not known
+            is refused.
     """
     require_next(model)
     row = torch.as_tensor(ids_of(model, ids)).reshape(1, -1)

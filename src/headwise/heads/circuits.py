@@ -118,13 +118,18 @@ class Circuits:
 def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequence[Sequence[int]] = ()) -> Circuits:
     """Spectra, composition and the scores of copying, suppression and succession, of every head; from the weights.
 
-    tokens  on which copying and suppression are tried; default 64, evenly spaced in the vocabulary
-    orders  tokens in an order, such as those of the days of the week, for `succeeds`
+    A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023
+    take the first feed-forward). "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'),
+    but never more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order,
+    blind choice.
 
-    A token enters as what the first layer makes of it when it stands alone (Wang et al. 2022 and Gould et al. 2023 take
-    the first feed-forward). "Among the highest" is the first 5, "among the lowest" the last 10 (the papers'), but never
-    more than a twentieth of the vocabulary (ours). The control is another token's logit; for an order, blind choice.
-    Raises HeadwiseError for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
+    Args:
+        model: a GPT of ours, or a model of transformers
+        tokens: on which copying and suppression are tried; default 64, evenly spaced in the vocabulary
+        orders: tokens in an order, such as those of the days of the week, for `succeeds`
+
+    Raises:
+        HeadwiseError: for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
     """
     if stream_of(model) is not None:
         raise HeadwiseError("paths from head to head need all layers at once, and this model is read layer by layer")

@@ -32,12 +32,18 @@ def ablate(model: nn.Module, heads: Iterable[str], how: str = "zero", means: See
         with hw.ablate(model, ["L3.H5", "cross.L0.H2"]):
             model(ids)
 
-    how="zero"   the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head mask)
-    how="mean"   it becomes its mean over the real rows of the call; or, with `means`, what a `watch` saw, its mean over
-                 all that was watched. A step with a cache sees too little for a mean of its own and needs `means`
+    Inside the block a compiled model of transformers runs without its compiler.
 
-    Raises HeadwiseError for a head that the model does not have, and at the end of a block in which none of the heads
-    was reached. Inside the block a compiled model of transformers runs without its compiler.
+    Args:
+        model: any model that `watch` watches
+        heads: names, such as "L3.H5"
+        how: "zero": the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head
+            mask). "mean": it becomes its mean over the real rows of the call, or over all of `means`
+        means: what a `watch` saw. A step with a cache sees too little for a mean of its own and needs it
+
+    Raises:
+        HeadwiseError: for a head that the model does not have, and at the end of a block in which none of the
+            heads was reached.
     """
     _check_how(how)
     if means is not None and how != "mean":

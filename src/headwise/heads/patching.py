@@ -77,23 +77,25 @@ def patch(
 ) -> Patching:
     """Give one head at a time, while the model reads `corrupted`, what it had while reading `clean`.
 
-    clean, corrupted  (T,) or (N,T): one pair of texts of the same length, or several; or, of a model that `open`
-                opened, two strings
-    at          "out": what the head adds to; "weights": where it looks; "q", "k", "v": what it asks with, is found by,
-                hands over. Keys and values belong to key/value heads, which are named L3.KV1
-    heads       names, default all
-    positions   at which tokens: a list, default all; "each" tries every token alone and fills `by_position`
-    target      two token ids, or words such as " Mary": the answer to the clean text and the one to the corrupted text,
-                or ids (N,2); default: what the model likes best after each
-    together    patch all `heads` at once; the one effect is named "together"
-    fast        an estimate from one backward pass, of `out` alone: (clean - corrupted) times the slope of the answer
-                (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv 2310.10348)
-    contexts    of `out` alone, and of all heads: the largest of what a head brings to the corrupted text, of what it
-                takes from the clean one, and of what it does beside as many random halves of the heads. It finds
-                heads that are needed together and heads that stand in for each other; 0 has no random halves
-    progress    is called with the number of heads done, and of all
-
     The answer is read at the last position: the logit of the first target minus that of the second.
+
+    Args:
+        model: any model that `watch` watches and that answers with logits
+        clean: ids (T,) of one text, or (N,T) of several; or, of a model that `open` opened, a string
+        corrupted: as many, each of the same length as its clean one
+        at: "out": what the head adds to; "weights": where it looks; "q", "k", "v": what it asks with, is found
+            by, hands over. Keys and values belong to key/value heads, which are named L3.KV1
+        heads: names, default all
+        positions: at which tokens: a list, default all; "each" tries every token alone and fills `by_position`
+        target: two token ids, or words such as " Mary": the answer to the clean text and the one to the corrupted
+            text, or ids (N,2); default: what the model likes best after each
+        together: patch all `heads` at once; the one effect is named "together"
+        fast: an estimate from one backward pass, of `out` alone: (clean - corrupted) times the slope of the
+            answer (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv 2310.10348)
+        contexts: of `out` alone, and of all heads: the largest of what a head brings to the corrupted text, of
+            what it takes from the clean one, and of what it does beside as many random halves of the heads. It
+            finds heads that are needed together and heads that stand in for each other; 0 has no random halves
+        progress: is called with the number of heads done, and of all
     """
     require_next(model)
     if at not in PLACES:

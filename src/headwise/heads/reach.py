@@ -86,12 +86,14 @@ class Windows:
     def plan(self, tolerance: float | None = None, cache: float | None = None, sinks: int = 4) -> Plan:
         """What each head should keep: the smallest window that drops little mass; all where it retrieves.
 
-        tolerance  the mass that may lie outside, a mean over queries; default: 0.01
-        cache      or the share of the cache that may stay, at the length of the longest document: the smallest
-                   tolerance that gets there is taken
-        sinks      first tokens that each head keeps, one of SINKS
+        Args:
+            tolerance: the mass that may lie outside, a mean over queries; default: 0.01
+            cache: or the share of the cache that may stay, at the length of the longest document: the smallest
+                tolerance that gets there is taken
+            sinks: first tokens that each head keeps, one of SINKS
 
-        Raises HeadwiseError where heads that retrieve need more than that share.
+        Raises:
+            HeadwiseError: where heads that retrieve need more than that share.
         """
         check_plan(tolerance, cache, sinks)
         if cache is None:

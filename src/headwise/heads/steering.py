@@ -62,12 +62,15 @@ def steer(model: nn.Module, changes: Direction | Mapping[str, Tensor | float], s
         with hw.steer(model, {"L0.H1": direction, "L1.H2": 0.5}):
             model(ids)
 
-    changes   for each head a vector (E,) to be added, or a number by which what it gives is multiplied; or a
-              `Direction` of `hw.direction`
-    strength  of all changes: vectors are multiplied by it, and a factor f becomes 1 + strength (f - 1)
+    Args:
+        model: any model that `watch` watches
+        changes: for each head a vector (E,) to be added, or a number by which what it gives is multiplied; or a
+            `Direction` of `hw.direction`
+        strength: of all changes: vectors are multiplied by it, and a factor f becomes 1 + strength (f - 1)
 
-    Raises HeadwiseError for a head that the model does not have, for a vector of another width than the head's, and at
-    the end of a block in which none of the heads was reached.
+    Raises:
+        HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
+            at the end of a block in which none of the heads was reached.
     """
     wanted = changes.vectors if isinstance(changes, Direction) else dict(changes)
     sites = sites_of(model)
@@ -109,16 +112,22 @@ def direction(
 ) -> Direction:
     """The direction from corrupted to clean texts in the heads that carry the difference, with its certificate.
 
-    clean, corrupted  pairs of texts, as ids or, of a model that `hw.open` opened, as strings; the two of a pair have
-               as many tokens, each in its place
-    heads      where to steer; default those that carry a tenth of the difference or more, by `hw.patch`
-    other      texts on which the steered model is held to the plain one; default the held-out corrupted ones, without
-               the answer
-    held_out   share of the pairs from which the direction is not made; on them it is judged
-    strength   with which it is judged
+    Both answers are what the model likes best at the last token. Pairs that it answers alike are left out.
 
-    Both answers are what the model likes best at the last token. Pairs that it answers alike are left out. Raises
-    HeadwiseError where fewer than four pairs remain, or where no head carries a tenth.
+    Args:
+        model: any model that `watch` watches and that answers with logits
+        clean: one half of each pair, as ids or, of a model that `hw.open` opened, as strings; the two of a pair
+            have as many tokens, each in its place
+        corrupted: the other half of each pair
+        heads: where to steer; default those that carry a tenth of the difference or more, by `hw.patch`
+        other: texts on which the steered model is held to the plain one; default the held-out corrupted ones,
+            without the answer
+        held_out: share of the pairs from which the direction is not made; on them it is judged
+        strength: with which it is judged
+        seed: draws the pairs that are held out, and the random control
+
+    Raises:
+        HeadwiseError: where fewer than four pairs remain, or where no head carries a tenth.
     """
     require_next(model)
     with evaluating(model):

@@ -79,25 +79,30 @@ def survey(
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
-    model      a GPT of ours, a model of transformers that reads ids, or the folder of one
-    texts      a text, a file, a folder of text files, a list of those, or a list of documents as ids; default: what
-               the run held out that the model comes from
-    tokenizer  of a model that was not read from a folder: one of ours, or one of transformers
-    controls   also measure the same model with untrained weights
-    ablate     "zero" or "mean" silences one head at a time and notes the change in loss; "none" leaves that out;
-               "auto" is "zero" for models of up to 10 million parameters
-    tokens     cut every text into documents of this many tokens, and stop after so many `documents`; default: texts
-               that are longer than the model takes are cut into documents of so many, and a note says so
-    seed       of the untrained control, the repeated tokens and the rows that are drawn
-    progress   is called with what is being done, how much of it is done, and how much there is
-    relations  what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or "meaning"
-               for sentences that come with headwise, or `Relations`, which also are a text; default: of the verb corpus
-    rows       a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says so
-    by_document  keep the mean of each document as well, for `to_frame(by="document")`
-    ranks      processes that read a part of the documents each; all must call, and all get the same survey
-    keep       a folder in which what was read is kept, so that a survey that is killed goes on there
+    Args:
+        model: a GPT of ours, a model of transformers that reads ids, or the folder of one
+        texts: a text, a file, a folder of text files, a list of those, or a list of documents as ids; default:
+            what the run held out that the model comes from
+        tokenizer: of a model that was not read from a folder: one of ours, or one of transformers
+        controls: also measure the same model with untrained weights
+        ablate: "zero" or "mean" silences one head at a time and notes the change in loss; "none" leaves that out;
+            "auto" is "zero" for models of up to 10 million parameters
+        tokens: cut every text into documents of this many tokens; default: texts that are longer than the model
+            takes are cut into documents of so many, and a note says so
+        documents: stop after so many
+        seed: of the untrained control, the repeated tokens and the rows that are drawn
+        progress: is called with what is being done, how much of it is done, and how much there is
+        relations: what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or
+            "meaning" for sentences that come with headwise, or `Relations`, which also are a text; default: of
+            the verb corpus
+        by_document: keep the mean of each document as well, for `to_frame(by="document")`
+        ranks: processes that read a part of the documents each; all must call, and all get the same survey
+        keep: a folder in which what was read is kept, so that a survey that is killed goes on there
+        rows: a share of the rows of each document, such as 0.125, drawn by `seed`: each is exact, and a note says
+            so
 
-    Raises HeadwiseError when the model reads no tokens, its attention cannot be watched, or a text does not fit.
+    Raises:
+        HeadwiseError: when the model reads no tokens, its attention cannot be watched, or a text does not fit.
     """
     check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)

@@ -106,8 +106,10 @@ class HeadTable(Mapping[str, H]):
     def alias(self, name: str, tool: str) -> str:
         """What another tool calls what a head gives to W_O.
 
-        tool  "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
-              `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
+        Args:
+            name: of a head, such as "L3.H5"
+            tool: "transformer_lens": `blocks.3.attn.hook_z[..., 5, :]`; "headvis": `L3H5`; "nnsight":
+                `model.layers[3].self_attn.o_proj.input[..., 320:384]`, behind the name of the wrapped model
         """
         part, layer, head = parse_head(self._name_there(name))
         site = self._name_there(name).rpartition(".")[0]
@@ -143,9 +145,14 @@ class HeadTable(Mapping[str, H]):
         return self.head_records() if by == "head" else self.document_records()
 
     def to_frame(self, by: str = "head") -> DataFrame:
-        """The records as a pandas DataFrame; NaN was not measured. Raises HeadwiseError where pandas is missing.
+        """The records as a pandas DataFrame; NaN was not measured.
 
-        by  "head" has a row a head; "document" a row a head and document, which a survey keeps with by_document=True
+        Args:
+            by: "head" has a row a head; "document" a row a head and document, which a survey keeps with
+                by_document=True
+
+        Raises:
+            HeadwiseError: where pandas is missing.
         """
         return frame(self.records(by))
 

@@ -28,19 +28,22 @@ def train(
 ) -> GPT:
     """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
 
-    text       the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a folder
-               of them, or several; "tale", a little book; a string with a line break is the text itself; None: the
-               built-in verb corpus
-    preset     verbs, microgpt, nanogpt, fast, llama or course
-    out        a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
-    steps      updates of the weights; None takes the preset's
-    seed       of weights, batches and the held-out choice: the same seed gives the same weights on the same machine
-    lines      each line is a document of its own; None takes the preset's way
-    tokenizer  the path of a tokenizer.json; None: characters, or words for the verb corpus
-    field      of the records of .jsonl and .parquet the one that holds the text; None: text
-    shape      fields of `GPTConfig` that differ from the preset, such as n_heads=8
+    Args:
+        text: the path of a UTF-8 text of any size, of .jsonl or .parquet, each perhaps packed (.gz, .zst), of a
+            folder of them, or several; "tale", a little book; a string with a line break is the text itself;
+            None: the built-in verb corpus
+        preset: verbs, microgpt, nanogpt, fast, llama or course
+        out: a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
+        steps: updates of the weights; None takes the preset's
+        seed: of weights, batches and the held-out choice: the same seed gives the same weights on the same
+            machine
+        lines: each line is a document of its own; None takes the preset's way
+        tokenizer: the path of a tokenizer.json; None: characters, or words for the verb corpus
+        field: of the records of .jsonl and .parquet the one that holds the text; None: text
+        **shape: fields of `GPTConfig` that differ from the preset, such as n_heads=8
 
-    Raises HeadwiseError for settings that do not fit, a text that is too short, and a folder that is not empty.
+    Raises:
+        HeadwiseError: for settings that do not fit, a text that is too short, and a folder that is not empty.
     """
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))

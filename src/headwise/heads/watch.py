@@ -290,32 +290,38 @@ def watch(
     rows: float | None = None,
     seed: int = 0,
 ) -> Iterator[Seen]:
-    """Note what every head does while `model` runs inside this block.
+    """Note what every head does while a model runs inside this block.
 
         with hw.watch(model) as seen:
             model(ids)
         seen["L3.H5"].entropy          # mean over all real rows, in nats
         seen["L3.H5"].rows.entropy     # (n,) one number a row
 
-    With a `text`, of a model that `open` opened, or ids (T,), the model has read it when the block begins:
-
         with hw.watch(model, "The keys to the cabinet") as seen:
             print(seen.text())
 
-    `model` is a GPT of ours, a model of transformers, or any module whose attention calls
-    `scaled_dot_product_attention` or `nn.MultiheadAttention`, or multiplies a softmax over keys with values; what is
-    none of these is refused by name. Its own functions make its output; where our reading of them does not give the
-    same, HeadwiseError says so. `seen.notes` lists what has no map. Heads are named `L3.H5`; in encoder-decoder models
-    `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted. A block in which no head was reached raises
-    HeadwiseError at its end. A compiled model that is not ours runs without its compiler.
+    The model's own functions make its output. `seen.notes` lists what has no map. Heads are named `L3.H5`; in
+    encoder-decoder models `encoder.L3.H5`, `cross.L3.H5`. Calls in other threads are not counted. A compiled model that
+    is not ours runs without its compiler. Statistics: `headwise.heads.statistics`. Rows are counted over all calls and
+    documents; padding is left out.
 
-    offsets   distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
-    marks     named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}: seen["L3.H5"]["delimiter"]
-    top_rows  queries whose `top_k` most attended keys are noted, under `.top`
-    maps      also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed: up to 2^20
-    rows      a share of the rows, such as 0.125, one drawn by `seed` of each 8: seen["L3.H5"].interval("entropy")
+    Args:
+        model: a GPT of ours, a model of transformers, or any module whose attention calls
+            `scaled_dot_product_attention` or `nn.MultiheadAttention`, or multiplies a softmax over keys with values
+        text: which the model reads before the block begins: a text, of a model that `open` opened, or ids (T,)
+        offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is `previous`, always there
+        marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
+            seen["L3.H5"]["delimiter"]
+        top_rows: queries whose most attended keys are noted, under `.top`
+        top_k: how many of them
+        maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed: up to
+            2^20
+        rows: a share of the rows, such as 0.125, one drawn of each 8: seen["L3.H5"].interval("entropy")
+        seed: draws them
 
-    Statistics: `headwise.heads.statistics`. Rows are counted over all calls and documents; padding is left out.
+    Raises:
+        HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
+            of the model, and at the end of a block in which no head was reached.
     """
     _check(offsets, marks or {})
     shown = folder.tokens.shown if (folder := described(model)) and folder.tokens is not None else None

@@ -42,15 +42,18 @@ def why(
 ) -> Story:
     """The story of one prediction: what each head adds and carries, where it looks, and what happens without it.
 
-    prompt   a text, of a model that `open` opened, or ids. What is explained is the next token; of an encoder the word
-             at its mask, which stands in the text once; of an encoder-decoder, which reads the text, its first token
-    corrupt  the same text with one thing changed, in as many tokens: heads are then ranked by what they carry of the
-             difference, and the paths between them are followed
-    answer   the token that is explained, default what the model predicts: a word, with or without the space before it,
-             or an id
-    other    the token that it is compared with; default what the model answers to `corrupt`. Where that is the same,
-             the log-probability of the answer counts. Without `corrupt`: the likeliest other token
-    progress is called with the name of a stage, the steps done and of all
+    Args:
+        model: what `hw.open` gave
+        prompt: a text, of a model that `open` opened, or ids. What is explained is the next token; of an encoder
+            the word at its mask, which stands in the text once; of an encoder-decoder, which reads the text, its
+            first token
+        corrupt: the same text with one thing changed, in as many tokens: heads are then ranked by what they carry
+            of the difference, and the paths between them are followed
+        answer: the token that is explained, default what the model predicts: a word, with or without the space
+            before it, or an id
+        other: the token that it is compared with; default what the model answers to `corrupt`. Where that is the
+            same, the log-probability of the answer counts. Without `corrupt`: the likeliest other token
+        progress: is called with the name of a stage, the steps done and of all
     """
     way, folder = answering(model), folder_of(model)
     question = _Question.of(folder, way, prompt)

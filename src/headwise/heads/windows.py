@@ -52,9 +52,10 @@ def windows(
 
     The mass outside the first s and last w tokens, the distances within which most of it lies, and the mass on what
     continues a needle: random tokens, planted in the text and begun again at its end. The arguments are those of
-    `hw.survey`; `seed` draws the needles. Memory grows with the length of a text, not with its square.
+    `survey`; `seed` draws the needles. Memory grows with the length of a text, not with its square.
 
-    Raises HeadwiseError for a model that does not predict the next token, or a text that does not fit.
+    Raises:
+        HeadwiseError: for a model that does not predict the next token, or a text that does not fit.
     """
     check_seed(seed)
     folder, progress = folder_of(open_model(model), tokenizer), progress or (lambda *counts: None)

@@ -23,15 +23,16 @@ from headwise.table import Table
 class Explanation:
     """The way of one call.
 
-    path     the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"
-    refused  for each other way the reason
-    sizes    B, H, G, T, S, D, E; S counts what a cache holds
-    keys     the number of keys read, after windows have cut K and V
-    flops    of the projections and of the attention products, a multiplication and an addition counting 2
-    bytes    read and written at least once: weights, x and result, q, k, v and heads; `mask` if a tensor is made of
-             it; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
-    form     with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of the
-             attention call in this form, and `refused` has the multiplications of the other
+    Attributes:
+        path: the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"
+        refused: for each other way the reason
+        sizes: B, H, G, T, S, D, E; S counts what a cache holds
+        keys: the number of keys read, after windows have cut K and V
+        flops: of the projections and of the attention products, a multiplication and an addition counting 2
+        bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask` if a tensor is
+            made of it; `maps`, the (B,H,T,S) numbers of the explicit path; `latents`, which are expanded
+        form: with a latent "expanded" or "absorbed", see `headwise.layer.latent`, else None; `sizes` are those of
+            the attention call in this form, and `refused` has the multiplications of the other
     """
 
     path: str
@@ -74,7 +75,13 @@ def explain(
     positions: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Explanation:
-    """What `layer(x, ...)` with these arguments would do. Nothing is computed, and the cache stays as it is."""
+    """What `layer(x, ...)` would do: the way it takes, why no other, and what that costs.
+
+    Nothing is computed, and the cache stays as it is. The other arguments are those of `MultiHeadAttention.forward`.
+
+    Args:
+        layer: a layer of ours
+    """
     sources = context, values
     x, context, values = layer.batched(x, context, values)
     both = layer.mask_with(mask)

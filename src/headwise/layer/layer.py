@@ -94,17 +94,26 @@ class MultiHeadAttention(Projections):
         positions: Tensor | None = None,
         gate: Tensor | None = None,
     ) -> Tensor:
-        """Attend from x (B,T,d_in) to itself, or to `context` (B,S,d_context). Returns (B,T,d_out).
-
-        values     (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to:
-                   layer(q, k, v) is MultiHead(Q, K, V), and layer(x, x, x) is layer(x)
-        mask       joined with the layer's own mask by &; S counts what the cache holds
-        cache      keys and values of earlier tokens, x being what comes after them; or of the context, computed by the
-                   first call and used by the later ones, which may leave `context` and `values` out
-        positions  (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
-        gate       (H,) multiplies each head's output; gate 0 silences a head
+        """Attend from x to itself, or to a context.
 
         One document may go without its axis: (T,d_in), and then (S,d_context) and (S,d_values), give (T,d_out).
+
+        Args:
+            x: (B,T,d_in)
+            context: (B,S,d_context), which keys are made of; default x
+            values: (B,S,d_values), from which values are made in the place of `context`, whose keys they belong to:
+                layer(q, k, v) is MultiHead(Q, K, V), and layer(x, x, x) is layer(x)
+            mask: joined with the layer's own mask by &; S counts what the cache holds
+            cache: keys and values of earlier tokens, x being what comes after them; or of the context, computed by
+                the first call and used by the later ones, which may leave `context` and `values` out
+            positions: (T,) or (B,T) whole numbers for RoPE; default: counted on from the cache
+            gate: (H,) multiplies each head's output; gate 0 silences a head
+
+        Returns:
+            (B,T,d_out).
+
+        Raises:
+            HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
         alone, sources = x.ndim == 2, (context, values)  # by the tensors themselves a cache knows its context
         x, context, values = self.batched(x, context, values)

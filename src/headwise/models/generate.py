@@ -40,23 +40,27 @@ def generate(
     plan: Plan | None = None,
     lookup: int = 0,
 ) -> Iterator[int]:
-    """Yield up to `n_tokens` ids that continue `prompt`, as they come.
+    """Yield ids that continue a prompt, as they come.
 
-    model        a GPT of ours, a model of transformers, the folder of one, or the `decode_form` of one
-    prompt       token ids, or a text where the model was read from a folder with a tokenizer
-    temperature  0 takes the likeliest token; 1 samples from the model as it is
-    top_k        sample among the k likeliest only
-    seed         the same seed gives the same text
-    stop         the id that ends the text and is not yielded; None takes those that the model's folder names
-    cache        False computes every step anew: slower, the same text
-    plan         what each key/value head keeps of the text, and sees of it; None: all. Llama-like models of
-                 transformers (llama, mistral, qwen2, qwen3) are read in our form for it
-    lookup       read so many tokens ahead, as they came after the last two where the text had these before; what is
-                 not what the model writes is dropped: the same text, sooner where it repeats itself
+    A model with a decode form is run in it from some tokens on, unless somebody watches or ablates it. When the
+    text reaches the model's context, its older half is forgotten and the rest is read again from the start.
 
-    A model with a decode form is run in it from some tokens on, unless somebody watches or ablates it. When the text
-    reaches the model's context, its older half is forgotten and the rest is read again from the start.
-    Raises HeadwiseError for a model that does not predict the next token, and for ids that it does not know.
+    Args:
+        model: a GPT of ours, a model of transformers, the folder of one, or the `decode_form` of one
+        prompt: token ids, or a text where the model was read from a folder with a tokenizer
+        n_tokens: so many at most
+        temperature: 0 takes the likeliest token; 1 samples from the model as it is
+        top_k: sample among the k likeliest only
+        seed: the same seed gives the same text
+        stop: the id that ends the text and is not yielded; None takes those that the model's folder names
+        cache: False computes every step anew: slower, the same text
+        plan: what each key/value head keeps of the text, and sees of it; None: all. Llama-like models of
+            transformers (llama, mistral, qwen2, qwen3) are read in our form for it
+        lookup: read so many tokens ahead, as they came after the last two where the text had these before; what
+            is not what the model writes is dropped: the same text, sooner where it repeats itself
+
+    Raises:
+        HeadwiseError: for a model that does not predict the next token, and for ids that it does not know.
     """
     options = {"temperature": temperature, "top_k": top_k, "seed": seed, "cache": cache}
     return only(steps(model, [prompt], n_tokens, stop, plan, lookup, **options))
@@ -67,7 +71,14 @@ def generate_batch(
 ) -> list[list[int]]:
     """The ids that continue each of several prompts, written side by side: text n is `generate` with seed + n.
 
-    options  temperature, top_k, seed and stop of `generate`
+    Args:
+        model: as for `generate`
+        prompts: token ids of each, or texts
+        n_tokens: so many at most, of each
+        **options: temperature, top_k, seed and stop of `generate`
+
+    Returns:
+        Of each prompt the ids that follow it.
     """
     texts: list[list[int]] = [[] for _ in prompts]
     for step in steps(model, prompts, n_tokens, **options):
@@ -125,7 +136,15 @@ def decode_form(model: nn.Module | str | Path, int8: bool = False, rows: int = 1
     """The form of a model in which `generate` decodes fastest, made once for many texts; see `gpt.decode.Decoder`.
 
     It serves our GPT, and models of transformers that are Llama-like: llama, mistral, qwen2, qwen3. Of these a few
-    logits are held against the model's own. Raises HeadwiseError, with the reason, for all others.
+    logits are held against the model's own.
+
+    Args:
+        model: a GPT of ours, a model of transformers, or the folder of one
+        int8: products in 8 bits: faster, another function
+        rows: texts that are written side by side
+
+    Raises:
+        HeadwiseError: with the reason, for all other models.
     """
     module: Any = open_model(model)
     if isinstance(module, GPT):

@@ -65,15 +65,19 @@ def open_model(
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
-    source  a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.source`)
-    stream  borrow the weights of a layer from the files while it runs, and let them go; default: where the weights
-            would not fit into the free memory. `survey`, `share` and `prune` take such a model through all documents
-            a layer at a time; each other forward pass reads all weights anew
-    dtype   its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
-    device  where it computes: "cpu", "cuda", "cuda:1", "mps"; a streamed model lends it a layer at a time
+    Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know
+    its tokenizer and its text.
 
-    Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know its
-    tokenizer and its text. Raises HeadwiseError for a folder that is no model, is damaged, or holds pickled weights.
+    Args:
+        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.source`)
+        stream: borrow the weights of a layer from the files while it runs, and let them go; default: where the
+            weights would not fit into the free memory. `survey`, `share` and `prune` take such a model through
+            all documents a layer at a time; each other forward pass reads all weights anew
+        dtype: its number format: "auto", as it is stored, or "float32", "bfloat16", "float16"
+        device: where it computes: "cpu", "cuda", "cuda:1", "mps"; a streamed model lends it a layer at a time
+
+    Raises:
+        HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights.
     """
     if isinstance(source, nn.Module):
         return source

@@ -52,14 +52,15 @@ def narrow(
         child = hw.narrow("runs/book", tolerance=0.01, out="runs/book-narrow")
         child.won       # "cache 128 -> 24 KiB a token at 32,768 tokens, ..."
 
-    model      a GPT, a model of transformers with `layer_types` in its config, a Llama or Mistral (written as the Qwen2
-               of the same function), or the folder of one; it is left alone
-    tolerance  the loss that may come with it, in nats a token, before any healing; default: 0.01
-    cache      or the share of the cache's bytes that stays, at the model's longest text
-    window     tokens that such a layer sees, the current one counted; default: the power of two that serves best
-
     The other arguments are those of `share`, and so are the errors. With `heal`, layers are chosen as if they could
     keep the first token beside their window; they then learn to do without it.
+
+    Args:
+        model: a GPT, a model of transformers with `layer_types` in its config, a Llama or Mistral (written as the
+            Qwen2 of the same function), or the folder of one; it is left alone
+        tolerance: the loss that may come with it, in nats a token, before any healing; default: 0.01
+        cache: or the share of the cache's bytes that stays, at the model's longest text
+        window: tokens that such a layer sees, the current one counted; default: the power of two that serves best
     """
     return Job(model, Narrowing(tolerance, cache, window), options, listener or Listener()).run()
 

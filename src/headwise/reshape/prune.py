@@ -46,14 +46,16 @@ def prune(
         child = hw.prune(model, ["L0.H1", "L3.H5"], text="book.txt")
         child = hw.prune(model, keep=0.75, by="ablation", heal=200)
 
-    heads    those that go, by name
-    keep     or the share of all heads that stays, above 0 and below 1; those with the lowest scores go
-    by       the score: importance (by gradients, the default), ablation (loss without the head), or role (heads without
-             one first); see `head_scores`
-    uniform  as many heads from each layer, so that they leave the weights
-
     Heads leave the weights where the format can carry what remains, and are zeroed otherwise; `notes` says why. The
     other arguments are those of `share`, and so are the errors.
+
+    Args:
+        model: a GPT, a model of transformers, or the folder of one
+        heads: those that go, by name
+        keep: or the share of all heads that stays, above 0 and below 1; those with the lowest scores go
+        by: the score: importance (by gradients, the default), ablation (loss without the head), or role (heads
+            without one first); see `head_scores`
+        uniform: as many heads from each layer, so that they leave the weights
     """
     return Job(model, Pruning(heads, keep, by, uniform), options, listener or Listener()).run()
 

@@ -49,28 +49,37 @@ def share(
         child = hw.share("runs/book", n_kv_heads=2, groups="best", heal=200)
         child.model, child.damage.loss.after, child.healed.loss.after
 
-    model       a GPT, a model of transformers (Llama, Mistral, Qwen2, Qwen3), or the folder of one; it is left alone
-    n_kv_heads  of the child, in each layer: a divisor of today's, and smaller
-    method      how one head is made of several: mean, aligned, aligned+norm or principal (`pool`)
-    groups      adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
+    Architecture: Ainslie et al. 2023, arXiv 2305.13245.
 
-    options, which are also those of `prune` and `narrow`:
+    Args:
+        model: a GPT, a model of transformers (Llama, Mistral, Qwen2, Qwen3), or the folder of one; it is left
+            alone
+        n_kv_heads: of the child, in each layer: a divisor of today's, and smaller
+        method: how one head is made of several: mean, aligned, aligned+norm or principal (`pool`)
+        groups: adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
+        listener: hears what is being done, the first damage, and each evaluation of the healing
+        **options: those that follow, which are also those of `prune` and `narrow`
 
-    text    to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents of ids;
-            default: what a run of headwise was trained on
-    out     the folder to write, which a fresh process verifies; without it nothing is written
-    tokens  of a document; default: the model's context, at most 1,024
-    documents  at most so many of them are measured on, and as many calibrate; healing reads all
-    heal    steps in which the child learns to answer as its parent
-    batch, lr, hidden, seed  of the healing, see `HealRecipe`
-    force   replace `out`, if share, prune or narrow wrote it
-    resume  go on with a healing that was stopped; it needs `out`
-    stream  read a folder layer by layer; default: where its weights would not fit into the free memory (`open_model`)
-    device  where a folder is opened; heads themselves are folded in float64 on the processor
-    listener  hears what is being done, the first damage, and each evaluation of the healing
+    Keyword Args:
+        text: to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents
+            of ids; default: what a run of headwise was trained on
+        out: the folder to write, which a fresh process verifies; without it nothing is written
+        tokens: of a document; default: the model's context, at most 1,024
+        documents: at most so many of them are measured on, and as many calibrate; healing reads all
+        heal: steps in which the child learns to answer as its parent
+        batch: documents of a step of healing
+        lr: its learning rate
+        hidden: weight of the hidden states beside the answers, see `HealRecipe`
+        seed: of the healing
+        force: replace `out`, if share, prune or narrow wrote it
+        resume: go on with a healing that was stopped; it needs `out`
+        stream: read a folder layer by layer; default: where its weights would not fit into the free memory
+            (`open_model`)
+        device: where a folder is opened; heads themselves are folded in float64 on the processor
 
-    Raises HeadwiseError for what cannot be done, and for a request that would change nothing; Stopped after Ctrl-C in a
-    healing whose state waits beside `out`. Architecture: Ainslie et al. 2023, arXiv 2305.13245.
+    Raises:
+        HeadwiseError: for what cannot be done, and for a request that would change nothing.
+        Stopped: after Ctrl-C in a healing whose state waits beside `out`.
     """
     return Job(model, Sharing(n_kv_heads, method, groups), options, listener or Listener()).run()
 

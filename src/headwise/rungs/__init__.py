@@ -34,19 +34,24 @@ def attend(
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; grouped heads: Ainslie et al. 2023 (arXiv 2305.13245).
 
-    q         (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
-    k, v      (B,G,S,D) and (B,G,S,E), never repeated to H heads; on nested lists the axis B may be left out of all
-    mask      Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, a mask of your own, or several joined by &
-    scale     multiplies the scores; default 1/sqrt(D)
-    softcap   c of c*tanh(score/c), before mask and bias (Gemma 2)
-    sink      (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
-    dropout   probability of dropping a weight; torch only
-    gate      (H,) multiplies each head's output
-    kv_index  (H,) kv_index[h] is the key/value head that query head h reads; default h // (H // G):
-              H=6, G=2 reads 0 0 0 1 1 1
+    Args:
+        q: (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
+        k: (B,G,S,D), never repeated to H heads; on nested lists the axis B may be left out of all three
+        v: (B,G,S,E)
+        mask: Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, a mask of your own, or several joined by &
+        scale: multiplies the scores; default 1/sqrt(D)
+        softcap: c of c*tanh(score/c), before mask and bias (Gemma 2)
+        sink: (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
+        dropout: probability of dropping a weight; torch only
+        gate: (H,) multiplies each head's output
+        kv_index: (H,) kv_index[h] is the key/value head that query head h reads; default h // (H // G): H=6, G=2
+            reads 0 0 0 1 1 1
 
-    Returns (B,H,T,E), in q's kind and dtype. A query that may attend nothing gets 0. Raises HeadwiseError with both
-    numbers when shapes, dtypes or devices do not fit.
+    Returns:
+        (B,H,T,E), in q's kind and dtype. A query that may attend nothing gets 0.
+
+    Raises:
+        HeadwiseError: with both numbers when shapes, dtypes or devices do not fit.
     """
     out: AnyArray = _rung(q, k, v, mask).attend(q, k, v, Options(mask, scale, softcap, sink, dropout, gate, kv_index))
     return out
@@ -65,9 +70,10 @@ def trace(
     gate: PerHead | None = None,
     kv_index: Sequence[int] | None = None,
 ) -> Trace[AnyArray]:
-    """`attend` with a record of every step, whose arguments it takes: q (B,H,T,D), k (B,G,S,D), v (B,G,S,E).
+    """`attend` with a record of every step. The arguments are those of `attend`, and so are the errors.
 
-    The record holds scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E).
+    Returns:
+        scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E), in q's kind and dtype.
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
     steps: Trace[AnyArray] = _rung(q, k, v, mask).trace(q, k, v, options)

@@ -23,17 +23,19 @@ CHUNK = 1024  # queries of a prompt at a time, beside the keys that they see: no
 class KVCache:
     """Keys (B,G,S,D) and values (B,G,S,E) of the tokens seen so far, for one layer and one batch.
 
-    KVCache()               grows with the text, by doubling: an append costs O(1) per token on average
-    KVCache(max_length=n)   takes its room once, for n tokens; one more is an error
-    KVCache(window=w)       rolls: keeps the latest w tokens, all that a layer with a Window of left <= w looks at
-    KVCache(plan=keep)      holds for each key/value head what the plan says, None: all, or Keep(sinks, window), and the
-                            layer looks at that alone: `hw.Plan`, whose `mask` means the same on a whole text
+    Without arguments it grows with the text, by doubling: an append costs O(1) per token on average.
 
     A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
     on all of them. In cross attention it holds the context's keys and values, which are computed once.
     Of a layer with a latent (MLA) it holds latents and rotary keys (B,1,S,latent_dim + rope_dim), and no values.
     While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
     cache; generate under `torch.no_grad()`.
+
+    Args:
+        max_length: room for so many tokens, taken once; one more is an error
+        window: roll: keep the latest so many tokens, all that a layer with a Window of left <= window looks at
+        plan: hold for each key/value head what the plan says, None: all, or Keep(sinks, window); the layer looks at
+            that alone: `hw.Plan`, whose `mask` means the same on a whole text
     """
 
     _most = sys.maxsize  # rows, however long the text is

@@ -63,15 +63,20 @@ def check(
 ) -> Verdict:
     """Name the bugs of an attention layer, function, rotation or cache.
 
-    target   a class, an object or a function; or a path, "FILE" or "FILE:NAME", which runs in a process of its own
-    causal   ought it to be causal? None guesses from names, signature and buffers; the verdict says how
-    args     values for parameters whose names do not tell what they are
-    mapping  where weights are: "q", "k", "v", "o", "qkv" -> name of the attribute
-    lang     of the words: "en" or "es"
-    seconds  at most so long
+    Args:
+        target: a class, an object or a function; or a path, "FILE" or "FILE:NAME", which runs in a process of its
+            own
+        causal: ought it to be causal? None guesses from names, signature and buffers; the verdict says how
+        args: values for parameters whose names do not tell what they are
+        mapping: where weights are: "q", "k", "v", "o", "qkv" -> name of the attribute
+        lang: of the words: "en" or "es"
+        seconds: at most so long
 
-    HeadwiseError where there is nothing to check: no such file or name, or several candidates. What cannot be built or
-    called gives a verdict whose `right` is None.
+    Returns:
+        What was found; where the target cannot be built or called, a verdict whose `right` is None.
+
+    Raises:
+        HeadwiseError: where there is nothing to check: no such file or name, or several candidates.
     """
     if not 0 < seconds <= LONGEST:
         raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")

@@ -204,11 +204,15 @@ def look(model: Any, *inputs: Any, **named: Any) -> Look:
         hw.look(model, "When Mary and John went to the store").open()         # in the browser; the model answers there
         hw.look(model, x, attention_mask=mask)                                # whatever the model is called with
 
-    model   what `hw.open` gave, its folder; or, with inputs, any model that `hw.watch` watches
-    inputs  a text; else what the model is called with, once, inside `hw.watch`
+    The hardest looks come first: the largest weight on another token than itself and the first.
 
-    The hardest looks come first: the largest weight on another token than itself and the first. Raises HeadwiseError
-    for a text that is longer than the model, or whose maps are too large.
+    Args:
+        model: what `hw.open` gave, its folder; or, with inputs, any model that `hw.watch` watches
+        *inputs: a text; else what the model is called with, once, inside `hw.watch`
+        **named: as well
+
+    Raises:
+        HeadwiseError: for a text that is longer than the model, or whose maps are too large.
     """
     from headwise.models.open import described, open_folder
 

@@ -59,9 +59,12 @@ def attention(model: Any, text: Any) -> DrawnMaps:
 
         hw.attention(model, "The keys to the cabinet are")     # pictures in a notebook; print(....text()) elsewhere
 
-    text  a text, of a model that `open` opened, or ids (T,); up to 400 tokens
+    Args:
+        model: what `hw.open` gave
+        text: a text, of a model that `open` opened, or ids (T,); up to 400 tokens
 
-    Raises HeadwiseError for a model of several stacks: there `watch(model, text, maps=True)` has the maps.
+    Raises:
+        HeadwiseError: for a model of several stacks: there `watch(model, text, maps=True)` has the maps.
     """
     from headwise.heads.watch import head_maps  # here, since the rest of this room needs no torch
     from headwise.models.open import folder_of, ids_of
@@ -159,14 +162,20 @@ def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] 
             model(**inputs)
         hw.overlay("cat.png", inputs["pixel_values"][0], seen["language_model.L3.H5"])
 
-    path   of the PNG
-    image  what the model saw, as its processor cut it: a file, or an array (rows, columns, 3) or (3, rows, columns)
-    head   a head of the text over the places of an image, or one of a tower that reads an image; the weights drawn are
-           means over the rows of its `map`, each patch beside the largest one
-    grid   rows and columns of patches; default: a square. Models that keep the shape of an image need it (Qwen2-VL)
+    The patches are the last keys of the image: before them may stand a class token.
 
-    The patches are the last keys of the image: before them may stand a class token. Raises HeadwiseError where the grid
-    does not fit, where the map was not kept, for a file that is no image, and where matplotlib is missing.
+    Args:
+        path: of the PNG
+        image: what the model saw, as its processor cut it: a file, or an array (rows, columns, 3) or (3, rows,
+            columns)
+        head: a head of the text over the places of an image, or one of a tower that reads an image; the weights
+            drawn are means over the rows of its `map`, each patch beside the largest one
+        grid: rows and columns of patches; default: a square. Models that keep the shape of an image need it
+            (Qwen2-VL)
+
+    Raises:
+        HeadwiseError: where the grid does not fit, where the map was not kept, for a file that is no image, and
+            where matplotlib is missing.
     """
     new_figure = figure_class()
     pixels, weights = _pixels(image), patches(head, grid)

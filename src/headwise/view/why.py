@@ -13,7 +13,13 @@ from headwise.words import LANGUAGES
 
 
 def story_page(path: str | File, story: Story, lang: str = "en") -> None:
-    """Write the story as one HTML page; its script draws the heads and tints the words that the chosen one looks at."""
+    """Write the story as one HTML page; its script draws the heads and tints the words that the chosen one looks at.
+
+    Args:
+        path: of the page, or an open file
+        story: what `why` gave
+        lang: in which the page opens, "en" or "es"; it has a switch
+    """
     told = [part.head for part in story.told]
     sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
     opening = {lang: story.opening(lang) for lang in LANGUAGES}

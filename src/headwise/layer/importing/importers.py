@@ -50,10 +50,11 @@ Original = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 class Imported:
     """A layer made of someone else's weights, and how far it is from the original.
 
-    layer       a MultiHeadAttention with copies of the weights, in their dtype, on their device
-    difference  largest absolute difference between the two on random input, in that dtype
-    path        the importer and the layout it found
-    compared    what was run against what, on which inputs and masks
+    Attributes:
+        layer: a MultiHeadAttention with copies of the weights, in their dtype, on their device
+        difference: largest absolute difference between the two on random input, in that dtype
+        path: the importer and the layout it found
+        compared: what was run against what, on which inputs and masks
     """
 
     layer: MultiHeadAttention
@@ -160,7 +161,14 @@ COURSE = ("W_query", "W_key", "W_value", "out_proj", "num_heads")
 
 
 def import_attention(module: nn.Module) -> Imported:
-    """A layer that computes what `module` does, with its certificate. Raises HeadwiseError for a module not known."""
+    """A layer that computes what `module` does, with its certificate.
+
+    Args:
+        module: an attention of torch, transformers or a course
+
+    Raises:
+        HeadwiseError: for a module not known.
+    """
     if isinstance(module, nn.MultiheadAttention):
         return from_torch(module)
     if family_of_attention(module) is not None:

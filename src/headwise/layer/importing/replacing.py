@@ -121,12 +121,14 @@ def _is_causal(mask: Tensor) -> bool:
 class Replaced:
     """A copy of a model whose nn.MultiheadAttention are layers of ours.
 
-    model       the copy; the model that was passed is as it was
-    layers      the path of each module that was replaced -> its certificate
-    difference  largest absolute difference of both models' outputs on `inputs`
-    seconds     of a forward pass on `inputs`: before and after, the median of five, in turn
-    peak        bytes of the tensors that live at once during it: before and after
-    The last three are None where nothing was measured.
+    The last three attributes are None where nothing was measured.
+
+    Attributes:
+        model: the copy; the model that was passed is as it was
+        layers: the path of each module that was replaced -> its certificate
+        difference: largest absolute difference of both models' outputs on `inputs`
+        seconds: of a forward pass on `inputs`: before and after, the median of five, in turn
+        peak: bytes of the tensors that live at once during it: before and after
     """
 
     model: nn.Module
@@ -148,7 +150,7 @@ class Replaced:
 
 
 def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> Replaced:
-    """A copy of `model` in which a `MultiHeadAttention` answers where an nn.MultiheadAttention did, with certificates.
+    """A copy of a model in which a `MultiHeadAttention` answers where an nn.MultiheadAttention did, with certificates.
 
         done = hw.replace(model)                     # layers, and how far each is from what it replaces
         done = hw.replace(model, inputs=(src, tgt))  # also what both models give and take on these arguments
@@ -157,7 +159,13 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
     The call stays: query, key, value, key_padding_mask, attn_mask, need_weights, average_attn_weights, is_causal, with
     batch_first or without. In evaluation nn.TransformerEncoder has a kernel of its own, which is not used any more:
     with padding it gives 0 where the copy gives a number for the padded token.
-    HeadwiseError names every module that cannot be replaced, and then nothing is.
+
+    Args:
+        model: any torch module; it is left alone
+        inputs: what it is called with, to measure both models on it
+
+    Raises:
+        HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
     """
     layers, refused = {}, []
     for path, module in _attentions(model):
