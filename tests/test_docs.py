@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 import shutil
@@ -12,7 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import typer
@@ -22,6 +23,9 @@ from typer.exceptions import TyperException
 
 import headwise
 from headwise.cli.app import COMMON, app
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")), *sorted((ROOT / "docs").glob("*.md")))
@@ -306,13 +310,71 @@ def test_the_site_has_every_page() -> None:
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
     notebooks = [path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.ipynb")]  # by a hook of mkdocs
     assert sorted(named) == sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), *notebooks])
-    assert "hooks: [examples/notebook_page.py]" in config
-    assert "font: false" in config
+    assert "hooks: [examples/notebook_page.py, examples/site_pages.py]" in config
+
+
+def test_the_site_needs_no_network() -> None:
+    for path in (ROOT / "examples" / "site").iterdir():
+        assert not re.search(r"https?:|@import", path.read_text(encoding="utf-8")), path
+
+
+def test_each_command_has_a_page_of_the_site_with_all_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import site_pages
+
+    for name, command in site_pages.commands().items():
+        page = site_pages.command_page(name)
+        for option in (option for each in command.params for option in each.opts if option.startswith("--")):
+            assert f"`{option}`" in page, (name, option)
+        for link in re.findall(r"\]\((?!http|#)([^)#]+)", page):
+            assert (ROOT / "docs" / "command" / link).resolve().exists(), (name, link)
+
+
+@pytest.mark.browser
+def test_the_search_of_the_site_finds_an_option(
+    tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import site_pages
+
+    entries = [{"location": "sharing.html", "title": "Fewer", "text": ""}]
+    entries += [{"location": "sharing.html#a", "title": "Fewer heads", "text": "heads " * 9}]
+    for name in ("share", "prune"):
+        text = site_pages.command_page(name).replace("`", "")
+        entries += [{"location": f"command/{name}.html{at}", "title": name, "text": text} for at in ("", "#options")]
+    (tmp_path / "pages.js").write_text(site_pages.index_script(entries), encoding="utf-8")
+    shutil.copy(ROOT / "examples" / "site" / "site.js", tmp_path)
+    body = '<nav id=pages></nav><button id=menu></button><input id=query data-index=pages.js data-base="."><p id=hits>'
+    (tmp_path / "index.html").write_text(f"<!doctype html>{body}</p><script src=site.js></script>", encoding="utf-8")
+    page = browser.new_page()
+    page.goto((tmp_path / "index.html").as_uri())
+    page.fill("#query", "kv-heads")
+    page.wait_for_selector("#hits a")
+    links = page.locator("#hits a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    assert links == ["./command/share.html#options"]
+    assert page.locator("#hits mark").first.inner_text() == "kv-heads"
+    page.fill("#query", "heads")
+    page.wait_for_function("document.querySelectorAll('#hits a').length == 3")
+    page.fill("#query", "no-such-word")
+    page.wait_for_function("document.querySelector('#hits').innerText.includes('No page has no-such-word.')")
+    page.close()
 
 
 def test_the_reference_has_every_public_name() -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^::: headwise\.(\w+)$", page, re.MULTILINE)) == sorted(headwise.__all__)
+
+
+def test_the_schema_is_made_of_the_records_and_has_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import schema_page
+
+    assert json.loads(schema_page.PAGE.read_text(encoding="utf-8")) == schema_page.schema(), (
+        "run examples/schema_page.py"
+    )
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "headwise" / "cli").glob("*.py")]
+    printed = {kind for source in sources for kind in re.findall(r'(?:print_json|_tell\(course,)\(? ?"(\w+)"', source)}
+    assert printed == set(schema_page.DOCUMENTS)
 
 
 def test_every_command_has_a_section() -> None:
