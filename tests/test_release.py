@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import os
 import re
 import shutil
@@ -43,7 +44,7 @@ assert table() and catalogue()
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and a source archive, made from a copy of what git would hand out."""
     folder = tmp_path_factory.mktemp("release")
-    for name in ("src", "README.md", "LICENSE", "pyproject.toml"):
+    for name in ("src", "README.md", "LICENSE", "pyproject.toml", "setup.py"):
         source = ROOT / name
         leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
         if source.is_dir():
@@ -78,6 +79,20 @@ def test_a_wheel_holds_every_file_and_runs_without_torch(built: Path, tmp_path: 
         timeout=60,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_the_page_of_a_package_index_needs_no_file_beside_it(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
+        metadata = email.message_from_bytes(archive.read(f"headwise-{headwise.__version__}.dist-info/METADATA"))
+    page, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"\]\((?!https?:|#)", readme) and not re.search(r"\]\((?!https?:|#)", page)
+    assert "hw.MultiHeadAttention(96, 6" in page and metadata["Description-Content-Type"].startswith("text/markdown")
+    headings = re.findall(r"^#+ .*", readme, re.MULTILINE)
+    assert headings == [line for line in page.splitlines() if line in headings]
+    assert metadata["License-Expression"] == "MIT" and metadata["Requires-Python"] == ">=3.11"
+    kinds = metadata.get_all("Classifier")
+    assert len(kinds) == len(set(kinds)) and all(" :: " in kind for kind in kinds)
 
 
 @pytest.mark.slow
