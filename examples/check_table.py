@@ -1,6 +1,6 @@
 """Write the table of docs/check.md: what `headwise check` says of every case of the tests, and of every pair of bugs.
 
-PYTHONPATH=tests:tests/teach python examples/check_table.py
+PYTHONPATH=tests:tests/teach python examples/check_table.py && python examples/spanish_pages.py
 """
 
 from __future__ import annotations

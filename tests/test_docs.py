@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")), *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / f"{name}.md" for name in ("README", "README.es", "CONTRIBUTING", "AGENTS")),
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 COURSES = tuple(f"course-{name}" for name in ("microgpt", "microgpt-code", "chapter", "from-scratch", "numpy"))
 CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md")
 
