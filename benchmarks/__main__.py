@@ -26,6 +26,7 @@ from benchmarks import (
     small,
     steering,
     step,
+    stock,
     texts,
     training,
 )
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "microgpt": microgpt_baseline.run,  # first: plain Python runs slower once torch has worked
     "attention": attention.run,
     "decode": decode.run,
+    "stock": stock.run,
     "plan": attention.plan,
     "small": small.run,
     "step": step.run,

@@ -146,6 +146,15 @@ class Texts:
             turned = self.decoder.rotation(torch.cat([ones, 0 * ones], -1), 0)[0, 0]
             self._turns = torch.complex(*turned.chunk(2, -1))[:, None]
 
+    def take(self, past: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin with tokens that the model itself has read: for each layer their keys and values, (1,G,T,D) each."""
+        self.length = past[0][0].shape[2]
+        self._begin([[0] * self.length], self.length)
+        for cache, (k, v) in zip(self._cache, past, strict=True):
+            if self.decoder.rotation is not None:
+                k = k.unflatten(-1, (2, -1)).transpose(-2, -1).flatten(-2)  # what turns together stands side by side
+            cache[:, 0, :, : self.length], cache[:, 1, :, : self.length] = k, v
+
     def _lay(self, B: int, T: int) -> None:
         """Where a step lays its results, with the views that it takes of them, each of which costs time to make."""
         spec, config, self._sizes = self.decoder.spec, self.decoder.config, (B, T)

@@ -21,6 +21,7 @@ from headwise.gpt.gpt import GPT, Block
 from headwise.layer.importing.importers import import_attention
 from headwise.models.ask import context_of, logits, predicts, reader, vocabulary_of
 from headwise.models.open import described, open_model
+from headwise.models.sooner import Sooner
 from headwise.models.stream import stream_of
 from headwise.plan import Plan
 
@@ -115,7 +116,10 @@ def steps(
     begin()  # a plan that does not fit is refused before the text begins
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
-        decoder = _form_worth_making(module, len(prompts) + lookup, n_tokens, bool(lookup))
+        if lookup or len(prompts) > 1 or isinstance(module, GPT):  # side by side, ahead, or sooner from the start
+            decoder = _form_worth_making(module, len(prompts) + lookup, n_tokens, bool(lookup))
+        if decoder is None and _worth(module, n_tokens):
+            begin = Sooner(module, _form, n_tokens)
     source = Source(begin, context_of(module), vocabulary_of(module), decoder)
     return continued(source, ids, n_tokens, stops=stops, lookup=lookup, **options)
 
@@ -124,9 +128,15 @@ def _form_worth_making(module: nn.Module, rows: int, n_tokens: int, needed: bool
     """The decode form of a model that has one, for a text that is long enough and weights that are not too large."""
     if needed:
         return decode_form(module, rows=rows)
-    size = sum(x.numel() * x.element_size() for x in module.parameters())
-    if n_tokens < WORTH or size > MOST:
-        return None
+    return _form(module, rows) if _worth(module, n_tokens) else None
+
+
+def _worth(module: nn.Module, n_tokens: int) -> bool:
+    """Is the text long enough to make a form for it, and the model small enough to be held once more?"""
+    return n_tokens >= WORTH and sum(x.numel() * x.element_size() for x in module.parameters()) <= MOST
+
+
+def _form(module: nn.Module, rows: int = 1) -> Decoder | None:
     with suppress(HeadwiseError):
         return decode_form(module, rows=rows)
     return None
