@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,7 @@ def steps(
     stops = end_ids(module) if stop is None else {stop}
 
     planned = _for_plan(module) if plan is not None and not isinstance(module, GPT) else module
-    begin = partial(reader, planned, plan)
+    begin: Callable[[], Callable[[Tensor], Tensor]] = partial(reader, planned, plan)
     begin()  # a plan that does not fit is refused before the text begins
     decoder = model if isinstance(model, Decoder) else None
     if decoder is None and plan is None and options.get("cache", True):
