@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from typing import Any
 
@@ -68,7 +69,7 @@ class Family:
     width: str = "hidden_size"  # the config's field for the width of the model
     even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
 
-    @property
+    @cached_property
     def verbs(self) -> set[str]:
         """What may be done with its models; to watch them no record is needed.
 

@@ -152,7 +152,7 @@ class Texts:
         self._begin([[0] * self.length], self.length)
         for cache, (k, v) in zip(self._cache, past, strict=True):
             if self.decoder.rotation is not None:
-                k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # what turns together stands side by side
+                k = k.view(*k.shape[:-1], 2, -1).transpose(-2, -1).flatten(-2)  # as pairs
             cache[:, 0, :, : self.length], cache[:, 1, :, : self.length] = k, v
 
     def _lay(self, B: int, T: int) -> None:

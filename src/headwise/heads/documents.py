@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from typing import Any
 
@@ -112,7 +112,8 @@ def listening(
 
     hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
     free = {site.module for site in sites if site.free}
-    hooks += [hook for module in model.modules() if free & {*module.modules()} for hook in batch.hooks(module)]
+    above = [module for module in model.modules() if free & {*module.modules()}] if free else []
+    hooks += [hook for module in above for hook in batch.hooks(module)]
     with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
         yield
 
@@ -311,7 +312,7 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
     readers: dict[nn.Module, _Reader] = {}
 
     def walk(module: nn.Module, reader: _Reader | None) -> None:
-        names = list(inspect.signature(module.forward).parameters)
+        names = _inputs(module)
         inner = reader is not None and reader.model is not None and names[:1] and names[0] in LAYER_INPUTS
         if {"ids", "input_ids", "inputs_embeds"} & set(names) and not inner:
             reader = _Reader(module, names, around=reader)
@@ -324,6 +325,17 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
 
     walk(model, None)
     return readers
+
+
+def _inputs(module: nn.Module) -> list[str]:
+    """Names of what a module is called with."""
+    method = getattr(module.forward, "__func__", None)
+    return list(inspect.signature(module.forward).parameters) if method is None else _of_method(method)
+
+
+@cache  # of methods of classes alone: a function that hangs on one module may hold its weights
+def _of_method(method: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(method).parameters)[1:]
 
 
 def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:

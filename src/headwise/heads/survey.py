@@ -229,7 +229,7 @@ class _Study:
             notes=tuple(self.notes),
             relations=self.relations,
             digest=_digest(self.folder),
-            places=w_o_places(self.model),
+            places=w_o_places(self.model, sites_of(self.model)),
         )
 
     def _note(self, key: str, **facts: Any) -> None:

@@ -325,7 +325,8 @@ def watch(
     """
     _check(offsets, marks or {})
     shown = folder.tokens.shown if (folder := described(model)) and folder.tokens is not None else None
-    seen = Seen(sites_of(model), shown, missing(model), w_o_places(model))
+    sites = sites_of(model)
+    seen = Seen(sites, shown, missing(model), w_o_places(model, sites))
     seen.note(share_note(rows, seed))
     factors = Factors()
 
@@ -340,7 +341,7 @@ def watch(
             if tops:
                 seen.add_top(site, tops, *top_keys(call, b, [row % T for row in tops], top_k))
 
-    with listening(model, note, _marker(marks) if marks else None):
+    with listening(model, note, _marker(marks) if marks else None, sites):
         if text is not None:
             with torch.no_grad(), evaluating(model):
                 run_body(model, torch.as_tensor(ids_of(model, text)).reshape(1, -1))

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -245,11 +245,11 @@ def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
     return weights
 
 
-def w_o_places(model: nn.Module) -> dict[str, tuple[str, int]]:
+def w_o_places(model: nn.Module, sites: Iterable[Site]) -> dict[str, tuple[str, int]]:
     """Of each site whose W_O is known its module, `model.layers[3].self_attn.o_proj`, and the width of a head there."""
     paths = {module: path for path, module in model.named_modules()}
     places = {}
-    for site in sites_of(model):
+    for site in sites:
         projection, w_o = site.projection or getattr(site.module, "o_proj", None), site.w_o
         path = None if projection is None else paths.get(projection)
         if path and w_o is not None and site.n_heads:

@@ -73,16 +73,19 @@ CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_
 
 def attends(module: nn.Module) -> bool:
     """Does the code of this module's class read as one of the three? What it does is found out by running it."""
-    names = _names(type(module))  # type: ignore[arg-type]
-    fused = {"scaled_dot_product_attention", "multi_head_attention_forward"}
-    softmax = any(name.lower().endswith("softmax") for name in names) or any(
-        isinstance(child, nn.Softmax) for child in module.children()
-    )
-    product = any("matmul" in name for name in names) or names & {"@", "bmm", "mm", "einsum", "baddbmm"}
-    return bool(names & fused or (softmax and product))
+    fused, softmax, product = _reads(type(module))  # type: ignore[arg-type]
+    return fused or (product and (softmax or any(isinstance(child, nn.Softmax) for child in module.children())))
 
 
 @cache
+def _reads(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
+    """Does the code of a class name a fused attention, a softmax, a product of matrices?"""
+    names = _names(kind)
+    fused = bool(names & {"scaled_dot_product_attention", "multi_head_attention_forward"})
+    product = any("matmul" in name for name in names) or bool(names & {"@", "bmm", "mm", "einsum", "baddbmm"})
+    return fused, any(name.lower().endswith("softmax") for name in names), product
+
+
 def _names(kind: type[nn.Module]) -> frozenset[str]:
     """What is named in the code of a class: in its `forward`, and in the functions and methods that this calls."""
     names: set[str] = set()
