@@ -104,6 +104,11 @@ class Mask:
     """
 
     alike = False  # is it the same for all heads?
+    checks = False  # has it a `check` of its own? Found out when a class is made
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.checks = cls.check is not Mask.check
 
     def check(self, grid: Grid) -> None:
         """Raise HeadwiseError when the mask does not fit this call's sizes. Each rung calls it once."""

@@ -483,3 +483,14 @@ def test_names_stay_and_nothing_is_left_behind() -> None:
     model(X)
     b.__exit__(None, None, None)
     assert (first["L0.H0"].n_rows, second["L0.H0"].n_rows) == (22, 44)
+
+
+def test_names_from_a_generator_silence_what_a_list_does() -> None:
+    """Beside a module whose heads are not counted yet, the names are looked at twice."""
+    model = nn.Sequential(Attention(), Attention(told=False)).eval()
+    x = torch.randn(2, 5, C)
+    with hw.ablate(model, ["L0.H1"]):
+        silenced = model(x)
+    with hw.ablate(model, (name for name in ["L0.H1"])):
+        assert torch.equal(model(x), silenced)
+    assert not torch.equal(model(x), silenced)

@@ -150,6 +150,10 @@ def test_reshaping_gives_the_same_elsewhere(
 def test_a_device_without_float64(folder: Any, device: str, without_float64: None) -> None:
     if device == "toy":
         agree(folder("run"), device, READING, False)
+        q = torch.randn(1, 3, 5, 7)  # lists, which are doubles in Python, beside it
+        options: dict[str, Any] = {"mask": hw.Alibi(), "sink": [0.5, -1.5, 2.5]}
+        there = hw.attend(*[q.to(device)] * 3, **options).cpu()
+        assert torch.allclose(there, hw.attend(q, q, q, **options), atol=1e-5)
 
 
 def test_what_is_streamed_rests_on_the_processor(folder: Any, device: str) -> None:

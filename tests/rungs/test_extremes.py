@@ -51,6 +51,16 @@ def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, m
     assert_same(out, expected, path)
 
 
+@pytest.mark.slow
+def test_a_compiled_call_keeps_the_nan_of_a_query() -> None:
+    """On few keys the CPU kernel would give 0 for it."""
+    problem = draw(GQA._replace(T=5, S=7))
+    q, k, v = (torch.from_numpy(x) for x in (problem.q, problem.k, problem.v))
+    q[1, 2, 3, 0] = math.nan
+    out = torch.compile(hw.attend, backend="eager")(q, k, v)
+    assert out[1, 2, 3].isnan().all() and out.isnan().sum() == out.shape[-1]
+
+
 @one_path
 @pytest.mark.parametrize("mask", ["none", "causal", "bias"])
 def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> None:

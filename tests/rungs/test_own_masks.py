@@ -225,3 +225,28 @@ def test_the_keys_of_a_window_are_cut_for_a_part_of_its_queries_too() -> None:
     )
     for path in PATHS:
         assert_same(output(path, part), steps(path, problem)["out"][:, :, 2:4], path)
+
+
+@dataclass(frozen=True)
+class Squares(hw.Mask):
+    """Causal, and for as many queries as keys alone: a band with a check of its own."""
+
+    def check(self, grid: Any) -> None:
+        if grid.T != grid.S:
+            raise hw.HeadwiseError(f"{grid.T} queries for {grid.S} keys")
+
+    def allowed(self, grid: Any) -> Any:
+        return grid.j <= grid.i
+
+    def band(self, T: int, S: int) -> tuple[int | None, int | None]:
+        return None, 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_band_with_a_check_of_its_own_is_checked(path: str) -> None:
+    squares = replace(NO_MASK, build=lambda wrap: Squares())
+    square, wide = draw(SEEN._replace(S=SEEN.T)), draw(SEEN)
+    causal = replace(NO_MASK, build=lambda wrap: hw.Causal())
+    assert_same(output(path, replace(square, mask=squares)), output(path, replace(square, mask=causal)), path)
+    with pytest.raises(hw.HeadwiseError, match="5 queries for 7 keys"):
+        output(path, replace(wide, mask=squares))

@@ -136,7 +136,7 @@ def _check(source: Source, prompts: Sequence[Sequence[int]], *, seed: int, **num
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {source.vocab_size}")
     if numbers["n_tokens"] < 0:
-        raise HeadwiseError(f"tokens={numbers['n_tokens']} is negative")
+        raise HeadwiseError(f"n_tokens={numbers['n_tokens']} is negative")
     if not numbers["temperature"] >= 0:
         raise HeadwiseError(f"temperature={numbers['temperature']} must be 0 or more; 0 takes the likeliest token")
     check_seed(seed)

@@ -78,6 +78,7 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
     """Site name -> numbers of the named heads."""
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
+    heads = list(heads)  # a generator is read once
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
     unknown = next((site for site in sites if not site.n_heads), None)
     if unknown is not None and not set(heads) <= places.keys():
@@ -123,8 +124,10 @@ def importance(model: nn.Module, batches: Iterable[Tensor], after: int | None = 
     sites = sites_of(model)
 
     def loss_on(ids: Tensor) -> Tensor:
-        each = next_token_losses(model, ids.clone(), after)  # ids of inference_mode could not be looked up
-        return each.sum() * (ids.shape[1] - 1)  # a sum: each token counts as itself
+        each = next_token_losses(
+            model, ids.clone(), after
+        )  # ids of inference_mode cannot be saved for the backward pass
+        return each.sum() * (ids.shape[1] - 1)  # of means: a document counts by its length
 
     with evaluating(model):
         for ids in batches:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Both, BroadcastGrid, Mask, resolve
+from headwise.masks import BroadcastGrid, Mask, resolve
 from headwise.positions import RoPE
 from headwise.records import Trace
 from headwise.rungs import paths
@@ -52,7 +52,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     call = _Call(q, k, v, sizes, options)
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
-    seen = _dense(None if causal else path.band, path.rest, sizes, call.index, path.keys, q)
+    seen = _dense(options.mask, None if causal else path.band, path.rest, sizes, call.index, path.keys, q)
     k, v = call.pick(*seen.protect(k, v))
     allowed = seen.allowed if seen.rows is None or seen.allowed is None else seen.allowed | ~seen.rows
     out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
@@ -67,7 +67,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     sizes = check_shapes(q.shape, k.shape, v.shape)
     call = _Call(q, k, v, sizes, options)
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
-    seen = _dense(None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q)
+    seen = _dense(mask, None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q)
     k, v = call.pick(*seen.protect(k, v))
     scores = _by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
@@ -118,10 +118,17 @@ class _Seen(NamedTuple):
 
 
 def _dense(
-    band: paths.Band | None, rest: Sequence[Mask], sizes: Sizes, index: Sequence[int], keys: slice, like: Tensor
+    mask: Mask | None,
+    band: paths.Band | None,
+    rest: Sequence[Mask],
+    sizes: Sizes,
+    index: Sequence[int],
+    keys: slice,
+    like: Tensor,
 ) -> _Seen:
-    """A band and the other masks as tensors over the given keys."""
-    if band is None and len(rest) == 0:  # len: the compiler knows no truth of a tuple of masks
+    """A checked mask as tensors over the given keys, from what it has become: a band, and other masks."""
+    nothing_to_say = band is None and len(rest) == 0  # len: the compiler knows no truth of a tuple of masks
+    if mask is None or (nothing_to_say and not any(part.checks for part in mask.parts())):
         return _Seen(None, None, None, None)
     dtype = torch.promote_types(like.dtype, torch.float32)
     grid = BroadcastGrid(
@@ -131,7 +138,9 @@ def _dense(
         keys=keys,
         known=_known,
     )
-    Both(tuple(rest)).check(grid)
+    mask.check(grid)
+    if nothing_to_say:
+        return _Seen(None, None, None, None)
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
     alone = allowed is None
@@ -181,8 +190,8 @@ def _kernel(
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
     not_a_number = None
-    # A compiler must not learn of a length from this, or it would make two graphs.
-    if mask is None and not torch.compiler.is_compiling() and q.device.type == "cpu" and k.shape[2] < FEW_KEYS:
+    # A compiler does not compare the length, or it would make two graphs.
+    if mask is None and q.device.type == "cpu" and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS):
         not_a_number = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
     if T == 1 and G < H:
         q = q.reshape(B, G, H // G, q.shape[-1])
@@ -282,11 +291,13 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def as_tensor(values: Any, device: torch.device) -> Tensor:
-    """Lists keep Python's double precision; arrays and tensors theirs."""
+    """Lists keep Python's double precision, where the device has it; arrays and tensors theirs."""
     if not isinstance(values, Tensor):
         values = torch.from_numpy(np.array(values))
-    tensor: Tensor = values.to(device)
-    return tensor
+    tensor: Tensor = values
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(widest(device))
+    return tensor.to(device)
 
 
 def _known(values: Any) -> bool:
@@ -311,7 +322,7 @@ class Rotation:
         self.rope, self.last = rope, last
         self.dim = rope.dim or head_dim
         self.frequencies, self.factor = rope.frequencies(head_dim)
-        self._cos = self._sin = torch.empty(0, self.dim // 2)
+        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)  # cosines and sines
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """x (B,H,T,D) turned; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
@@ -341,9 +352,12 @@ class Rotation:
         end = start + length
         if not real:
             return self._cos_sin(torch.arange(start, end, device=device))
-        if self._cos.shape[0] < end or self._cos.device != device:
-            self._cos, self._sin = self._cos_sin(torch.arange(max(end, 2 * self._cos.shape[0]), device=device))
-        return self._cos[start:end], self._sin[start:end]
+        cos, sin = self._table
+        if len(cos) < end or cos.device != device:
+            # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
+            cos, sin = self._cos_sin(torch.arange(max(end, 2 * len(cos)), device=device))
+            self._table = cos, sin
+        return cos[start:end], sin[start:end]
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
