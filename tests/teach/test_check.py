@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -292,12 +293,29 @@ def test_what_a_verdict_points_at() -> None:
     assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
     assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
     assert "haeds" in lines["raises",][0] and "reshape(B, T)" in lines["raises",][1]
-    odd = hw.check(oddly_scaled, seconds=5)
+    odd = hw.check(oddly_scaled, seconds=60)
     assert odd.bugs == ("unknown",) and "sees only itself" not in odd.findings[0].evidence
 
 
 def oddly_scaled(q, k, v):  # type: ignore[no-untyped-def]
     e = np.exp(q @ k.swapaxes(-1, -2) / 1.234)
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case() -> None:
+    verdict = hw.check(scaled_only_without_a_mask)
+    assert verdict.bugs == ("scale-missing",)
+    theirs, correct = re.findall(r"\d+\.\d+", verdict.findings[0].evidence)
+    assert float(theirs) > 1.5 * float(correct)
+
+
+def scaled_only_without_a_mask(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+    scores = q @ k.swapaxes(-1, -2)
+    if mask is None:
+        scores = scores / np.sqrt(q.shape[-1])
+    else:
+        scores = np.where(mask, scores, -1e9)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True) @ v
 
 

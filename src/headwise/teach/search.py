@@ -36,11 +36,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Settings under which the form gives the learner's numbers in every case, and the bugs among them."""
+    """Settings under which the form gives the learner's numbers, and the bugs among them.
+
+    A bug may show in later cases alone, such as a scale that is forgotten where there is padding: each case has the
+    settings that were enough for it, and `settings` are those of the last.
+    """
 
     reading: Reading
     bugs: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    by_case: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unexplained: tuple[str, ...] = ()  # cases whose numbers nothing explains
 
 
@@ -50,7 +55,7 @@ def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
         a, b = np.asarray(a, float), np.asarray(b, float)
     except (ValueError, TypeError):  # text, or lists whose parts have several shapes
         parts = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
-        return all(map(close, a, b)) if parts else bool(a == b)
+        return all(close(x, y, tolerance) for x, y in zip(a, b, strict=True)) if parts else bool(a == b)
     finite = np.isfinite(a)
     if a.shape != b.shape or not np.array_equal(finite, np.isfinite(b)):
         return False
@@ -72,6 +77,7 @@ class Search:
         self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
         self.bugs = [bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}]
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
+        # Processor time, so that a busy machine judges alike; the clock, so that the search ends.
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
     def _over(self) -> bool:
@@ -82,6 +88,7 @@ class Search:
         so_far = self._first(readings, cases[0], {})
         if so_far is None:
             return Explanation(readings[0], unexplained=(cases[0].name,))
+        by_case = {cases[0].name: so_far.settings}
         for case in cases[1:]:
             step = self._first([so_far.reading], case, so_far.settings)
             if step is None:
@@ -89,7 +96,8 @@ class Search:
             else:
                 bugs = tuple(dict.fromkeys((*so_far.bugs, *step.bugs)))
                 so_far = replace(so_far, bugs=bugs, settings=step.settings)
-        return so_far
+                by_case[case.name] = step.settings
+        return replace(so_far, by_case=by_case)
 
     def _first(self, readings: Sequence[Reading], case: Case, base: Mapping[str, Any]) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
@@ -165,28 +173,39 @@ def stages_of(reading: Reading, settings: Mapping[str, Any], case: Case) -> Stag
 
 def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Mapping[str, str]) -> str:
     """A sentence with numbers. The form with the bug gives the learner's output, so its stages are the learner's."""
-    wrong = right = None
-    for case in cases:
-        if case.name in explanation.unexplained:
-            continue
-        wrong = stages_of(explanation.reading, explanation.settings, case)
-        right = stages_of(explanation.reading, explanation.reading.settings, case)
-        if wrong is not None and right is not None and not np.allclose(wrong.out.sum(), right.out.sum()):
-            break
-    known = f"by_property_{bug.id}"
-    if known in say and (wrong is None or right is None or bug.evidence in ("dropout", "batch", "property")):
-        return say[known]
+    shown = _shown_in(explanation, cases)
+    own_phrase = f"by_property_{bug.id}"
+    if own_phrase in say and (shown is None or bug.evidence in ("dropout", "batch", "property")):
+        return say[own_phrase]
     if bug.id in explanation.reading.structural:
         return say["structural"]
-    if wrong is None or right is None:
+    if shown is None:
         return say["not_finite" if bug.evidence == "difference" else "by_property"]
+    wrong, right, case = shown
     kinds = {"future": _future, "rows": _rows, "scores": _scores}
     text = kinds[bug.evidence](wrong, right, case, say) if bug.evidence in kinds else None
     return text or _difference(wrong, right, say)
 
 
+def _shown_in(explanation: Explanation, cases: Sequence[Case]) -> tuple[Stages, Stages, Case] | None:
+    """The first case in which learner and form differ, as both compute it; where none does, the first of all."""
+    computed = []
+    for case in cases:
+        if case.name in explanation.unexplained:
+            continue
+        settings = explanation.by_case.get(case.name, explanation.settings)
+        wrong = stages_of(explanation.reading, settings, case)
+        right = stages_of(explanation.reading, explanation.reading.settings, case)
+        if wrong is None or right is None:
+            continue
+        if not close(wrong.out, right.out):
+            return wrong, right, case
+        computed.append((wrong, right, case))
+    return computed[0] if computed else None
+
+
 def _future(wrong: Stages, right: Stages, case: Case, say: Mapping[str, str]) -> str | None:
-    """The largest weight on a key that a query must not see, or the query that is kept from itself."""
+    """The largest weight on a key that a query must not see; without one, what `_rows` says."""
     B, H, T, S = right.weights.shape
     if wrong.weights.shape != right.weights.shape:
         return None
@@ -230,8 +249,8 @@ def stage_of(explanation: Explanation, case: Case, say: Mapping[str, str]) -> st
     if right is None or right.out.shape != output.shape:
         return say["shape"].format(theirs=output.shape, ours=None if right is None else right.out.shape)
     gap = np.abs(output - right.out)
-    axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)
+    axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)  # all but that of the tokens
     rows = np.nan_to_num(gap, nan=np.inf).max(axes)
-    first = int((rows > 1e-3).argmax())
+    first = int((rows > min(1e-3, rows.max() / 2)).argmax())  # a small difference begins somewhere, too
     stage = ("values" if first == 0 else "scores") if case.masks.causal else "any"  # whose row 0 sees only itself
     return say["starts"].format(gap=float(np.nan_to_num(gap).max()), row=first, stage=say["stage_" + stage])
