@@ -31,8 +31,9 @@ from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
 from headwise.models.stream import loaded
 from headwise.records import Call
+from headwise.spec import resolve_kv_index
 
-Numbers = NDArray[np.float64]
+Float64Array = NDArray[np.float64]
 
 CLOSE = 1e-4  # relative: what is read must agree with what the model computes, in float32 and wider
 
@@ -48,8 +49,8 @@ class Attribution:
     embedding: float  # of the token at the position, and of the position itself
     bias: float  # of W_O, of norms, and of the output matrix
     logit: float  # what the model says, before a softcap of its logits
-    tokens: dict[str, Numbers]  # head -> (S,): what it adds by looking at each token; the sum is the head's
-    weights: dict[str, Numbers]  # head -> (S,): how much it looks at each
+    tokens: dict[str, Float64Array]  # head -> (S,): what it adds by looking at each token; the sum is the head's
+    weights: dict[str, Float64Array]  # head -> (S,): how much it looks at each
 
     @property
     def total(self) -> float:
@@ -113,12 +114,14 @@ def attribute(
 
 def _logit_scale(model: nn.Module, matrix: Tensor, bias: Tensor | None, run: _Run) -> float:
     """What logits are multiplied with after W_U; a softcap on them is left out. Refused where neither explains them."""
-    wide = torch.promote_types(matrix.dtype, torch.float32)  # of a large vocabulary a copy in doubles takes a while
+    # Float32 is enough here, and a copy of a large vocabulary's matrix in doubles takes a while.
+    wide = torch.promote_types(matrix.dtype, torch.float32)
     product = (matrix.to(wide) @ run.normed.to(matrix.device, wide)).cpu().double()
     raw = product + (0 if bias is None else bias.cpu().double())
-    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))
+    scale = float(run.logits @ raw / (raw @ raw).clamp(min=1e-30))  # the factor that fits best, by least squares
     if _apart(scale * raw, run.logits) <= run.close:
-        return scale if abs(scale - 1) > run.close else 1.0
+        is_rounding = abs(scale - 1) <= run.close
+        return 1.0 if is_rounding else scale
     cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
     if cap and _apart(cap * torch.tanh(raw / cap), run.logits) <= run.close:
         return 1.0
@@ -137,33 +140,36 @@ def _parts(
     answer: tuple[int, ...],
     position: int,
 ) -> Attribution:
-    rows, rounded = run.rows, [direction * run.normed]  # numbers that the model rounded, as parts of the logit
+    rows = run.rows
+    # Numbers that the model rounded, as parts of the logit: their rounding bounds how far the parts may miss it.
+    rounded = [direction * run.normed]
     if run.norm is not None:
         frozen = _Frozen.of(run.norm, rows[run.norm])
         constant += float(direction @ frozen.bias)
         direction = frozen.back(direction)
     heads: dict[str, float] = {}
     feed_forwards: dict[str, float] = {}
-    tokens: dict[str, Numbers] = {}
-    weights: dict[str, Numbers] = {}
+    tokens: dict[str, Float64Array] = {}
+    weights: dict[str, Float64Array] = {}
     for number, layer in enumerate(run.layers):
         with loaded(model, number):
             writer = _writer_of(model, layer, run)
             bias = getattr(layer.projection, "bias", None)
-            through = writer.factor * direction
-            rounded.append(through * rows[writer.module].gave)
+            at_w_o = writer.factor * direction  # what is read of W_O's output
+            rounded.append(at_w_o * rows[writer.module].gave)
             if writer.module is not layer.projection:  # a norm after W_O
                 norm = _Frozen.of(writer.module, rows[writer.module])
-                constant += float(through @ norm.bias)
-                through = norm.back(through)
-                rounded.append(through * rows[layer.projection].gave)
+                constant += float(at_w_o @ norm.bias)
+                at_w_o = norm.back(at_w_o)
+                rounded.append(at_w_o * rows[layer.projection].gave)
             if bias is not None:
-                constant += float(through @ bias.cpu().double())
-            shares, looks, rows_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, through)
-            heads |= dict(zip(layer.site.heads, shares.tolist(), strict=True))
-            tokens |= dict(zip(layer.site.heads, looks.numpy(), strict=True))
-            weights |= dict(zip(layer.site.heads, rows_hs.numpy(), strict=True))
+                constant += float(at_w_o @ bias.cpu().double())
+            by_head, by_token, weights_hs = _heads_of(run.calls[layer.site.name], layer.projection, rows, at_w_o)
+            heads |= dict(zip(layer.site.heads, by_head.tolist(), strict=True))
+            tokens |= dict(zip(layer.site.heads, by_token.numpy(), strict=True))
+            weights |= dict(zip(layer.site.heads, weights_hs.numpy(), strict=True))
             block, written = rows[layer.block], writer.factor * rows[writer.module].gave
+            # What is left of the layer; the sum of all parts, below, therefore tests heads, norms and biases, not this.
             feed_forwards[layer.site.name] = float(direction @ (block.gave - block.read - written))
     embedding = float(direction @ rows[run.layers[0].block].read)
     parts = Attribution(answer, position, heads, feed_forwards, embedding, constant, logit, tokens, weights)
@@ -178,19 +184,26 @@ def _parts(
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: dict[nn.Module, _Row], through: Tensor
+    call: Call, projection: nn.Module, rows: dict[nn.Module, _Row], at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S)."""
     H, T = call.q.shape[1:3]
     entered = rows[projection].read.reshape(H, -1)  # (H,E) where W_O reads the heads
-    back = (as_rows(projection).cpu().double().T @ through).reshape(H, -1)
+    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
-    index = call.options.kv_index or [h // (H // call.k.shape[1]) for h in range(H)]
+    index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
     values = call.v[0, list(index)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
-    # A gate, or a norm of the head, that lies between the two is held as it was.
-    between = torch.where(mixed == 0, 0, entered / torch.where(mixed == 0, 1, mixed))
-    return (entered * back).sum(1), weights * torch.einsum("hse,he->hs", values, between * back), weights
+    # A gate, or a norm of the head, between the mixed values and what W_O reads is held as it was.
+    between = _ratio(entered, mixed)
+    by_head = (entered * back).sum(1)
+    by_token = weights * torch.einsum("hse,he->hs", values, between * back)
+    return by_head, by_token, weights
+
+
+def _ratio(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, and 0 where y is 0."""
+    return torch.where(y == 0, 0, x / torch.where(y == 0, 1, y))
 
 
 class _Row(NamedTuple):
@@ -223,6 +236,7 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
     def keep(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         first = args[0] if args else keywords.get("hidden_states")
         result = gave[0] if isinstance(gave, tuple) else gave
+        # Modules that take or give something else than hidden states, masks for instance, are passed over.
         if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in (first, result)):
             tensors: Any = first, result
             digits.extend(torch.finfo(x.dtype).eps for x in tensors)
@@ -238,8 +252,10 @@ def _read_run(model: nn.Module, ids: Tensor) -> _Run:
         stack.enter_context(hooked(hooks, with_kwargs=True))
         answer = logits(model, ids, last=True)[0, -1]
     last = rows[layers[-1].block].gave
+    # The last norm is the module that read what the last layer gave.
     norm = next((module for module in layers[-1].around if module in rows and rows[module].read.equal(last)), None)
-    normed, close = last if norm is None else rows[norm].gave, max(CLOSE, *digits)
+    normed = last if norm is None else rows[norm].gave
+    close = max(CLOSE, *digits)
     return _Run(layers, rows, calls, norm, normed, answer.cpu().double(), close)
 
 
@@ -250,6 +266,7 @@ def _apart(x: Tensor, y: Tensor) -> float:
 
 def _wide_twin(norm: nn.Module) -> nn.Module:
     """A copy in float64 on the processor, without hooks: other weights lent to the module would reach every thread."""
+    # deepcopy takes what stands here under an object's id, instead of copying the object.
     copies: dict[int, Any] = {id(p): nn.Parameter(p.detach().cpu().double()) for p in norm.parameters()}
     for module in norm.modules():
         copies[id(module._forward_hooks)] = OrderedDict()
@@ -274,10 +291,11 @@ class _Frozen:
             answer: Tensor = twin(x)
             return answer.double()
 
-        x, y, bias = row.read, normed(row.read), normed(torch.zeros_like(row.read))
+        x, y = row.read, normed(row.read)
+        bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
         centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE  # adding a constant changes nothing
         x = x - x.mean() if centres else x
-        return cls(torch.where(x == 0, 0, (y - bias) / torch.where(x == 0, 1, x)), bias, centres)
+        return cls(_ratio(y - bias, x), bias, centres)
 
     def back(self, direction: Tensor) -> Tensor:
         """u with u.x = direction.(y - bias)"""
@@ -301,18 +319,27 @@ def _writer_of(model: nn.Module, layer: Layer, run: _Run) -> _Writer:
     """
     rows, gave = run.rows, run.rows[layer.projection].gave
     children = [child for child in layer.block.children() if child in rows]
+    # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
     norms = (child for child in children if rows[child].read.equal(gave) and not rows[child].gave.equal(gave))
     factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite
     before, after = rows[layer.block]
 
     def unexplained(writer: _Writer) -> tuple[float, float]:
-        sums = before + writer.factor * rows[writer.module].gave
-        others = [rows[child] for child in children if rows[child].gave.shape == sums.shape]
-        pairs = [pair for row in others for pair in ((row.read, sums), (sums + row.gave, after))]
-        pairs = [(x, y) for x, y in pairs if x.shape == y.shape]
-        beside = [float(((x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)).mean()) for x, y in pairs]
-        return min(beside, default=1), min((_apart(x, y) for x, y in pairs), default=1)
+        state = before + writer.factor * rows[writer.module].gave  # the residual stream, if this is the writer
+        by_number, by_norm = 1.0, 1.0
+        for child in children:
+            row = rows[child]
+            if row.gave.shape != state.shape:
+                continue
+            # Either the child reads the state, or what it gives is added to the state and makes the layer's output.
+            for x, y in ((row.read, state), (state + row.gave, after)):
+                if x.shape == y.shape:
+                    apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
+                    by_number = min(by_number, float(apart.mean()))
+                    by_norm = min(by_norm, _apart(x, y))
+        return by_number, by_norm
 
+    # A tie goes to the first: W_O as it is. Granite, which has the factor, has no norm there.
     writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
     writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
     if unexplained(writer)[1] <= run.close:

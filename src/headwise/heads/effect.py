@@ -80,11 +80,11 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
         raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{heads!r}]")
     heads = list(heads)  # a generator is read once
     places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
-    unknown = next((site for site in sites if not site.n_heads), None)
-    if unknown is not None and not set(heads) <= places.keys():
+    uncounted = next((site for site in sites if not site.n_heads), None)
+    if uncounted is not None and not set(heads) <= places.keys():
         raise HeadwiseError(
-            f"how many heads {unknown.name} has, a {type(unknown.module).__name__}, is known after it has run: run the "
-            f"model once inside hw.watch(model), or give the module an attribute n_heads"
+            f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
+            f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
         )
     chosen: dict[str, list[int]] = defaultdict(list)
     for name in dict.fromkeys(heads):
@@ -97,7 +97,7 @@ def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]
 
 def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
     """Mean output of each head over the real rows of a call, (H,E), as a constant."""
-    T, past = call.q.shape[2], documents[0].start or 0
+    T, past = call.q.shape[2], documents[0].start or 0  # all documents of a call start alike
     if T == 1 or past > 0:
         raise HeadwiseError(
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
@@ -105,7 +105,7 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
         )
     out = call.out.detach()
     real = [torch.ones(T, dtype=torch.bool) if item.real_rows is None else item.real_rows for item in documents]
-    weight = torch.stack([rows.to(out.device) for rows in real]).to(out.dtype)
+    weight = torch.stack([rows.to(out.device) for rows in real]).to(out.dtype)  # (B,T)
     return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
 
 
@@ -149,12 +149,14 @@ def slopes_of(sites: Sequence[Site], answer: Callable[[], Tensor]) -> list[tuple
     outs: list[tuple[Site, Tensor]] = []
 
     def keep(site: Site, call: Call) -> Tensor:
+        # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.
         out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
         outs.append((site, out))
         return out
 
     with attach({site: partial(keep, site) for site in sites}), torch.enable_grad():
-        slopes = torch.autograd.grad(answer(), [out for _, out in outs])
+        loss = answer()  # fills `outs`
+        slopes = torch.autograd.grad(loss, [out for _, out in outs])
     return [(site, out, slope) for (site, out), slope in zip(outs, slopes, strict=True)]
 
 
@@ -171,7 +173,7 @@ def ablation(
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
     Several variants of a layer, each without another head, run as one batch where memory allows. `heads` are the names
-    to try, default all; `progress(done, total)` counts heads; `after` is that of `next_token_losses`,
+    to try, default all; `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`,
     and `whole` are those of the whole model on each batch where they are known.
     """
     require_next(model)
@@ -182,13 +184,14 @@ def ablation(
     every = [head for site in sites.values() for head in site.heads]
     chosen = by_site(list(sites.values()), every if heads is None else heads)
     changes: dict[str, list[float]] = defaultdict(list)
-    done, total = 0, sum(map(len, chosen.values())) * len(batches)
+    done, total = 0, sum(map(len, chosen.values())) * len(batches)  # each head counts once a batch
     with evaluating(model):
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
-            size = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # variants that run at once
+            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))  # that run at once
             for name, numbers in chosen.items():
-                for chunk in (numbers[start : start + size] for start in range(0, len(numbers), size)):
+                for start in range(0, len(numbers), n_variants):
+                    chunk = numbers[start : start + n_variants]
                     losses = _without_each(model, ids, sites[name], chunk, how, after)
                     for h, loss in zip(chunk, losses, strict=True):
                         changes[sites[name].head(h)].extend((loss - base).tolist())
@@ -208,7 +211,7 @@ def _without_each(
         out = call.out.clone()
         variants = out.view(n, B, *out.shape[1:])
         for variant, h in zip(variants, heads, strict=True):
-            variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))
+            variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))  # no padding here: all rows are real
         return out
 
     with attach({site: silence}):

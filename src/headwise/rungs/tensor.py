@@ -52,9 +52,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     call = _Call(q, k, v, sizes, options)
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
+    # What the kernel's causal flag says, no mask needs to say again.
     seen = _dense(options.mask, None if causal else path.band, path.rest, sizes, call.index, path.keys, q)
     k, v = call.pick(*seen.protect(k, v))
-    allowed = seen.allowed if seen.rows is None or seen.allowed is None else seen.allowed | ~seen.rows
+    allowed = seen.allowed
+    if allowed is not None and seen.rows is not None:
+        allowed = allowed | ~seen.rows  # the kernel makes NaN of an empty row: it is opened here, and zeroed below
     out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
     if seen.rows is not None:
         out = torch.where(seen.rows, out, 0)
@@ -143,25 +146,26 @@ def _dense(
         return _Seen(None, None, None, None)
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
-    alone = allowed is None
+    if allowed is None and band is None:
+        return _Seen(None, bias, None, None)
+    # A band alone reaches each key of its range, and each row that does not run off the keys.
+    every_key_is_read = every_row_sees = False
     if band is not None:
         distance = grid.j - grid.i
         inside = (distance >= band[0]) & (distance <= band[1])
-        allowed = inside if alone else allowed & inside
-    if allowed is None:
-        return _Seen(None, bias, None, None)
+        if allowed is None:
+            every_key_is_read = band[0] <= band[1]
+            every_row_sees = every_key_is_read and not paths.runs_off(band, sizes)
+        allowed = inside if allowed is None else allowed & inside
     allowed = _four_axes(allowed)
-    # A band alone reaches each key of its range, and each row that does not run off the keys.
-    whole = alone and band is not None and band[0] <= band[1]
-    full = whole and band is not None and not paths.runs_off(band, sizes)
-    rows = None if full else allowed.any(-1, keepdim=True)
-    return _Seen(allowed, bias, rows, None if whole else _alive(allowed, index, sizes))
+    rows = None if every_row_sees else allowed.any(-1, keepdim=True)
+    return _Seen(allowed, bias, rows, None if every_key_is_read else _alive(allowed, index, sizes))
 
 
 def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
     by_head = allowed_bhts.any(2)
-    if by_head.shape[1] == sizes.H > 1:
+    if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
         readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
         by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
     return by_head[..., None]
@@ -183,23 +187,23 @@ def _kernel(
     G, width = k.shape[1], v.shape[-1]
     if sink is not None:
         q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
-    widest = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
-    q, k, v = [x if x.shape[-1] == widest else F.pad(x, (0, widest - x.shape[-1])) for x in (q, k, v)]
+    wider = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
+    q, k, v = [x if x.shape[-1] == wider else F.pad(x, (0, wider - x.shape[-1])) for x in (q, k, v)]
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)  # other kernels want one dtype
-    not_a_number = None
+    zero_or_nan = None
     # A compiler does not compare the length, or it would make two graphs.
     if mask is None and q.device.type == "cpu" and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS):
-        not_a_number = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
-    if T == 1 and G < H:
+        zero_or_nan = (q * 0).sum(-1, keepdim=True)  # 0, but for a query that holds NaN
+    if T == 1 and G < H:  # the heads of a group take the place of the queries: K and V are read once a group
         q = q.reshape(B, G, H // G, q.shape[-1])
         if mask is not None and mask.shape[1] == H:
             mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=bool(q.shape[1] != G))
     out = out.reshape(B, H, T, out.shape[-1])[..., :width]
-    return out if not_a_number is None else out + not_a_number
+    return out if zero_or_nan is None else out + zero_or_nan
 
 
 def _sink_as_key(
@@ -208,8 +212,8 @@ def _sink_as_key(
     """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
 
     The other keys have zeros there. Half precision takes several features, so that the sum keeps the 24 bits of the
-    sink, and float16, which ends at 65504, two that count 2^15 times. A feature times a key's zero must be zero, and
-    the kernel must not overflow, so an infinite sink becomes a large one.
+    sink (three times the 8 of bfloat16), and float16, which ends at 65504, two that count 2^15 times. A feature times
+    a key's zero must be zero, and the kernel must not overflow, so an infinite sink becomes a large one.
     """
     factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
     most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
@@ -312,9 +316,9 @@ def _four_axes(x: Tensor) -> Tensor:
 
 
 class Rotation:
-    """Turns the features of queries and keys by angles that grow with the position.
+    """Rotates the features of queries and keys by angles that grow with the position.
 
-    With `last` it turns the last features instead of the first.
+    With `last` it rotates the last features instead of the first.
     Cosines and sines are kept in float32 for as many positions as were asked for so far, whatever the model's dtype.
     """
 
@@ -325,32 +329,34 @@ class Rotation:
         self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)  # cosines and sines
 
     def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
-        """x (B,H,T,D) turned; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
+        """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
         # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
-        real = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
-        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, real)
-        first, second = x_bhtd.tensor_split([-self.dim if self.last else self.dim], -1)
-        turned, rest = (second, first) if self.last else (first, second)
+        # A subclass of Tensor stands for such symbols.
+        may_keep = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
+        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, may_keep)
+        edge = -self.dim if self.last else self.dim
+        first, second = x_bhtd.tensor_split([edge], -1)
+        rotated, rest = (second, first) if self.last else (first, second)
         if self.rope.interleaved:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
-            a, b = turned.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-        turned = turned.to(x_bhtd.dtype)
+            a, b = rotated.chunk(2, -1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        rotated = rotated.to(x_bhtd.dtype)
         if not rest.shape[-1]:
-            return turned
-        return torch.cat([rest, turned] if self.last else [turned, rest], -1)
+            return rotated
+        return torch.cat([rest, rotated] if self.last else [rotated, rest], -1)
 
     def _angles(
-        self, start: int, length: int, positions: Tensor | None, device: torch.device, real: bool
+        self, start: int, length: int, positions: Tensor | None, device: torch.device, may_keep: bool
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
         if positions is not None:
             cos, sin = self._cos_sin(positions.to(device))
             return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
         end = start + length
-        if not real:
+        if not may_keep:
             return self._cos_sin(torch.arange(start, end, device=device))
         cos, sin = self._table
         if len(cos) < end or cos.device != device:
@@ -362,8 +368,9 @@ class Rotation:
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """In float64 first: at position 100,000 a float32 angle is off by 0.004."""
         with torch.inference_mode(False):  # the table outlives the call, and must serve training later
-            place = positions.device
-            positions = positions.cpu() if widest(place) != torch.float64 else positions.clone()
+            device = positions.device
+            # A clone: a tensor of an inference block may not enter here.
+            positions = positions.cpu() if widest(device) != torch.float64 else positions.clone()
             frequencies = torch.tensor(self.frequencies, dtype=torch.float64, device=positions.device)
             angles = positions[..., None].double() * frequencies
-            return (angles.cos() * self.factor).float().to(place), (angles.sin() * self.factor).float().to(place)
+            return (angles.cos() * self.factor).float().to(device), (angles.sin() * self.factor).float().to(device)
