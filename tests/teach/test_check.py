@@ -311,10 +311,7 @@ def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case()
 
 def scaled_only_without_a_mask(q, k, v, mask=None):  # type: ignore[no-untyped-def]
     scores = q @ k.swapaxes(-1, -2)
-    if mask is None:
-        scores = scores / np.sqrt(q.shape[-1])
-    else:
-        scores = np.where(mask, scores, -1e9)
+    scores = scores / np.sqrt(q.shape[-1]) if mask is None else np.where(mask, scores, -1e9)
     e = np.exp(scores - scores.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True) @ v
 
