@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test quick models real docs bench bench-large torture measure mutants format clean
+.PHONY: run test quick models real docs package bench bench-large torture measure mutants format clean
 
 # What was installed in between, such as '.[all]' without -e, may have put a copy in place of this checkout.
 run: $(VENV)/.runs
@@ -29,6 +29,15 @@ quick: $(VENV)/.tests
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
+
+# Wheel and source archive under dist, their metadata checked, and the wheel tried in an environment that has nothing else.
+package: $(VENV)/.package
+	rm -rf dist build/empty
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/empty && bin/headwise --help && bin/headwise cost gpt2 && bin/python -c "import headwise"
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks
@@ -83,6 +92,11 @@ $(VENV)/.docs: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[docs]'
 	touch $@ $(VENV)/.runs
+
+$(VENV)/.package: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6"
+	touch $@
 
 $(VENV)/.bench: $(VENV)/.tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[bench]'

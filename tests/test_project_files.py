@@ -1,0 +1,69 @@
+"""What stands around the code for strangers: the hook, the workflow and the forms do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import headwise
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_hook_stops_at_bugs_and_passes_what_is_no_attention(tmp_path: Path) -> None:
+    """With a `headwise` that answers by the names of files: 0 right, 1 a bug, 2 nothing to check."""
+    (hook,) = read(ROOT / ".pre-commit-hooks.yaml")
+    command = tmp_path / "headwise"
+    command.write_text('#!/bin/sh\necho "$@" >> calls\ncase "$2" in *wrong*) exit 1;; *other*) exit 2;; esac\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+
+    def code(*files: str) -> int:
+        return subprocess.run([*shlex.split(hook["entry"]), *files], cwd=tmp_path, env=environment).returncode
+
+    assert code("right.py", "other.py", "a name.py") == 0
+    assert (tmp_path / "calls").read_text() == "check right.py\ncheck other.py\ncheck a name.py\n"
+    assert hook["entry"] in (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+    assert code("right.py", "wrong.py", "right.py") == 1 and code("other.py", "wrong.py") == 1 and code() == 0
+
+
+def test_the_workflow_runs_the_commands_of_the_makefile() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    commands = []
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in read(path)["jobs"].values():
+            assert job["runs-on"] and job["timeout-minutes"]
+            commands += [step["run"] for step in job["steps"] if "run" in step]
+    assert {"make test", "make package", "make docs"} == set(commands)
+    assert all(command.removeprefix("make ") in targets for command in commands)
+
+
+def test_own_hooks_are_what_the_makefile_asks() -> None:
+    hooks = [hook["entry"] for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for entry in hooks:
+        assert entry.replace(".venv/bin/", "$(BIN)/").replace(" --force-exclude", "") in makefile
+
+
+def test_the_forms_ask_what_can_be_answered() -> None:
+    assert {path.stem for path in FORMS} == {"bug", "config", "course_bug", "family", "mask"}
+    for form in (read(path) for path in FORMS if path.stem != "config"):
+        assert form["name"] and form["description"] and form["labels"]
+        names = [part["id"] for part in form["body"]]
+        assert len(names) == len(set(names))
+        for part in form["body"]:
+            assert part["type"] in ("input", "textarea", "dropdown") and part["attributes"]["label"]
+            assert (part["type"] == "dropdown") == ("options" in part["attributes"])
+        assert any(part.get("validations", {}).get("required") for part in form["body"])
+    assert f"headwise {headwise.__version__}," in (FORMS[0]).read_text(encoding="utf-8")
