@@ -8,7 +8,8 @@ if (innerWidth < 832) query.placeholder = "Search";
 menu.addEventListener("click", () => {
   menu.setAttribute("aria-expanded", pages.classList.toggle("open"));
 });
-pages.querySelector("[aria-current]")?.scrollIntoView({ block: "center" });
+const here = pages.querySelector("[aria-current]");
+if (here) pages.scrollTop = here.offsetTop - pages.clientHeight / 2; // scrollIntoView would move the page as well
 
 let loading = null;
 function load() {
@@ -77,10 +78,10 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     query.focus();
   }
-  const links = [...hits.querySelectorAll("a")], here = links.indexOf(document.activeElement);
+  const links = [...hits.querySelectorAll("a")], place = links.indexOf(document.activeElement);
   if (hits.hidden || !["ArrowDown", "ArrowUp"].includes(event.key)) return;
   event.preventDefault();
-  (links[here + (event.key === "ArrowDown" ? 1 : -1)] ?? query).focus();
+  (links[place + (event.key === "ArrowDown" ? 1 : -1)] ?? query).focus();
 });
 query.addEventListener("keydown", (event) => {
   if (event.key === "Enter") hits.querySelector("a")?.click();
