@@ -464,6 +464,49 @@ def test_checkpoints_autocast_and_compiled_models_are_watched() -> None:
         assert seen["L0.H1"].n_rows == 22 and seen["L0.H1"].entropy == pytest.approx(plain, abs=close)
 
 
+class Adapted(nn.Linear):
+    """A linear layer with an adapter of rank 2 beside its weight."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.down, self.up = nn.Linear(sizes[0], 2, bias=False), nn.Linear(2, sizes[1], bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.up(self.down(x))
+
+
+@torch.no_grad()
+def test_behind_an_adapter_there_is_no_norm_and_a_head_is_silenced_exactly() -> None:
+    model = nn.Sequential(Attention())
+    model[0].c_attn, model[0].c_proj = Adapted(C, 3 * C), Adapted(C, C)
+    plain = shaken(model)(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[-1, 1], rtol=0, atol=1e-6)
+    assert "norm" not in seen["L0.H1"].means and [note for note in seen.notes if "its W_O is not known" in note]
+    with hw.ablate(model, ["L0.H1"]):
+        silenced = model(X)
+    with zeroed(model[0].c_proj, 1, H):
+        torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_what_torchs_fast_path_passes_by_is_told() -> None:
+    class Around(nn.MultiheadAttention):
+        def forward(self, *args: Any, **keywords: Any) -> Any:
+            out, weights = super().forward(*args, **keywords)
+            return out + 1, weights
+
+    model = shaken(nn.TransformerEncoderLayer(C, H, 37, batch_first=True))
+    with hw.watch(model) as seen:
+        model(X)
+    assert not [note for note in seen.notes if "passes by" in note]
+    model.self_attn = Around(C, H, batch_first=True)
+    with hw.watch(shaken(model)) as seen:
+        model(X)
+    assert [note for note in seen.notes if "fast path passes by its Around, which runs here" in note]
+
+
 @torch.no_grad()
 def test_names_stay_and_nothing_is_left_behind() -> None:
     model = shaken(nn.Sequential(Attention(told=False), Router(), Attention(told=False)))

@@ -298,6 +298,11 @@ def missing(model: nn.Module) -> list[str]:
     native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
     fast = f"{native[0]} and its kin leave torch's native fast path here" if native else ""
     told = [f"{fast}: in evaluation answers may differ from it by rounding"] if native and not model.training else []
+    for path, module in modules.items():  # that path reads the weights of the attention, and runs nothing around it
+        inner = getattr(module, "self_attn", None)
+        if isinstance(module, nn.TransformerEncoderLayer) and type(inner) is not nn.MultiheadAttention:
+            kind = type(inner).__name__
+            told.append(f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ")
     if not any(map(is_hf, modules.values())):
         return told
     through = [path for path, module in modules.items() if uses_interface(module)]
@@ -454,17 +459,24 @@ def _weights(
 
 def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:
     """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
-    w_o, rows = (None if (module := parts[x]) is None else as_rows(module) for x in ("o", name))
+    w_o, rows = _plain_rows(parts["o"]), _plain_rows(parts[name])
     if name == "o":
         return None if w_o is None or w_o.shape[1] % n_heads else w_o
-    if parts["packed"] is None:
+    packed = _plain_rows(parts["packed"])  # as many rows of queries as W_O reads, the rest keys and values alike
+    if packed is None:
         return rows
-    packed = as_rows(parts["packed"])  # as many rows of queries as W_O reads, the rest keys and values alike
     n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
     n_keys, left = divmod(packed.shape[0] - n_queries, 2)
     if n_keys <= 0 or left:
         return rows
     return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+
+
+def _plain_rows(module: nn.Module | None) -> Tensor | None:
+    """Its weight as rows; None of what does more than multiply with it, as one with an adapter."""
+    names = set() if module is None else {name for name, _ in module.named_parameters()}
+    more = any(name not in ("weight", "bias") and not name.startswith("parametrizations.weight.") for name in names)
+    return None if module is None or more else as_rows(module)
 
 
 def _latent_weight(
@@ -475,6 +487,9 @@ def _latent_weight(
     if name == "o" or w_o is None:
         return w_o
     read = partial(family.read, core)
+    places = (family.q_down, family.q_up, family.kv_down, family.k, family.q)
+    if any(part is not None and _plain_rows(part) is None for part in map(read, places)):
+        return None
     if name == "q":
         if (low := read(family.q_down)) is None:
             return as_rows(read(family.q))
