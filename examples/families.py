@@ -399,6 +399,11 @@ def distance_of(name: str, ours: Any, theirs: Any, keys: int) -> float:
     return float(off.max(initial=0)) / scale
 
 
+def windows_last(weights: Tensor, n_heads: int) -> bool:
+    """Are maps (B,H,W,T,S), the windows behind the heads?"""
+    return weights.ndim == 5 and weights.shape[1] == n_heads != weights.shape[2]
+
+
 class Comparison:
     """What watching gives beside the maps of the model's eager functions."""
 
@@ -436,6 +441,7 @@ class Comparison:
         maps, joined = self.maps.get(site.module, []), self.joined[site.module]
         if site.free:
             shape = (*call.out.shape[:3], call.k.shape[2])
+            maps = [each.transpose(1, 2) if windows_last(each, shape[1]) else each for each in maps]
             maps = [each.reshape(shape) for each in maps if each.numel() == math.prod(shape)]
         whole = bool(joined) and joined[0].numel() == call.out.numel()  # else W_O reads several calls at once
         times = len(maps) // len(joined) if whole and not site.free else 1  # some lay the same maps over several values
@@ -578,7 +584,10 @@ def try_padding(model: nn.Module, padding: str, family: str) -> dict[str, Any]:
 def same_inputs(model: nn.Module, family: str, padding: str) -> bool:
     """Is the model called with the same as without padding?"""
     ours, theirs = inputs_of(model, padding, family), inputs_of(model, "none", family)
-    return all(x is y or (isinstance(x, Tensor) and torch.equal(x, y)) for x, y in zip(ours.values(), theirs.values(), strict=True))
+    return all(
+        x is y or (isinstance(x, Tensor) and torch.equal(x, y))
+        for x, y in zip(ours.values(), theirs.values(), strict=True)
+    )
 
 
 def first_line(error: BaseException) -> str:

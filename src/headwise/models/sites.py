@@ -426,6 +426,9 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
             value = getattr(holder, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
+    width, rows = getattr(module, "head_dim", None), getattr(getattr(module, "q_proj", None), "weight", None)
+    if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
+        return len(rows) // width  # each call is held against it
     raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
 
 

@@ -147,6 +147,17 @@ def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result:
     return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
 
 
+def _heads_last(product: Product | None, told: int) -> Product | None:
+    """The same with windows before the heads, where a module that says how many it has puts them behind: (B,H,W,T,E)."""
+    if product is None or product.out.ndim != 5 or product.weights.ndim != 5 or product.v.ndim != 5:
+        return product
+    heads, windows = product.out.shape[1:3]
+    if heads != told or windows == told:
+        return product
+    weights, v, out = (x.transpose(1, 2) for x in (product.weights, product.v, product.out))
+    return Product(weights, v, out, product.axis, lambda gave: product.back(gave.transpose(1, 2)))
+
+
 def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
     read, arrow, gave = equation.replace(" ", "").partition("->")
     parts = read.split(",")
@@ -324,7 +335,8 @@ class Listener(TorchFunctionMode):
             return self._hand(lambda running, n_heads: why, result)
         trail = trails[sides[0]]
         assert trail is not None
-        product = _product(func, args, operands, result, sides[0])
+        told = next((block.takes[r.module][1] for block in self.blocks if (r := block.attention) is not None), 0)
+        product = _heads_last(_product(func, args, operands, result, sides[0]), told)
         if product is None:
             return result
         alone = all(size == 1 for size in product.v.shape[:-2]) and any(size > 1 for size in product.out.shape[:-2])
@@ -336,7 +348,7 @@ class Listener(TorchFunctionMode):
         kept = product
         if trail.kept is not None:
             undropped = [trail.kept if side == sides[0] else y for side, y in enumerate(operands)]
-            kept = _product(func, args, undropped, result, sides[0]) or product
+            kept = _heads_last(_product(func, args, undropped, result, sides[0]), told) or product
         weights = kept.weights
         return self._hand(
             lambda running, n_heads: _mapped(running, self.n_heads, n_heads, product, weights, trail.whole),
@@ -433,9 +445,15 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
 
 def _n_heads(running: Running, packed: int, told: int, shape: Sequence[int]) -> tuple[int, bool] | str:
     """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told."""
+    name = type(running.module).__name__
+    if len(shape) > 4 and (shape[-3] != told or (told in shape[1:-3] and told > 1)):  # windows may be there, too
+        return (
+            f"{name} makes maps of {tuple(shape)} and says that it has {told} heads: which of the first axes they are "
+            f"cannot be told"
+        )
     if len(shape) != 3:
         return (1 if len(shape) == 2 else shape[-3]), True
-    N, name = shape[0], type(running.module).__name__
+    N = shape[0]
     if packed:
         return packed, True
     if told > 1 and N % told == 0 and (N not in running.sizes or any(size * told == N for size in running.sizes)):
