@@ -584,10 +584,7 @@ def try_padding(model: nn.Module, padding: str, family: str) -> dict[str, Any]:
 def same_inputs(model: nn.Module, family: str, padding: str) -> bool:
     """Is the model called with the same as without padding?"""
     ours, theirs = inputs_of(model, padding, family), inputs_of(model, "none", family)
-    return all(
-        x is y or (isinstance(x, Tensor) and torch.equal(x, y))
-        for x, y in zip(ours.values(), theirs.values(), strict=True)
-    )
+    return all(torch.equal(torch.as_tensor(x), torch.as_tensor(theirs[name])) for name, x in ours.items())
 
 
 def first_line(error: BaseException) -> str:

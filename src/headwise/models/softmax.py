@@ -148,7 +148,7 @@ def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result:
 
 
 def _heads_last(product: Product | None, told: int) -> Product | None:
-    """The same with windows before the heads, where a module that says how many it has puts them behind: (B,H,W,T,E)."""
+    """The same with windows before the heads, where a module that has so many puts them behind, (B,H,W,T,E)."""
     if product is None or product.out.ndim != 5 or product.weights.ndim != 5 or product.v.ndim != 5:
         return product
     heads, windows = product.out.shape[1:3]
