@@ -201,12 +201,14 @@ def build(family: str) -> nn.Module:
 
 def class_of(kind: type[PretrainedConfig]) -> Any:
     """The model class of a config: by transformers' own tables, or by name where it is a part of another model."""
+    module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    if kind.model_type in SIZES["classes"]:
+        return getattr(module, SIZES["classes"][kind.model_type])
     for mapping in (getattr(modeling_auto, name) for name in MAPPINGS):
         if kind in mapping:
             model = mapping[kind][0] if isinstance(mapping[kind], tuple) else mapping[kind]
             if model.config_class is kind:  # else it is that of a part
                 return model
-    module = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
     models = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, PreTrainedModel))
     names = {each.__name__: each for each in models if each.config_class is kind and "PreTrained" not in each.__name__}
     if not names:
@@ -672,15 +674,41 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     return state, f"| {family} | {result['class']} | {state} | {' | '.join(cells + ends)} | {text} |"
 
 
-def page(results: dict[str, Any]) -> str:
-    rows = {family: row(family, result) for family, result in sorted(results.items())}
-    states = Counter(state for state, _ in rows.values())
+def lines_of(text: str) -> dict[str, str]:
+    """Family -> its line of a page that was written before."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 10]
+    return {line.split("|")[1].strip(): line for line in lines if not line.startswith(("| family", "| ---"))}
+
+
+def refusals(lines: dict[str, str]) -> list[str]:
+    """The families without a map, by what they do in its place."""
+    kinds: dict[str, list[str]] = {kind: [] for kind in SIZES["refused"]}
+    for family, line in lines.items():
+        if line.split("|")[3].strip() == "refused":
+            kind = next((kind for kind, names in SIZES["refused"].items() if family in names), "not sorted yet")
+            kinds.setdefault(kind, []).append(family)
+    return [f"- {kind}: {', '.join(families)}" for kind, families in kinds.items() if families]
+
+
+def page(results: dict[str, Any], before: dict[str, str]) -> str:
+    rows = {family: row(family, result) for family, result in results.items()}
+    lines = dict(sorted({**before, **{family: line for family, (_, line) in rows.items()}}.items()))
+    lines = {family: line for family, line in lines.items() if line}
+    states = Counter(line.split("|")[3].strip() for line in lines.values())
+    states.update(state for state, line in rows.values() if not line)
     largest = max(
         (each["weights"] for family, result in results.items() if rows[family][0] in ("watched", "partly")
          for each in result["paddings"].values() if each.get("weights", 1) <= TOLERANCE), default=0.0
     )  # fmt: skip
-    why_not = Counter(result["why"].partition(":")[0] for result in results.values() if not result["built"])
-    unbuilt = ", ".join(f"{count} {name}" for name, count in why_not.most_common())
+    kept, untried = before.keys() - results.keys(), set(CONFIG_MAPPING) - results.keys() - before.keys()
+    merged = f" {len(kept)} lines are those of runs of the command before this one" if kept else ""
+    merged += f", and {len(untried)} families without a line were not tried since" if merged and untried else ""
+    reasons = {family: result["why"] for family, result in sorted(results.items()) if not result["built"]}
+    idle = {
+        family: next(each["error"] for each in result["paddings"].values() if "error" in each)
+        for family, result in sorted(results.items())
+        if rows[family][0] == "not run"
+    }
     return "\n".join(
         [
             "# Families of transformers",
@@ -694,15 +722,23 @@ def page(results: dict[str, Any]) -> str:
             "and in parts, as shares of the attention. The answers of watched and unwatched models were the same to",
             "the bit in every run that is listed as watched or partly watched, or to rounding where that is said.",
             "",
-            f"Of {len(results)} families {states['watched']} are watched, {states['partly']} are watched with "
-            f"something to know, {states['refused']} are refused by name, {states['wrong']} are wrong; "
-            f"{states['not run']} were built and not run, as the inputs that they want are not made here, and "
-            f"{states['not built']} were not built ({unbuilt}). The largest difference of those that are watched is "
-            f"{largest:.1g}.",
+            f"Of {len(lines) + states['not run'] + states['not built'] + len(untried)} families {states['watched']} are "
+            f"watched, {states['partly']} are watched with something to know, {states['refused']} are refused by name, "
+            f"{states['wrong']} are wrong; {states['not run']} were built and not run, and {states['not built']} were "
+            f"not built: below is why. The largest difference of those that are watched is {largest:.1g}."
+            + (merged and f"{merged}."),
+            "",
+            "Refused are, by what they do in the place of a map that could be read:",
+            "",
+            *refusals(lines),
             "",
             "| family | class | state | none | left | right | statistics | cache | to know |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            *[line for _, line in rows.values() if line],
+            *lines.values(),
+            "",
+            "## Not built, or not run",
+            "",
+            *[f"- {family}: {' '.join(why.split())}" for family, why in sorted((reasons | idle).items())],
             "",
         ]
     )
@@ -734,7 +770,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(f"{number} of {len(chosen)}: {row(family, results[family])[1] or family}", flush=True)
         write_whole(arguments.results, json.dumps(results))
-    write_whole(arguments.page, page(results))
+    before = lines_of(arguments.page.read_text(encoding="utf-8")) if arguments.page.exists() else {}
+    write_whole(arguments.page, page(results, before))
 
 
 if __name__ == "__main__":
