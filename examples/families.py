@@ -704,6 +704,7 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
     merged = f" {len(kept)} lines are those of runs of the command before this one" if kept else ""
     merged += f", and {len(untried)} families without a line were not tried since" if merged and untried else ""
     reasons = {family: result["why"] for family, result in sorted(results.items()) if not result["built"]}
+    count = len(lines) + states["not run"] + states["not built"] + len(untried)
     idle = {
         family: next(each["error"] for each in result["paddings"].values() if "error" in each)
         for family, result in sorted(results.items())
@@ -722,7 +723,7 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             "and in parts, as shares of the attention. The answers of watched and unwatched models were the same to",
             "the bit in every run that is listed as watched or partly watched, or to rounding where that is said.",
             "",
-            f"Of {len(lines) + states['not run'] + states['not built'] + len(untried)} families {states['watched']} are "
+            f"Of {count} families {states['watched']} are "
             f"watched, {states['partly']} are watched with something to know, {states['refused']} are refused by name, "
             f"{states['wrong']} are wrong; {states['not run']} were built and not run, and {states['not built']} were "
             f"not built: below is why. The largest difference of those that are watched is {largest:.1g}."
