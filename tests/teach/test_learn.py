@@ -238,6 +238,9 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
     assert reset.code == 0 and path.read_text() == exercise.source("en")
     assert (tmp_path / "learn" / "backup" / "01_softmax-1.py").read_text() == exercise.source("en", True, "c")
     assert invoke("learn", "--solution", 3).out == find_exercise(3).code()
+    assert json.loads(invoke("learn", "--solution", 3, "--json").out)["solution"] == find_exercise(3).code().rstrip()
+    again = json.loads(invoke("learn", "--reset", 1, "--json").out)
+    assert again["file"] == "learn/01_softmax.py" and Path(again["backup"]).parent == Path("learn/backup")
     monkeypatch.chdir(tmp_path / "learn")
     assert "01_softmax.py" in invoke("learn").out  # inside the folder no name is needed
 
