@@ -1,1 +1,1 @@
-"""A small GPT: tokens, corpora, training, generation, and the baseline it has to beat."""
+"""A small GPT: its layers, presets, training, generation, checkpoints, and many processes."""

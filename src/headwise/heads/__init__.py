@@ -1,1 +1,1 @@
-"""Looking at heads while a model runs."""
+"""What heads do and cause: watched, surveyed, silenced, patched, steered, aligned."""

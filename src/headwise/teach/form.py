@@ -1,7 +1,7 @@
 """The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
 
 `compute` is the layer for NumPy arrays and for torch tensors (differentiable). What each bug of the catalogue changes
-stands in `headwise.teach.switches`. Axis letters as in `headwise.spec`.
+stands in `teach/bugs.toml`. Axis letters as in `headwise.spec`.
 """
 
 from __future__ import annotations

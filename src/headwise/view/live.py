@@ -1,5 +1,7 @@
-"""A page that is served on the loopback address: that of a training, from threads that training never waits for, and
-that of a model which answers questions (`view/look.py`). And the film of a training.
+"""A page that is served on the loopback address, and the film of a training.
+
+The page is that of a training, from threads that training never waits for, or that of a model which answers questions
+(`view/look.py`).
 
 `GET /` is the page and `GET /news?after=N` a JSON list of what happened since, from number N on; nothing can be changed
 from outside. A page that asks has a secret in its path, `/SECRET/`, and `POST /SECRET/ask` answers one question, JSON
