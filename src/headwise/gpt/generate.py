@@ -101,13 +101,14 @@ def continued(
                     if ended[n] or len(text) > limit:
                         texts[n] = text[-1:] if ended[n] else text[-max(1, limit // 2) :]
             # Read what is new; all of it at first, and where somebody begins to watch, who is to see the model itself.
+            # That is the latest token: what was guessed and accepted is in the cache.
             unread = [[] if end else text[-1:] for text, end in zip(texts, ended, strict=True)]
             if reading is None or not cache or (form is None and isinstance(reading, Texts)):
                 room = min(limit, max(map(len, texts)) + n_tokens - written)
                 reading = Apart(source, len(texts)) if form is None else Texts(form, room)
                 unread = texts
-            most = min(lookup, n_tokens - written - 1, limit - len(texts[0]))
-            guess = looked_up(texts[0], most) if isinstance(reading, Texts) else []
+            room_for_guess = min(lookup, n_tokens - written - 1, limit - len(texts[0]))
+            guess = looked_up(texts[0], room_for_guess) if isinstance(reading, Texts) else []
             logits = reading([[*ids, *guess] for ids in unread], 1 + len(guess))
             # Write a token, and what was guessed as long as it is what the model writes.
             for place in range(1 + len(guess)):
@@ -123,7 +124,7 @@ def continued(
                     yield step
                 if place < len(guess) and step != [guess[place]]:
                     break
-            if isinstance(reading, Texts):
+            if isinstance(reading, Texts):  # the guesses after the last one that was right are taken back
                 reading.length -= len(guess) - place
 
     return steps()

@@ -19,8 +19,10 @@ from headwise.plan import Keep, Plan
 SINKS = (0, 1, 4, 16)  # first tokens that are kept
 TOLERANCE = 0.01  # of the mass, where a plan is asked for and nothing else is said
 SHARES = (0.5, 0.9, 0.99)  # of the mass that are reached
-LIFT = 0.69  # nats: a head looks things up that weighs what answers twice as much as the rest of the needle, surely,
-LEAST = 0.01  # and gives it a hundredth of its weight; less is not missed
+# A head looks things up where, at the low end of the interval, it weighs what answers twice as much (log 2 nats) as the
+# needle's other tokens, and where it gives that a hundredth of its weight: less is not missed.
+LIFT = 0.69
+LEAST = 0.01
 
 
 def check_plan(tolerance: float | None, cache: float | None, sinks: int) -> None:
@@ -54,6 +56,7 @@ class KVReach:
     def keep(self, windows: tuple[int, ...], sinks: int, tolerance: float) -> Keep | None:
         """The smallest window that leaves out a mass of at most `tolerance`; None where the head needs all."""
         if not self.retrieves:
+            # The last window is the whole text, which saves nothing.
             for window, mass in zip(windows[:-1], self.outside[SINKS.index(sinks)], strict=False):
                 if mass.mean <= tolerance:
                     return Keep(sinks, window)
@@ -100,18 +103,19 @@ class Windows:
             return self._plan(TOLERANCE if tolerance is None else tolerance, sinks)
         place = SINKS.index(sinks)
         steps = sorted({0.0, *(mass.mean for head in self.heads for mass in head.outside[place])})
-        plan = next((p for x in steps if (p := self._plan(x, sinks)).share(self.longest) <= cache), None)
-        if plan is None:
-            least = self._plan(1.0, sinks).share(self.longest)
-            raise HeadwiseError(
-                f"cache={cache} cannot be had at {self.longest:,} tokens: heads that retrieve keep all, which makes "
-                f"{least:.3f} with {sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
-            )
-        return plan
+        for step in steps:
+            plan = self._plan(step, sinks)
+            if plan.share(self.longest) <= cache:
+                return plan
+        least = self._plan(1.0, sinks).share(self.longest)
+        raise HeadwiseError(
+            f"cache={cache} cannot be had at {self.longest:,} tokens: heads that retrieve keep all, which makes "
+            f"{least:.3f} with {sinks} first tokens and windows of {self.windows[0]}; pass a larger share"
+        )
 
     def _plan(self, tolerance: float, sinks: int) -> Plan:
         layers: dict[int, list[Keep | None]] = {}
-        for head in self.heads:
+        for head in self.heads:  # layer by layer
             layers.setdefault(head.layer, []).append(head.keep(self.windows, sinks, tolerance))
         return Plan(tuple(map(tuple, layers.values())))
 

@@ -102,15 +102,25 @@ def counterparts(folder: Path, other: Path) -> dict[str, str] | None:
     if not any(older for _, older in records):
         return None  # and no digest is taken, for files may be large
     # For each model that a folder comes from, by digest, what its heads were called there; None for itself.
-    here, there = ({digest(path): None} | {x.digest: _names(x.heads) for x in older} for path, older in records)
+    here, there = (_known_models(path, older) for path, older in records)
     common = next((known for known in here if known in there), None)
-    if common is None or here[common] is there[common]:
-        return None  # not related, or the same weights
+    if common is None:
+        return None
     ours, theirs = here[common], there[common]
     if theirs is None:
-        return ours
-    back = {older: name for name, older in theirs.items()}
-    return back if ours is None else {name: back[older] for name, older in ours.items() if older in back}
+        return ours  # None where both are the common model: the same weights
+    name_of = {ancestor: name for name, ancestor in theirs.items()}
+    if ours is None:
+        return name_of
+    return {name: name_of[ancestor] for name, ancestor in ours.items() if ancestor in name_of}
+
+
+def _known_models(folder: Path, older: Sequence[Ancestor]) -> dict[str, dict[str, str] | None]:
+    """What the heads of a folder were called in each model that it comes from, by digest; None for itself."""
+    models: dict[str, dict[str, str] | None] = {digest(folder): None}
+    for ancestor in older:
+        models[ancestor.digest] = _names(ancestor.heads)
+    return models
 
 
 def recorded(folder: Path) -> list[Ancestor]:

@@ -59,6 +59,7 @@ def read_call(asked: Asked, cross: bool) -> Call:
     B = len(asked.out)  # queries that are learned may be one set for all documents
     q, k, v = (x if len(x) == B else x.expand(B, -1, -1, -1) for x in (asked.q, asked.k, asked.v))
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
+    # What dropout has dropped cannot be checked; eager code drops in training alone.
     if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
         check(call, asked.implementation == "eager")
     return call
@@ -68,7 +69,8 @@ def read_call(asked: Asked, cross: bool) -> Call:
 def _parameters(function: Any) -> set[str]:
     """Names of what a function is given beside module, query, key, value and mask."""
     kinds = inspect.signature(function).parameters.values()
-    return {kind.name for kind in list(kinds)[5:] if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)}
+    further = list(kinds)[len(("module", "query", "key", "value", "mask")) :]
+    return {kind.name for kind in further if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)}
 
 
 def options_of(asked: Asked) -> Options:
@@ -89,7 +91,7 @@ def _mask(module: nn.Module, T: int, mask: Tensor | None, keywords: Mapping[str,
     if mask is None:
         causal = keywords.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        if causal and T > 1 and not eager:
+        if causal and T > 1 and not eager:  # for one query the fused call has the flag dropped
             parts.append(Causal(offset=0))  # aligned at the first key
     elif mask.dtype == torch.bool and not eager:
         parts.append(Allowed(_four_axes(mask)))
@@ -136,7 +138,9 @@ def check(call: Call, eager: bool) -> None:
     sizes = torch.stack([steps.scores.abs().max(), values.max(), difference.max(), known.any()])
     score, value, largest, some = sizes.tolist()
     loose = 4 if call.q.dtype.itemsize >= 4 else 1  # what is summed in full precision may cancel
-    if largest <= digits * (8 + score) * loose * value and (some or not theirs.nan_to_num().any()):
+    # Rounding of scores, which the softmax makes a factor, and of some sums; without a known row all must be zeros.
+    bound = digits * (8 + score) * loose * value
+    if largest <= bound and (some or not theirs.nan_to_num().any()):
         return
     b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
     place = int((steps.out[b, h, t].to(theirs.dtype) - theirs[b, h, t]).abs().argmax())

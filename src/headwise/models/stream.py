@@ -98,7 +98,9 @@ class Stream:
                     slot.put(slot.hollow)
                     self._slots[inside[module]].append(slot)
                 else:
-                    setattr(module, leaf, outside.setdefault(weights, self._weights(name, weights)))
+                    if weights not in outside:  # a tied matrix is read once
+                        outside[weights] = self._weights(name, weights)
+                    setattr(module, leaf, outside[weights])
         for module in model.modules():
             for leaf, buffer in module.named_buffers(recurse=False):
                 setattr(module, leaf, buffer.to(device))
@@ -281,8 +283,10 @@ class Stream:
                 with self.loaded(layer):
                     return forward(*args, **keywords)
             hidden: Tensor = args[0] if args else keywords.pop(first)
-            if self.layer != layer:
-                return hidden if self.layer < len(self.blocks) else self.states[self.number].to(self.device)
+            if self.layer >= len(self.blocks):  # all have run: what the last one gave
+                return self.states[self.number].to(self.device)
+            if self.layer != layer:  # another one's turn
+                return hidden
             out = forward(self.states[self.number].to(self.device) if layer else hidden, *args[1:], **keywords)
             self.states[self.number] = out.detach().cpu()
             return out

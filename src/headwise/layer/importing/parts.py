@@ -51,7 +51,8 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
         weight, bias = projection(family.k)
         if weight.shape[0] % sum(counts):
             raise HeadwiseError(f"{family.k} has {weight.shape[0]} rows, no multiple of {sum(counts)} heads")
-        rows = [weight.shape[0] // sum(counts) * count for count in counts]
+        per_head = weight.shape[0] // sum(counts)
+        rows = [per_head * count for count in counts]
         biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
         return list(zip(torch.split(weight, rows), biases, strict=True))
 
@@ -62,8 +63,11 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
                 f"{path} norms {len(norm.weight)} features at once, and a headwise layer each head's {width} apart; it "
                 f"can be neither imported nor reshaped"
             )
-        if norm is None or not family.norm_offset:
-            return None if norm is None else norm.weight
+        if norm is None:
+            return None
+        if not family.norm_offset:
+            weight: Tensor = norm.weight
+            return weight
         shifted: Tensor = norm.weight + family.norm_offset
         return shifted
 
@@ -72,13 +76,13 @@ def parts_of(family: Family, core: nn.Module, w_o: nn.Module | None) -> Parts:
     q_down = None if family.read(core, family.q_down) is None else family.q_down
     if family.cross_q is not None and family.is_cross(core):
         q, (k, v) = projection(family.cross_q), split(n_kv_heads, n_kv_heads)
-    elif family.packed:
+    elif family.packed:  # its q, k and v name one module
         q, k, v = split(n_heads, n_kv_heads, n_kv_heads)
     else:
         queries = family.q if q_down is None or family.q_up is None else family.q_up
         q, k, v = (projection(path) for path in (queries, family.k, family.v))
     q_width = k_width = q[0].shape[0] // n_heads
-    if family.kv_down is not None:
+    if family.kv_down is not None:  # there the norms are of latents: of what q_up and kv_up read
         q_width, k_width = q[0].shape[1], k[0].shape[1]
     return Parts(
         q,
@@ -126,7 +130,7 @@ def build(
         for name, tensor in tensors.items():
             part, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
             part = OF_LATENT.get(part, part) if "kv_down" in tensors else part
-            place = f"{part}_proj.{kind}" if len(part) == 1 else f"{part}.{kind}"
+            place = f"{part}_proj.{kind}" if part in ("q", "k", "v", "o") else f"{part}.{kind}"
             state[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
         layer.load_state_dict(state, assign=True)
     return layer.train(training)
