@@ -1,13 +1,19 @@
-"""The heads of Whisper base that give the times of words, chosen blind, beside those that were published.
+"""Heads that align, chosen blind: of Whisper base the times of words, of RXNMapper the atoms of a reaction.
 
 200 sentences of espeak-ng, half English, half Spanish, in twelve voices at four speeds. Heads are chosen by the first
 three voices of each language and judged on the other three: other sentences, other voices. Needs `make models` and
 espeak-ng.
+
+Reactions are written with the pieces of the product in the order of the reactants, so that it is known which atom
+becomes which; RXNMapper's product uses layer 10, head 5. Heads are chosen by one half of them and judged on the other.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import re
 import tempfile
 import time
 import wave
@@ -21,8 +27,60 @@ from benchmarks.speech import VOICES, Speech, SpeechError, spoken
 MODEL = Path(__file__).resolve().parents[1] / "build" / "models" / "whisper-base"
 SENTENCES = 200
 
+MAPPER, PRODUCT = MODEL.parent / "rxnmapper", "L10.H5"
+# What is kept of the first molecule, what leaves it, and how the second one, which is kept whole, begins.
+REACTIONS = {
+    "amide": ("C(=O)", "O", "N"), "amide of a chloride": ("C(=O)", "Cl", "N"),
+    "ester": ("C(=O)", "O", "O"), "ester of a chloride": ("C(=O)", "Cl", "O"),
+    "sulfonamide": ("S(=O)(=O)", "Cl", "N"), "ether": ("C", "Br", "O"), "amine": ("C", "Br", "N"),
+}  # fmt: skip
+BEFORE = ("C", "CC", "CCC", "CC(C)", "c1ccccc1", "C1CCC1", "CC(C)C", "COC", "Clc1ccc(cc1)", "c1ccsc1", "CCOC")
+BEHIND = ("C", "CC", "C(C)C", "CCOC", "Cc1ccccc1", "C1CCCC1", "CCN(C)C", "CCC#N", "CCCC", "Cc1cccs1", "CC=C")
+ATOM = re.compile(r"\[[^\]]+]|Br|Cl|[BCNOSPFIbcnosp]")
+OF_EACH = 20  # reactions of a kind
 
-def run(runs: int, model: Path = MODEL, sentences: int = SENTENCES) -> dict[str, Any]:
+
+def run(runs: int) -> dict[str, Any]:
+    parts = {"speech": speech(), "reactions": reactions()}
+    return {**parts, "table": "\n\n".join(part.pop("table") for part in parts.values())}
+
+
+def reactions() -> dict[str, Any]:
+    """The heads of RXNMapper by how often they look hardest at the atom before the arrow."""
+    from headwise.heads.alignment import align
+    from headwise.intervals import held_apart
+    from headwise.models.open import open_folder
+
+    if not MAPPER.is_dir():
+        return {"table": "not run: no RXNMapper in build/models; `make models` builds it"}
+    folder, rng = open_folder(MAPPER), random.Random(0)
+    texts = []
+    for kept, leaves, begins in REACTIONS.values():
+        for before, behind in rng.sample(list(itertools.product(BEFORE, BEHIND)), OF_EACH):
+            texts.append(_reaction(folder.tokens, f"{before}{kept}", leaves, f"{begins}{behind}"))
+    result = align(folder.model, *held_apart(texts, rng), named=[PRODUCT])
+    place = [scored.heads[0] for scored in result.ranking].index(PRODUCT) + 1
+    facts = f"{len(texts)} reactions of {len(REACTIONS)} kinds; the product's head is number {place} alone"
+    return {"place": place, "heads": list(result.chosen.heads), "table": f"{result.table().text(width=150)}\n{facts}"}
+
+
+def _reaction(tokens: Any, first: str, leaves: str, second: str) -> Any:
+    """A reaction with a link from each atom of the product to the same atom before."""
+    import torch
+
+    from headwise.heads.alignment import Linked
+
+    text = f"{first}{leaves}.{second}>>{first}{second}"
+    start, ids = len(tokens.frame[0]), [*tokens.prompt(text), *tokens.frame[1]]
+    numbers = {begin: start + number for number, (begin, _) in enumerate(tokens.places(text))}
+    product = text.index(">>") + 2
+    links = []
+    for piece, old, new in ((first, 0, product), (second, len(first + leaves) + 1, product + len(first))):
+        links += [(numbers[new + atom.start()], numbers[old + atom.start()]) for atom in ATOM.finditer(piece)]
+    return Linked({"input_ids": torch.tensor([ids])}, tuple(links))
+
+
+def speech(model: Path = MODEL, sentences: int = SENTENCES) -> dict[str, Any]:
     import headwise.heads.alignment as alignment
     from headwise.heads.aligned_texts import read_aligned
     from headwise.models.open import open_folder

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from cases import every
 
+pytestmark = pytest.mark.clock
+
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 23, "hidden_size": 24}
 LLAMA |= {"intermediate_size": 7, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6}
 LLAMA |= {"max_position_embeddings": 29}
 
-LONGEST = 1.0  # seconds of a refusal; it takes some hundredths
+LONGEST = 1.0  # seconds of the processor for a refusal; it takes some hundredths
 
 TABLE = {
     # numbers that no command takes
@@ -80,7 +82,7 @@ TABLE = {
     "share bert --kv-heads 1 --text book.txt": ("bert's config has no num_key_value_heads", "headwise prune"),
     "share gemma --kv-heads 1 --text book.txt": ("one key/value head for its 6 query heads already", "headwise narrow"),
     "generate whisper": ("whisper, which does not predict the next token",),
-    "heads whisper --text book.txt": ("whisper, which reads sound and no text", "headwise.watch"),
+    "heads whisper --text book.txt": ("whisper, which reads sound and no text", "headwise.watch", "headwise align"),
     "narrow llama --cache 1.5 --text book.txt": ("--cache 1.5 must lie between 0 and 1",),
 }
 
@@ -88,18 +90,17 @@ PROGRAM = """
 import contextlib, io, json, sys, time
 from headwise import cli
 
-pytestmark = pytest.mark.clock
 sys.modules["torch"] = None  # an import of it is an error
 outcomes = []
 for arguments in json.load(sys.stdin):
     sys.argv = ["headwise", *arguments]
-    began, err = time.monotonic(), io.StringIO()
+    began, err = time.process_time(), io.StringIO()
     with contextlib.redirect_stderr(err), contextlib.redirect_stdout(err):
         try:
             cli.main()
         except SystemExit as stop:
             code = stop.code
-    outcomes.append([code, err.getvalue(), time.monotonic() - began])
+    outcomes.append([code, err.getvalue(), time.process_time() - began])
 print(json.dumps(outcomes))
 """
 

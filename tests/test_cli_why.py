@@ -103,6 +103,7 @@ def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, i
         (("--prompt", "he will work =", "--answer", "nada"), "has not seen the words 'nada'"),
         (("--prompt", "he will work =", "--answer", "él trabajará"), "is 2 tokens, 'él' 'trabajará', and one is expl"),
         (("--prompt", "he will work =", "--lang", "fr"), "--lang fr"),
+        (("--prompt", "he will work =", "--dtype", "bf17"), "bf17"),
         (("--prompt", "he will work =", "--html", "nowhere/why.html"), "does not exist"),
     ],
 )

@@ -93,7 +93,7 @@ def check_reads_tokens(folder: Path) -> None:
         what = "sound" if sound else "pictures"
         raise HeadwiseError(
             f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; watch it in Python on its "
-            f"own input, with headwise.watch(model)"
+            f"own input, with headwise.watch(model){'; `headwise align` finds the heads that follow words' * sound}"
         )
 
 

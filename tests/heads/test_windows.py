@@ -172,8 +172,9 @@ def test_what_has_no_room_for_a_needle_or_predicts_nothing_says_so(model: hw.GPT
 
 
 def test_the_command_writes_what_it_measured(
-    invoke: Invoke, model: hw.GPT, documents: list[list[int]], tmp_path: Path
+    invoke: Invoke, model: hw.GPT, documents: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("headwise.heads.survey.PATIENCE", 0)  # so that a forecast is told
     tokens = Tokens.words([" ".join(f"w{n:02}" for n in range(36))])
     save_model(tmp_path / "run", model, tokens)
     book = tmp_path / "book.txt"
@@ -183,6 +184,7 @@ def test_the_command_writes_what_it_measured(
     named = [word for name, path in files.items() for word in (f"--{name}", path)]
     done = invoke(*command, *named, "--cache", 0.6, "--json")
     document = json.loads(done.out)
+    assert f"min: {(3 + 8) * 131:,} tokens at" in done.err and "--documents" in done.err
     assert {head["name"] for head in document["heads"] if head["needle"]["mean"] > 0.1} == RETRIEVING
     plan = hw.Plan.read(files["plan"])
     assert document["share"] == plan.share(131) <= 0.6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from invoking import Invoke
 
 import headwise as hw
 from headwise.corpus.tokens import BOUNDARY, Tokens
@@ -206,6 +208,32 @@ def hub(tmp_path: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def test_a_name_on_the_hub_is_what_lies_in_its_cache(hub: Path) -> None:
     folder = described(hw.open("someone/tiny"))
     assert folder is not None and folder.name == "someone/tiny" and folder.path == hub / "snapshots" / "abc"
+
+
+def test_the_price_of_a_name_on_the_hub_needs_its_config_alone(hub: Path, invoke: Invoke) -> None:
+    for weights in (hub / "snapshots" / "abc").glob("*.safetensors"):
+        weights.unlink()
+    outcome = invoke("cost", "someone/tiny", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["model"] == "someone/tiny"
+    assert "someone/else is no folder here" in invoke("cost", "someone/else").err
+
+
+def test_the_price_of_a_gguf_file_is_that_of_its_fields(
+    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    asked: list[Any] = []
+
+    def told(folder: Path, gguf_file: str, **more: Any) -> tf.LlamaConfig:
+        asked.append(folder / gguf_file)
+        return tf.LlamaConfig(hidden_size=36, num_attention_heads=6, num_key_value_heads=2)
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(tf.AutoConfig, "from_pretrained", told)
+    price = json.loads(invoke("cost", str(tmp_path / "small.gguf"), "--json").out)
+    assert (price["model"], price["d_model"], asked) == ("small", 36, [tmp_path / "small.gguf"])
+    assert any("however the file packs them" in note for note in price["notes"])
 
 
 def test_a_name_that_is_not_to_be_had_says_what_to_do(hub: Path) -> None:

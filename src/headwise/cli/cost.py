@@ -57,6 +57,7 @@ def cost(
     neither weights nor torch nor a network. A config that cannot be priced exactly is refused.
     """
     from headwise import cost as room
+    from headwise.models.source import config_of
 
     if as_table:
         of_one = (model, context, source, cache_dtype, gpu_memory, bandwidth, plan, stream)
@@ -66,9 +67,15 @@ def cost(
         return
     if model is None:
         raise HeadwiseError(
-            "no model is named; pass a folder, a config.json or a preset, or --table for those that courses compare"
+            "no model is named; pass a folder, a config.json, a name on the hub or a preset, or --table for those that "
+            "courses compare"
         )
-    name, shape = room.read_shape(model)
+    config = config_of(model)
+    name, shape = room.read_shape(config)
+    if config is not model:  # its folder in the cache has a number for a name
+        name = model if isinstance(config, Path) else Path(model).stem
+    if isinstance(config, dict):
+        shape = shape.noted("a GGUF file: all weights are priced in one number format, however the file packs them")
     if plan is not None:
         if variants or choose:
             raise HeadwiseError("--variants and --choose compare caches that keep all; leave --plan out")

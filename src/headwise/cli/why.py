@@ -28,6 +28,7 @@ def why(
     corrupt: str | None = None,
     html: Path | None = None,
     lang: str = "en",
+    dtype: str = "auto",
     device: Device = "cpu",
 ) -> None:
     """Say which heads bring a prediction, and which work against it.
@@ -43,7 +44,7 @@ def why(
         from headwise.models.open import open_folder
     from headwise.view.why import story_page
 
-    folder = open_folder(model, device=device)
+    folder = open_folder(model, dtype=dtype, device=device)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:

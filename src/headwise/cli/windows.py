@@ -8,10 +8,13 @@ from headwise.cli.app import (
     Device,
     Lang,
     Progress,
+    as_options,
     command,
+    err,
     needs_torch,
     out,
     print_json,
+    running_options,
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts
@@ -54,11 +57,16 @@ def windows(
     check_next(model, "`headwise heads` says how far its heads look, by their distance")
     check_texts(model, text)
     with needs_torch():
+        from headwise.heads.texts import read_texts
+        from headwise.heads.windows import forecast
         from headwise.heads.windows import windows as measure
         from headwise.models.open import open_folder
     folder = open_folder(model, device=device)
     with Progress("reading the text") as progress:
-        reach = measure(folder.model, text or None, tokens=tokens, documents=documents, seed=seed, progress=progress)
+        read = read_texts(folder, text or None, tokens, documents)
+        if line := forecast(folder.model, read):
+            err.print(as_options(line, running_options()), soft_wrap=True)
+        reach = measure(folder.model, read, seed=seed, progress=progress)
     chosen = None if plan is None else reach.plan(tolerance, cache, sinks)
     if plan is not None and chosen is not None:
         chosen.export(plan, format)

@@ -12,6 +12,7 @@ import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -127,19 +128,27 @@ def _digest(folder: Folder) -> str:
 
 
 @torch.no_grad()
-def forecast(model: nn.Module, documents: Sequence[Sequence[int]], controls: bool) -> str:
-    """How long the documents take at the speed of the first tokens, in a line; nothing where that is seconds."""
+def forecast(
+    model: nn.Module,
+    documents: Sequence[Sequence[int]],
+    controls: bool = False,
+    reading: Callable[[nn.Module], AbstractContextManager[Any]] = watch,
+) -> str:
+    """How long the documents take at the speed of the first tokens, in a line; nothing where that is seconds.
+
+    reading  a block in which the model is run as it will be
+    """
     ids = torch.tensor([documents[0][:PROBE]])
     for _ in range(2):  # the first run of all is slower
         began = time.perf_counter()
-        with ask.evaluating(model), watch(model):
+        with ask.evaluating(model), reading(model):
             ask.run_body(model, ids)
     speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
     to_read = sum(map(len, documents)) + controls * sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
         return ""
-    about = f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second, control and all"
-    return f"{about}; tokens= and documents= bound them"
+    about = f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second"
+    return f"{about}{', control and all' * controls}; tokens= and documents= bound them"
 
 
 def _check_ways(model: nn.Module, ablate: str, keep: Path | None) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from headwise.heads.blocks import Layout, Pass, Strip, Sums, row_weights, run
 from headwise.heads.documents import Document, listening, run_documents
 from headwise.heads.reach import SHARES, SINKS, KVReach, Windows
 from headwise.heads.survey import Progress
+from headwise.heads.survey import forecast as reading_time
 from headwise.heads.tally import Running
 from headwise.heads.texts import Texts, read_texts
 from headwise.intervals import Interval
@@ -86,6 +88,19 @@ def windows(
         needle_found=share,
         notes=(*filter(None, [text.note, *text.about]), told),
     )
+
+
+def forecast(model: nn.Module, text: Text) -> str:
+    """How long `windows` takes for a text, needles and all, in a line; nothing where that is seconds."""
+    longest = max(text.documents, key=len)
+    return reading_time(model, [*text.documents, *[longest] * NEEDLES], reading=_reading)
+
+
+def _reading(model: nn.Module) -> AbstractContextManager[None]:
+    def listener(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        distances(call, 0, documents[0], [SMALLEST])
+
+    return listening(model, listener)
 
 
 class _Distances(Pass):

@@ -109,6 +109,13 @@ def write_gguf(path: Path, folder: Path) -> None:
         Path(scratch).mkdir()  # which the end of the block takes away
 
 
+def gguf_config(path: Path) -> dict[str, Any]:
+    """The config that a GGUF file's own fields tell, without its weights."""
+    with _loading(path, f"{path} does not load"):
+        config: dict[str, Any] = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).to_dict()
+    return config
+
+
 def stream_folder(folder: Path, dtype: torch.dtype | str = "auto", device: torch.device = CPU) -> Any:
     """The same model without its weights, which each layer borrows from the files while it runs (`models.stream`)."""
     kind, config = _described(folder)

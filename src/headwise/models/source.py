@@ -18,6 +18,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import check_file
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+CONFIG = "config.json"
 WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository
 
 
@@ -25,21 +26,39 @@ def located(source: Path) -> Path:
     """The folder of a model. Raises HeadwiseError where it is named, and neither here nor to be had."""
     if source.suffix == ".gguf" and source.is_file():
         return _from_gguf(source)
-    elsewhere = HUB_NAME.fullmatch(str(source)) and not source.exists() and not source.parent.exists()
-    return _from_hub(str(source)) if elsewhere else source
+    return _from_hub(str(source), WANTED) if _is_elsewhere(source) else source
 
 
-def _from_hub(name: str) -> Path:
+def config_of(model: str) -> str | Path | dict[str, Any]:
+    """What `price` reads: of a name on the hub a folder with the config alone, of a GGUF file the config as a dict.
+
+    Anything else is handed back as it is. Raises HeadwiseError as `located` does.
+    """
+    path = Path(model)
+    if path.suffix == ".gguf" and path.is_file():
+        _require_readers(path, "transformers", "torch", "gguf")
+        from headwise.models.hf import gguf_config
+
+        return gguf_config(path)
+    return _from_hub(model, [CONFIG]) if _is_elsewhere(path) else model
+
+
+def _is_elsewhere(source: Path) -> bool:
+    """Is it a name on the hub, and nothing on this disk?"""
+    return bool(HUB_NAME.fullmatch(str(source))) and not source.exists() and not source.parent.exists()
+
+
+def _from_hub(name: str, wanted: list[str]) -> Path:
     try:
         import huggingface_hub as hub
     except ModuleNotFoundError:
         raise HeadwiseError(
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
-    options: dict[str, Any] = {"repo_id": name, "allow_patterns": WANTED}
+    options: dict[str, Any] = {"repo_id": name, "allow_patterns": wanted}
     with suppress(Exception):  # it is not in the cache, or in a state that the library does not take
         kept = Path(hub.snapshot_download(**options, local_files_only=True))
-        if any(kept.glob("*.safetensors")) and (kept / "config.json").exists():
+        if (any(kept.glob("*.safetensors")) or wanted == [CONFIG]) and (kept / CONFIG).exists():
             return kept
     try:
         return Path(hub.snapshot_download(**options, etag_timeout=5))
@@ -60,10 +79,14 @@ def _from_gguf(path: Path) -> Path:
     folder = base / "headwise" / f"{path.stem}-{key}"
     if folder.exists():
         return folder
-    lacking = [name for name in ("transformers", "gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
+    _require_readers(path, "transformers", "gguf", "accelerate")
     from headwise.models.hf import write_gguf
 
     write_gguf(path, folder)
     return folder
+
+
+def _require_readers(path: Path, *names: str) -> None:
+    lacking = [name for name in names if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
