@@ -65,6 +65,7 @@ TRAINED: dict[str, Any] = {
     "facts": dict[str, str],
     "samples": list[str],
 }
+LEARNED = TRAINED | {"difference": float, "maps_difference": float | None, "unwatched": str}
 LINK = {"html": str | None}
 TEXTS = {"id": str, "name": str, "wrong": str, "symptom": str, "how": str, "fix": str}
 RANKS = {"qk_rank": float, "ov_rank": float}
@@ -124,7 +125,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "ladder": ("headwise ladder", (Ladder,)),
     "compare": ("headwise compare", (Comparison,)),
     "ledger": ("headwise compare claims", (Ledger,)),
-    "check": ("headwise check", (Verdict, {"bugs": [Finding]})),
+    "check": ("headwise check", (Verdict, {"bugs": [Finding], "watched": Optional({**LEARNED, None: None})})),
     "bugs": ("headwise bugs, with an ID or without", ({"bugs": [TEXTS]},)),
     "hidden": (
         "headwise bugs ID --train or --html, and bugs all",
@@ -141,7 +142,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "reset": ("headwise learn --reset", ({"exercise": int, "file": str, "backup": str},)),
     "solution": ("headwise learn --solution", ({"exercise": int, "solution": str},)),
     "notebooks": ("headwise learn --notebook", ({"folder": str, "count": int, "notebooks": list[str]},)),
-    "learned": ("headwise learn --train", (TRAINED, {"difference": float})),
+    "learned": ("headwise learn --train", (LEARNED,)),
 }
 FILES = {
     "plan": ("a plan of what each key/value head keeps: windows --plan", (PlanDocument,)),

@@ -48,6 +48,7 @@ SHORT = {
 }
 ONLY_PARSED = (
     "bugs all",
+    "check attention.py --watch",
     "learn --train",
     "train --live",
     "compare sharing",

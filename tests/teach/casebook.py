@@ -17,7 +17,8 @@ from typing import NamedTuple
 from headwise.teach.bugs import Verdict
 from headwise.teach.check import check, read_source, run
 from headwise.teach.loops import NAME
-from headwise.teach.source import candidates
+from headwise.teach.source import Source, candidates, kind_of
+from headwise.teach.subject import Options, Target
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -61,11 +62,8 @@ def _version(style: str, number: int, block: str, text: str) -> Version:
     return Version(style, number, tuple(head.split()), "\n".join(lines) + "\n")
 
 
-def judge(version: Version, seconds: float = 120) -> Verdict:
-    """The verdict in this process, on what the command would choose in the file.
-
-    seconds  of the clock, on a machine that others use as well
-    """
+def loaded(version: Version) -> tuple[types.ModuleType, str, Source]:
+    """The file, run in this process; the name that the command would choose in it, and its text."""
     import linecache
 
     source = read_source(version.text)
@@ -77,4 +75,24 @@ def judge(version: Version, seconds: float = 120) -> Verdict:
     linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
     run(replace(source, path=path), vars(module))
-    return check(vars(module)[names[0]], seconds=seconds)
+    return module, names[0], replace(source, path=path)
+
+
+def judge(version: Version, seconds: float = 120) -> Verdict:
+    """The verdict in this process, on what the command would choose in the file.
+
+    seconds  of the clock, on a machine that others use as well
+    """
+    module, name, _ = loaded(version)
+    return check(vars(module)[name], seconds=seconds)
+
+
+def targets(styles: str = "*") -> Iterator[Target]:
+    """The right attention modules of torch among the cases, as the check has them before it builds them."""
+    for version in versions(styles):
+        if version.bugs or "Module" not in version.text:
+            continue
+        module, name, source = loaded(version)
+        thing = vars(module)[name]
+        if isinstance(thing, type) and kind_of(source.definitions[name]) not in ("rotary", "cache"):
+            yield Target(thing, name, "layer", source, Options(), vars(module))

@@ -6,15 +6,29 @@ import ast
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headwise.cli.app import as_options, command, err, out, print_json, running_options, wants_json
+from headwise.cli.app import (
+    as_options,
+    command,
+    err,
+    needs_torch,
+    out,
+    print_json,
+    running_options,
+    wants_json,
+)
+from headwise.cli.heads import write_report_of
+from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.teach.bugs import words
 from headwise.words import LANGUAGES
+
+if TYPE_CHECKING:
+    from headwise.teach.subject import Target
 
 
 @command()
@@ -25,28 +39,69 @@ def check(
     mapping: str = "",
     lang: str | None = None,
     seconds: float = 20.0,
+    watch: bool = False,
+    steps: int | None = None,
+    folder: Path | None = None,
 ) -> None:
-    """Name the bugs in your own attention.
+    """Name the bugs in your own attention, and watch its heads.
 
     It is a class or a function, in torch, NumPy or plain Python. The same weights go through a correct form, and every
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
-    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
+    limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked. With --watch a small GPT learns
+    the verbs with your class as its attention, and a page shows its heads.
     """
     from headwise.teach.check import check as checked
+    from headwise.teach.check import read_target
+    from headwise.teach.subject import Options
 
+    if not watch and (steps is not None or folder is not None):
+        raise HeadwiseError(f"{'--steps' if folder is None else '--out'} goes with --watch alone")
     lang = language(lang)
-    tell_unheld(lang)
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
+    chosen = None
+    with suppress(SyntaxError, ValueError):  # of which the verdict tells
+        chosen = read_target(target, Options(causal, pairs, names, lang)) if watch else None
+    if chosen is not None and not chosen.source.is_module(chosen.name):
+        raise HeadwiseError(chosen.say("no_module", name=chosen.name))
+    tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
     options = running_options()
     tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
     verdict = replace(verdict, checked=tried, not_checked=untried)
-    if wants_json():
-        print_json("check", verdict.to_json())
-    else:
+    if not wants_json():
         out.print(str(verdict))
+    seen = None
+    if chosen is not None and verdict.right:
+        out.print("") if not wants_json() else None
+        seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
+    elif watch:
+        err.print(words(lang)["first_right"], soft_wrap=True)
+    if wants_json():
+        print_json("check", verdict.to_json() | ({"watched": seen} if watch else {}))
     raise typer.Exit(verdict.exit_code)
+
+
+def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any]:
+    """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
+    with needs_torch():
+        from headwise.teach.own import train_apart
+    with leaving_run(folder), training_progress() as (report, _):
+        err.print(target.say("training", name=target.name), soft_wrap=True)
+        learned = train_apart(folder, target, steps, report)
+        page = write_report_of(folder, target.options.lang)
+    result = learned.run
+    assert result.cells is not None and result.summary is not None
+    if not wants_json():
+        right, _, count = result.cells
+        losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
+        out.print(target.say("trained", **losses, right=right, all=count))
+        out.print(target.say("certified", difference=learned.logits))
+        key = "unwatched" if learned.maps is None else "watched"
+        out.print(target.say(key, difference=learned.maps, why=learned.unwatched))
+        out.print(target.say("report", path=page, folder=folder))
+    differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
+    return {**result_json(folder, result, page), **differences}
 
 
 def language(lang: str | None) -> str:

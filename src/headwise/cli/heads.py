@@ -327,8 +327,8 @@ def _write_report(
     write_report(path, survey, maps, run and run.summary, against, against_maps, packed, lang, read_film(model), walk)
 
 
-def write_report_of(run: Path) -> Path:
+def write_report_of(run: Path, lang: str = "en") -> Path:
     """The report of a finished run: its heads on what it held out, and the exact maps of its example."""
     survey, maps = look(run)
-    _write_report(run, run / REPORT, survey, maps)
+    _write_report(run, run / REPORT, survey, maps, lang=lang)
     return run / REPORT

@@ -11,15 +11,12 @@ from typer import Exit
 
 from headwise.cli.app import (
     command,
-    err,
-    needs_torch,
     out,
     print_json,
     wants_json,
 )
-from headwise.cli.check import tell_unheld
-from headwise.cli.heads import write_report_of
-from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
+from headwise.cli.check import show_heads, tell_unheld
+from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
@@ -173,24 +170,16 @@ def _notebooks(course: Course) -> None:
 
 def _train(course: Course, steps: int | None) -> None:
     """Let the class of exercise 11 learn, and report its heads."""
+    from headwise.teach.check import check as checked
+    from headwise.teach.check import read_target
     from headwise.teach.exercises import find_exercise
+    from headwise.teach.subject import Options
 
     exercise = find_exercise(CLASS)
-    if course.mark(exercise).status != "passed":
+    place = course.place_of_class(exercise)
+    if not checked(place, causal=exercise.causal, lang=course.language).right:
         raise HeadwiseError(course.words["not_yet"].format(file=course.path(exercise), command=_command(course)))
-    folder = free_folder(course.folder / "model")
-    with needs_torch():
-        from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress() as (report, _):
-        err.print(course.words["training"], soft_wrap=True)
-        result, difference = train_apart(folder, course.path(exercise), steps, report, course.language)
-        page = write_report_of(folder)
+    target = read_target(place, Options(exercise.causal, lang=course.language))
+    document = show_heads(free_folder(course.folder / "model"), target, steps)
     if wants_json():
-        print_json("learned", {**result_json(folder, result, page), "difference": difference})
-        return
-    assert result.cells is not None and result.summary is not None
-    right, _, count = result.cells
-    losses = {"loss": result.summary.held_out_loss, "baseline": result.summary.baseline_loss}
-    out.print(course.words["trained"].format(**losses, right=right, all=count))
-    out.print(course.words["certified"].format(difference=difference))
-    out.print(course.words["report"].format(path=page))
+        print_json("learned", document)

@@ -177,7 +177,11 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
         return None
     query = alone[0]
     lead = [x for x in ours if x not in (keys[0], query)]
-    v = operands[1 - side].permute([theirs.index(x) for x in [*(x for x in lead if x in theirs), keys[0], *features]])
+    wanted = [*(x for x in lead if x in theirs), keys[0], *features]
+    summed = [n for n, x in enumerate(theirs) if x not in wanted]  # an axis that the values alone have
+    values = operands[1 - side].sum(summed) if summed else operands[1 - side]
+    theirs = "".join(x for x in theirs if x in wanted)
+    v = values.permute([theirs.index(x) for x in wanted])
     for place, x in enumerate(lead):
         v = v if x in theirs else v.unsqueeze(place)
     order = [gave.index(x) for x in [*lead, query, *features]]
@@ -440,11 +444,15 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
     """(B,H,...) of tensors (H,...) or (B*H,...), or with more axes before those of the heads."""
     if x.ndim == 2:
         return x[None, None]
+    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
+        return x.flatten(1, 2)
     return x.reshape(-1, n_heads, *x.shape[1:]) if x.ndim == 3 else x.flatten(0, -4)
 
 
 def _n_heads(running: Running, packed: int, told: int, shape: Sequence[int]) -> tuple[int, bool] | str:
     """How many heads a call of weights of this shape has, and is their order sure? Or why that cannot be told."""
+    if len(shape) == 5 and told == shape[1] * shape[2]:  # query heads by the key/value head that they read
+        return told, True
     name = type(running.module).__name__
     if len(shape) > 4 and (shape[-3] != told or (told in shape[1:-3] and told > 1)):  # windows may be there, too
         return (

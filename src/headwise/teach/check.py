@@ -81,10 +81,9 @@ def check(
     if not 0 < seconds <= LONGEST:
         raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")
     options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
-    say = words(lang)
+    words(lang)
     if isinstance(target, str | Path):
-        path, name = _path_and_name(str(target), say)
-        return _check_file(path, name, options, seconds)
+        return _check_file(str(target), options, seconds)
     name = getattr(target, "__name__", type(target).__name__)
     source = _source_of(target)
     known = kind_of(source.definitions[name]) if name in source.definitions else None
@@ -229,35 +228,44 @@ def _path_and_name(spec: str, say: Mapping[str, str]) -> tuple[Path, str]:
     return path.resolve(), name
 
 
-def _check_file(path: Path, name: str, options: Options, seconds: float) -> Verdict:
-    """The verdict on what a file defines under that name, or on the only candidate in it."""
+def read_target(spec: str, options: Options) -> Target:
+    """What is to be checked of FILE or FILE:NAME: what has that name, or the only candidate. Nothing of it runs.
+
+    HeadwiseError where there is no such file or name, or several candidates; SyntaxError, ValueError for no Python.
+    """
     say = words(options.lang)
-    target = Target(None, name or path.name, "", Source("", str(path)), options)
-    try:
-        with tokenize.open(path) as file:
-            source = target.source = read_source(file.read(), str(path), name)
-        definitions = source.definitions
-    except (SyntaxError, ValueError) as error:
-        return target.verdict(None, reason=explained(error, target.source, options.lang))
+    path, name = _path_and_name(spec, say)
+    with tokenize.open(path) as file:
+        source = read_source(file.read(), str(path), name)
     names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
     if len(names) != 1:
         key = "several_candidates" if names else "no_candidate"
         raise HeadwiseError(say[key].format(file=path.name, names=listed(names, 6), name=[*names, "NAME"][0]))
-    target.name = names[0]
-    if target.name not in definitions:
-        raise unknown(say["no_name"].format(path=path, name=target.name), target.name, definitions)
-    node = definitions[target.name]
-    target.kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
-    request = {"path": str(path), "name": target.name, "kind": target.kind, "seconds": seconds, "lang": options.lang}
-    request |= {"text": source.text, "numbers": source.numbers_of_lines, "options": asdict(options)}
-    ended = run_apart("headwise.teach.check", request, seconds + 2)
+    name = names[0]
+    if name not in source.definitions:
+        raise unknown(say["no_name"].format(path=path, name=name), name, source.definitions)
+    node = source.definitions[name]
+    kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
+    return Target(None, name, kind, source, options)
+
+
+def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
+    """The verdict on a file, or on what has a name there."""
+    try:
+        target = read_target(spec, options)
+    except (SyntaxError, ValueError) as error:
+        path, name = _path_and_name(spec, words(options.lang))
+        target = Target(None, name or path.name, "", Source("", str(path)), options)
+        return target.verdict(None, reason=explained(error, target.source, options.lang))
+    ended = run_apart("headwise.teach.check", {**request_of(target), "seconds": seconds}, seconds + 2)
     if ended.answer:
         verdict: Verdict = from_json(Verdict, json.loads(ended.answer))
         return verdict
+    say = words(options.lang)
     reason = f"{say['exits']} ({ended.code})"
     if ended.code is None:
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
-        match = re.search(rf'File "{re.escape(str(path))}", line (\d+)', ended.trace)
+        match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
         reason = target.say("too_long", seconds=seconds) + (f" ({say['line']} {match[1]})" if match else "")
     elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):
         reason = target.say("killed", memory=MEMORY >> 30)
@@ -276,13 +284,15 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
     return source if known else head_loop(text, path, name) or source
 
 
-def main() -> None:
-    """In the process of its own: load the file and check it."""
-    import faulthandler
+def request_of(target: Target) -> dict[str, Any]:
+    """What a process of its own is told of something in a file; `read_request` reads it there."""
+    source, options = target.source, target.options
+    request = {"path": source.path, "name": target.name, "kind": target.kind, "lang": options.lang}
+    return request | {"text": source.text, "numbers": source.numbers_of_lines, "options": asdict(options)}
 
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
-    faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
+
+def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]]:
+    """What is to be checked, and a function that runs its file and puts the object in."""
     path = request["path"]
     source = Source(request["text"], path, tuple(request["numbers"]))
     target = Target(None, request["name"], request["kind"], source, Options(**request["options"]))
@@ -295,7 +305,18 @@ def main() -> None:
         run(source, target.namespace)
         target.thing = target.namespace[target.name]
 
-    alone(request, source.text, lambda: asdict(judged(target, request["seconds"], load)))
+    return target, load
+
+
+def main() -> None:
+    """In the process of its own: load the file and check it."""
+    import faulthandler
+
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    trace = Path(request["trace"]).open("w")  # noqa: SIM115  # faulthandler writes into it until the end
+    faulthandler.dump_traceback_later(request["seconds"] + 1, file=trace)
+    target, load = read_request(request)
+    alone(request, target.source.text, lambda: asdict(judged(target, request["seconds"], load)))
 
 
 if __name__ == "__main__":

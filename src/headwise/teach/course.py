@@ -86,17 +86,20 @@ class Course:
 
     def _named_by_check(self, exercise: Exercise, verdict: Mark) -> Mark:
         """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code."""
-        names = [exercise.name_of_class, *(a for a, b in COURSE_NAMES.items() if b == exercise.name_of_class)]
-        text = read_text(self.path(exercise))
-        name = next((name for name in names if f"class {name}" in text), names[0])
-        target = f"{self.path(exercise).resolve()}:{name}"
-        checked = check(target, causal=exercise.causal, lang=self.language)
+        checked = check(self.place_of_class(exercise), causal=exercise.causal, lang=self.language)
         findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
         if not findings:
             return verdict
         bugs = tuple(finding.bug for finding in findings)
         fix = " ".join(finding.fix for finding in findings)
         return replace(verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix)
+
+    def place_of_class(self, exercise: Exercise) -> str:
+        """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
+        names = [exercise.name_of_class, *(a for a, b in COURSE_NAMES.items() if b == exercise.name_of_class)]
+        path = self.path(exercise)
+        name = next((name for name in names if f"class {name}(" in read_text(path)), "")
+        return f"{path.resolve()}:{name}" if name else str(path.resolve())
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""

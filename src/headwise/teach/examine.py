@@ -23,6 +23,7 @@ from headwise.teach.caches import cache_arguments, cache_bug
 from headwise.teach.form import Masks, Weights
 from headwise.teach.loops import OUTPUTS
 from headwise.teach.reading import (
+    Parts,
     Reading,
     arrays_of,
     count_of,
@@ -167,23 +168,11 @@ class Examiner:
         """The verdict on what has weights, called by `call`."""
         folded = scale_is_folded(parts_of(instance, self.options.mapping))
         renew(arrays_of(instance), self.rng)
-        parts = replace(parts_of(instance, self.options.mapping), same_head=same_modules(instance))
+        parts = self._parts(instance)
         if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):
             raise UncheckedError("is_mlp", name=self.target.name)
-        width = width_of(parts)
-        heads, groups = heads_of(instance, self.target)
-        choices = list(readings(parts, heads, groups, width))
-        kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
-        if heads not in kept:  # no name tells: any number that the object keeps may be theirs
-            choices += [r for n in sorted(kept) if width % n == 0 for r in readings(parts, n, None, width)]
-        if folded:
-            choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
-        bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
-        if not self.scope.says(TURNS):
-            bases = []
-        choices = [style for reading in choices for style in styles(reading, bases)]
-        if self.scope.says(RESIDUAL):
-            choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
+        width = width_of(parts, self.options.args)
+        choices = self.readings(instance, folded)
         subject = subject_of(self.target, call, module)
         longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), {})
         shape = (size.BATCH, min(size.TOKENS, longest or size.TOKENS), width)
@@ -192,6 +181,33 @@ class Examiner:
         subject.rank = next((rank for rank in (3, 2) if self._failure(subject, inputs, rank) is None), 3)
         self.target.kind = "layer"
         return self._judge(subject, choices, inputs)
+
+    def _parts(self, instance: Any) -> Parts:
+        return replace(parts_of(instance, self.options.mapping), same_head=same_modules(instance))
+
+    def readings(self, instance: Any, folded: bool = False) -> list[Reading]:
+        """How correct code may use the weights of an object, the usual readings first; `folded`: a scale is in them."""
+        parts = self._parts(instance)
+        width = width_of(parts, self.options.args)
+        heads, groups = heads_of(instance, self.target)
+        kept = {x for x in getattr(instance, "__dict__", {}).values() if type(x) is int and 1 < x < width}
+        # Where no name tells, any number that the object keeps may be theirs.
+        others = [] if heads in kept else [n for n in sorted(kept) if width % n == 0]
+        choices: list[Reading] = []
+        for n, n_groups in ((heads, groups), *((n, None) for n in others)):
+            with contextlib.suppress(UncheckedError):
+                choices += readings(parts, n, n_groups, width)
+        if not choices:
+            list(readings(parts, heads, groups, width))  # which says why none fits
+        if folded:
+            choices += [replace(r, settings={**r.settings, "scale": "none"}) for r in choices]
+        bases = [10000.0, *[n for n in self.target.source.numbers if 100 <= n < 1e7 and n != 10000.0][:3]]
+        if not self.scope.says(TURNS):
+            bases = []
+        choices = [style for reading in choices for style in styles(reading, bases)]
+        if self.scope.says(RESIDUAL):
+            choices += [replace(r, settings={**r.settings, "residual": True}) for r in choices]
+        return choices
 
     def _is_apart(self, call: Any, module: Any) -> bool:
         """Does no token change what comes out for another?"""

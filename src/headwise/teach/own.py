@@ -1,75 +1,308 @@
 """The learner's own class in a GPT: it learns the verbs in place of our layer, and ours then reads what it learned.
 
-The class goes into every block, and its forward and backward do all of the training. Its weights begin as those that
-the GPT draws, so that a right class learns what ours would learn. Afterwards they are carried into a layer of ours by
-`from_course`, and the logits of both models are compared on held-out text. So a run folder is written like any other:
-every command reads it, and the heads in its report are the learner's. All of it happens in a process of its own, under
-the guard of `sandbox`.
+The class goes into every block, and its forward and backward do all of the training. It is built and called as
+`headwise.check` does it, in the sizes of the GPT. Afterwards its weights are carried into a layer of ours, as the check
+reads them; the logits of both models are compared on held-out text, and so are the maps of all heads, those of the
+learner's class as `hw.watch` reads them where they arise. So a run folder is written like any other: every command
+reads it, and the heads in its report are the learner's. All of it happens in a process of its own, under the guard of
+`sandbox`.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_text, write_whole
+from headwise.files import write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.run import FILES, Run, Settings, read_run, run_training
 from headwise.gpt.train import Progress, one_thread
-from headwise.layer.importing.importers import from_course
-from headwise.layer.layer import MultiHeadAttention
-from headwise.records import from_json
+from headwise.heads.blocks import row_weights
+from headwise.models.hook import attach
+from headwise.models.sites import sites_of
+from headwise.records import Call, from_json
 from headwise.rungs.cache import KVCache
-from headwise.teach.bugs import UncheckedError, words
-from headwise.teach.check import explained
-from headwise.teach.exercises import with_course_names
+from headwise.teach.bugs import UncheckedError
+from headwise.teach.check import explained, read_request, request_of
+from headwise.teach.examine import Examiner
+from headwise.teach.form import CORRECT, Masks, compute
+from headwise.teach.reading import Reading, arrays_of, parts_of, renew
 from headwise.teach.sandbox import alone, run_apart
-from headwise.teach.source import Source
+from headwise.teach.search import close
+from headwise.teach.source import ENCODINGS, meanings_of
+from headwise.teach.subject import Target, arguments_of, build, meaning_of, subject_of, to_kind
 
-PLACES = {"W_query": "q_proj", "W_key": "k_proj", "W_value": "v_proj", "out_proj": "o_proj"}
 LARGEST_DIFFERENCE = 1e-3  # of logits, which are of the order of 10: float32, two layers, sums in another order
+WIDEST = 128  # a class that has sizes of its own may be as wide; the preset has 64
 SHAPE = {"bias": True}  # of the preset `course`: a course's class has a bias in its last projection
+TELLING = "sees_later", "adds_input", "too_wide", "returns_shape", "no_such_layer"  # reasons, the most telling first
+AXES = (2, 4, 3)  # of a mask, (T,S), (B,1,T,S) or (B,T,S), as code takes it
 
 
 class LearnerAttention(nn.Module):
-    """A module of the learner where a GPT has its attention."""
+    """A module of the learner where a GPT has its attention, called with what its parameters ask for.
 
-    def __init__(self, module: nn.Module) -> None:
+    mask  how a causal mask is written for it, and with how many axes; None where it is causal by itself
+    """
+
+    def __init__(self, target: Target, module: Any, mask: tuple[str, int] | None = None) -> None:
         super().__init__()
-        self.module = module
+        subject = subject_of(target, module.forward, module)
+        self.module, self.mask = module, mask
+        self.inputs, self.fixed, self.mask_name = subject.inputs, subject.fixed, subject.mask or ""
 
     def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
-        result: Tensor = self.module(x)
-        return result
+        B, T, _ = x.shape
+        arguments = dict.fromkeys(self.inputs, x) | {name: _cut(value, T) for name, value in self.fixed.items()}
+        if self.mask:
+            meaning, axes = self.mask
+            mask: Tensor = to_kind(ENCODINGS[meaning](np.tril(np.ones((T, T), bool))), "torch")
+            arguments[self.mask_name] = mask.expand(B, *[1] * (axes - 3), T, T) if axes > 2 else mask
+        result = self.module(**arguments)
+        parts = result if isinstance(result, tuple | list) else [result]
+        out = next((part for part in parts if isinstance(part, Tensor) and part.shape == x.shape), None)
+        if out is None:
+            shape = tuple(getattr(parts[0], "shape", ())) or type(parts[0]).__name__
+            raise UncheckedError("returns_shape", shape=shape, input=tuple(x.shape))
+        return out
 
 
-def load_class(path: Path, name: str = "MultiHeadAttention") -> Callable[..., nn.Module]:
-    """The class of that name in a file of the learner, which is run. HeadwiseError where that fails."""
-    names: dict[str, Any] = {"__name__": "learner", "__file__": str(path)}
+def _cut(value: Any, n_tokens: int) -> Any:
+    """Of tables of positions, made for the whole context, those of a text; what else was passed as it is."""
+    if isinstance(value, tuple):
+        return tuple(_cut(part, n_tokens) for part in value)
+    return value[:n_tokens] if isinstance(value, Tensor) and value.ndim == 2 else value
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A class that can stand in a GPT: how it is built and called, and the shape of the GPT."""
+
+    target: Target
+    sizes: dict[str, Any]
+    theirs: bool  # are its own defaults kept?
+    mask: tuple[str, int] | None
+    config: GPTConfig
+
+    def attention(self) -> LearnerAttention:
+        """A new one, with first weights as a GPT draws them: what a class draws may be much too large."""
+        layer = LearnerAttention(self.target, build(self.target, self.sizes, self.theirs), self.mask)
+        parts = parts_of(layer.module, self.target.options.mapping)
+        last = math.sqrt(2 * self.config.n_layers)
+        for role, arrays in parts.weights.items():
+            for array in arrays:
+                nn.init.normal_(array.holder, std=self.config.init_std / (last if role == "o" else 1))
+        for array in (array for arrays in parts.biases.values() for array in arrays):
+            nn.init.zeros_(array.holder)
+        return layer
+
+    def model(self, config: GPTConfig) -> GPT:
+        """A GPT with a layer of this class in each block."""
+        model = GPT(config)
+        for block in model.blocks:
+            block.attention = self.attention()
+        return model
+
+
+def fitted(target: Target, config: GPTConfig) -> Learner:
+    """How a class stands in a GPT of that shape, or of its own where it has sizes of its own.
+
+    UncheckedError where it cannot: it sees later tokens, does not run, or computes what no layer of ours does.
+    """
+    if not (isinstance(target.thing, type) and issubclass(target.thing, nn.Module)):
+        raise UncheckedError("no_module", name=target.name)
+    failures: list[Exception] = []
+    for sizes, theirs in _attempts(target, config):
+        target.options = replace(target.options, args=sizes)
+        for mask in _masks(target):
+            try:
+                return _fitted(target, sizes, theirs, mask, config)
+            except Exception as error:  # whatever the learner's code raises; the next way may be the right one
+                failures.append(error)
+    telling = (error for key in TELLING for error in failures if getattr(error, "key", "") == key)
+    raise next(telling, failures[0])
+
+
+def _fitted(
+    target: Target, sizes: dict[str, Any], theirs: bool, mask: tuple[str, int] | None, config: GPTConfig
+) -> Learner:
+    """The class built and called in one way, where the correct form gives what it gives."""
+    layer = LearnerAttention(target, build(target, sizes, theirs).eval(), mask)
+    renew(arrays_of(layer.module), np.random.default_rng(0))
+    reading = reading_of(layer, target, config.context)
+    weights, settings = reading.weights, {**CORRECT, **reading.settings}
+    width, joined = weights.matrices["q"].shape
+    head_dim, rope = joined // weights.n_heads, settings["rope"]
+    if settings["residual"]:
+        raise UncheckedError("adds_input", name=target.name)
+    if width > WIDEST:
+        raise UncheckedError("too_wide", name=target.name, width=width, most=WIDEST)
+    if weights.matrices["v"].shape[1] != weights.n_kv_heads * head_dim or settings["qk_norm"] == "layer":
+        raise UncheckedError("no_such_layer", name=target.name)
+    config = replace(
+        config,
+        d_model=width,
+        n_heads=weights.n_heads,
+        n_kv_heads=None if weights.n_kv_heads == weights.n_heads else weights.n_kv_heads,
+        head_dim=None if joined == width else head_dim,
+        qk_norm=settings["qk_norm"] is not None,
+        position="rope" if rope else config.position,
+        rope_theta=rope[2] if rope else config.rope_theta,
+    )
+    return Learner(target, sizes, theirs, mask, config)
+
+
+def _attempts(target: Target, config: GPTConfig) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Sizes to build it with, and whether its own defaults stay: first the sizes of the GPT, everywhere in the file."""
+    sizes: dict[str, Any] = {"WIDTH": config.d_model, "HEADS": config.n_heads, "KV_HEADS": config.n_heads // 2}
+    sizes |= {"HEAD_DIM": config.d_model // config.n_heads, "CONTEXT": config.context, "DROPOUT": config.dropout}
+    sizes["TOKENS"] = config.context
+    sizes |= {name: value for name, value in target.options.args.items() if meaning_of(name) not in sizes}
+    theirs = dict(target.namespace)
+    ours = {n: sizes[meaning_of(n)] for n, x in theirs.items() if type(x) in (int, float) and meaning_of(n) in sizes}
+    assert isinstance(target.namespace, dict)
+    target.namespace.update(ours)
+    yield sizes, False
+    for name in arguments_of(target.thing):  # of each head, where heads stand side by side without a projection
+        if meaning_of(name) == "WIDTH" and "out" in name.lower():
+            yield {**sizes, name: sizes["HEAD_DIM"]}, False
+    target.namespace.update({name: theirs[name] for name in ours})
+    yield sizes, False
+    yield sizes, True
+
+
+def _masks(target: Target) -> list[tuple[str, int] | None]:
+    """The ways in which it may be kept from looking ahead: by itself first, then by its argument."""
+    name = next((name for name in inspect.signature(target.thing.forward).parameters if "mask" in name.lower()), None)
+    meanings = [] if name is None else meanings_of(target.scope, target.source, name)
+    return [None, *((meaning, axes) for meaning in meanings for axes in AXES)]
+
+
+@torch.no_grad()
+def reading_of(layer: LearnerAttention, target: Target, n_tokens: int) -> Reading:
+    """The reading of its weights by which the correct form gives what it gives. UncheckedError where none does."""
+    readings = Examiner(target).readings(layer.module, folded=True)
+    x = np.random.default_rng(1).normal(size=(2, n_tokens, readings[0].weights.matrices["q"].shape[0]))
+    out = layer(torch.from_numpy(x).float()).numpy()
+    for causal in (True, False):
+        for reading in readings:
+            if close(out, compute(reading.weights, (x, x, x), Masks(causal), reading.settings).out):
+                if not causal:
+                    raise UncheckedError("sees_later", name=target.name)
+                return reading
+    raise UncheckedError("no_such_layer", name=target.name)
+
+
+# What was learned, in a layer of ours.
+
+
+def state_of(reading: Reading) -> dict[str, Tensor]:
+    """The same weights as our layer keeps them: a head is a slice, the two of a rotary pair are half a head apart."""
+    weights, settings = reading.weights, {**CORRECT, **reading.settings}
+    state: dict[str, Any] = {}
+    for place in "qkv":
+        role, n = settings[f"{place}_from"], weights.n_heads if place == "q" else weights.n_kv_heads
+        matrix = weights.matrices[role]
+        columns = np.arange(matrix.shape[1]).reshape(n, -1)
+        if settings[f"split_{place}"] == "interleaved":
+            columns = np.arange(matrix.shape[1]).reshape(-1, n).T
+        within = np.arange(columns.shape[1])
+        if place in "qk" and settings["rope"] and settings["rope"][0] == "interleaved":
+            within = np.concatenate([within[::2], within[1::2]])
+        places = columns[:, within].reshape(-1)
+        factor = len(within) ** 0.5 if place == "q" and settings["scale"] == "none" else 1.0
+        bias = weights.biases.get(role, np.zeros(matrix.shape[1]))
+        state |= {f"{place}_proj.weight": matrix[:, places].T * factor, f"{place}_proj.bias": bias[places] * factor}
+        if place in "qk" and settings["qk_norm"]:
+            state[f"{place}_norm.weight"] = weights.gains.get(role, np.ones(len(within)))[within]
+    width, joined = weights.matrices["q"].shape
+    matrix = weights.matrices.get("o")
+    matrix = np.eye(joined) if matrix is None else matrix
+    rows = np.arange(joined)
+    if settings["join"] == "interleaved":
+        rows = rows.reshape(-1, weights.n_heads).T.reshape(-1)
+    state |= {"o_proj.weight": matrix[rows].T, "o_proj.bias": weights.biases.get("o", np.zeros(width))}
+    return {name: torch.from_numpy(np.ascontiguousarray(array)).float() for name, array in state.items()}
+
+
+class Carried(NamedTuple):
+    """The model with layers of ours; how far its logits, and the maps of its heads, lie from those of the learner's.
+
+    maps  None where the class is not watched, and then `unwatched` says why
+    """
+
+    model: GPT
+    logits: float
+    maps: float | None
+    unwatched: str = ""
+
+
+@torch.no_grad()
+def carried(model: GPT, target: Target, texts: list[list[int]]) -> Carried:
+    """The same model with layers of ours, held against the learner's on texts. UncheckedError where it differs."""
+    model.eval()
+    ours = GPT(model.config).eval()
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".attention." not in name}
+    for number, block in enumerate(model.blocks):
+        learner: Any = block.attention
+        carried = state_of(reading_of(learner, target, model.config.context))
+        state |= {f"blocks.{number}.attention.{name}": tensor for name, tensor in carried.items()}
+    ours.load_state_dict(state)
+    difference = max(float((model(ids) - ours(ids)).abs().max()) for ids in (torch.tensor([text]) for text in texts))
+    if not difference <= LARGEST_DIFFERENCE:
+        raise UncheckedError("carried_apart", difference=difference, most=LARGEST_DIFFERENCE)
     try:
-        exec(compile(read_text(path), str(path), "exec"), names)
-        with_course_names(names)
-    except Exception as error:
-        raise UncheckedError("no_run", path=path, error=f"{type(error).__name__}: {error}") from None
-    if not isinstance(names.get(name), type):
-        raise UncheckedError("no_class", path=path, name=name)
-    attention: Callable[..., nn.Module] = names[name]
-    return attention
+        theirs, right = (_maps(each, texts[0]) for each in (model, ours))
+    except HeadwiseError as error:
+        return Carried(ours, difference, None, str(error))
+    if len(theirs) < len(right):
+        return Carried(ours, difference, None, target.say("some_watched", count=len(theirs), all=len(right)))
+    return Carried(ours, difference, max(float((a - b).abs().max()) for a, b in zip(theirs, right, strict=True)))
 
 
-def train_apart(
-    folder: Path, path: Path, steps: int | None, report: Callable[[Progress], None], lang: str
-) -> tuple[Run, float]:
-    """Do as `train_own` with the class in a file, in a process of its own; the folder is written once all is well."""
+def _maps(model: GPT, ids: list[int]) -> list[Tensor]:
+    """The weights (T,T) of all heads on a text, in the order of their calls; HeadwiseError where none is read."""
+    maps: list[Tensor] = []
+
+    def keep(call: Call) -> None:
+        if len(call.out):  # else it was refused
+            maps.extend(row_weights(call, 0, range(call.q.shape[2])))
+
+    with attach(dict.fromkeys(sites_of(model), keep)):
+        model(torch.tensor([ids]))
+    return maps
+
+
+# The training, in a process of its own.
+
+
+class Learned(NamedTuple):
+    """What came of a training: the run; how far logits and maps of our layer lie from those of the learner's class."""
+
+    run: Run
+    logits: float
+    maps: float | None
+    unwatched: str
+
+
+def train_apart(folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]) -> Learned:
+    """Let the class of a file learn the verbs, in a process of its own; the folder is written once all is well.
+
+    HeadwiseError where the class cannot stand in a GPT, or where its layers compute something else than ours with the
+    same weights.
+    """
 
     def hear(line: str) -> None:
         report(from_json(Progress, json.loads(line)))
@@ -78,22 +311,22 @@ def train_apart(
         run = read_run(work / folder.name)
         if run is None or run.status != "finished":
             return
-        folder.mkdir()
+        folder.mkdir(parents=True)
         for name in reversed(FILES):  # run.json last: a folder without it is no run
             if (work / folder.name / name).is_file():
                 write_whole(folder / name, (work / folder.name / name).read_bytes())
 
-    request = {"path": str(path.resolve()), "folder": folder.name, "steps": steps, "lang": lang}
+    request = {**request_of(target), "folder": folder.name, "steps": steps}
     ended = run_apart("headwise.teach.own", request, None, hear, keep)
     if not ended.answer:
-        say = words(lang)
-        raise HeadwiseError(say["ended_itself"].format(path=path, exits=say["exits"], code=ended.code))
+        facts = {"path": target.source.path, "exits": target.say("exits"), "code": ended.code}
+        raise HeadwiseError(target.say("ended_itself", **facts))
     answer = json.loads(ended.answer)
     if "error" in answer:
         raise HeadwiseError(answer["error"])
     run = read_run(folder)
     assert run is not None
-    return run, answer["difference"]
+    return Learned(run, **answer)
 
 
 def main() -> None:
@@ -101,85 +334,40 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     reports = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    path = Path(request["path"])
+    target, load = read_request(request)
 
     def report(progress: Progress) -> None:
         print(json.dumps(asdict(progress)), file=reports, flush=True)
 
     def work() -> dict[str, Any]:
         try:
-            _, difference = train_own(Path(request["folder"]), load_class(path), request["steps"], report)
-        except UncheckedError as error:
-            return {"error": error.text(request["lang"])}
-        except HeadwiseError as error:
-            return {"error": str(error)}
-        except Exception as error:
-            source = Source(read_text(path), str(path))
-            return {"error": f"{path.name}: {explained(error, source, request['lang'])}"}
-        return {"difference": difference}
+            load()
+            return train_own(Path(request["folder"]), target, request["steps"], report)
+        except (Exception, SystemExit) as error:
+            text = explained(error, target.source, request["lang"])
+            return {"error": text if isinstance(error, HeadwiseError) else f"{Path(request['path']).name}: {text}"}
 
     alone(request, "", work)
 
 
 def train_own(
-    folder: Path, attention: Callable[..., nn.Module], steps: int | None, report: Callable[[Progress], None]
-) -> tuple[Run, float]:
-    """Train a GPT with the learner's class on the verbs, into a run folder; and the largest difference of the logits.
-
-    attention  a class with the arguments (d_in, d_out, context_length, dropout, num_heads, qkv_bias) and the attributes
-               W_query, W_key, W_value, out_proj, num_heads and mask, as courses write it
-
-    Raises HeadwiseError where its layers compute something else than ours with the same weights.
-    """
-    differences: list[float] = []
-
-    def build(config: GPTConfig) -> GPT:
-        return with_attention(config, attention)
+    folder: Path, target: Target, steps: int | None, report: Callable[[Progress], None]
+) -> dict[str, float | str | None]:
+    """Train a GPT with the learner's class on the verbs, into a run folder; how near our layer comes to it."""
+    corpus, config, _ = Settings(preset="course", shape=SHAPE).resolve()
+    learner = fitted(target, config)
+    differing = {name: value for name, value in asdict(learner.config).items() if value != asdict(config)[name]}
+    results: list[Carried] = []
 
     def finish(model: GPT) -> GPT:
-        ours, difference = carried(model, settings.resolve()[0].data.held_out_documents(2_000))
-        differences.append(difference)
-        return ours
+        results.append(carried(model, target, corpus.data.held_out_documents(2_000)))
+        return results[0].model
 
-    settings = Settings(preset="course", steps=steps, shape=SHAPE)
+    settings = Settings(preset="course", steps=steps, shape=SHAPE | differing)
     with one_thread():
-        result = run_training(folder, settings, report, resume=False, build=build, finish=finish)
-    return result, differences[0]
-
-
-def with_attention(config: GPTConfig, attention: Callable[..., nn.Module]) -> GPT:
-    """A GPT with a layer of this class in each block, its weights those that the GPT has drawn for ours."""
-    model = GPT(config)
-    for block in model.blocks:
-        ours: Any = block.attention
-        module = attention(config.d_model, config.d_model, config.context, config.dropout, config.n_heads, config.bias)
-        drawn = ours.state_dict()
-        keys = [(theirs, place, kind) for theirs, place in PLACES.items() for kind in ("weight", "bias")]
-        state = {f"{theirs}.{kind}": drawn[f"{place}.{kind}"] for theirs, place, kind in keys}
-        module.load_state_dict(state, strict=False)
-        block.attention = LearnerAttention(module)
-    return model
-
-
-@torch.no_grad()
-def carried(model: GPT, texts: list[list[int]]) -> tuple[GPT, float]:
-    """The same model with layers of ours, and how far its logits lie from those of the learner's on texts."""
-    ours = GPT(model.config)
-    state = {name: tensor for name, tensor in model.state_dict().items() if ".attention." not in name}
-    for number, block in enumerate(model.blocks):
-        learner: Any = block.attention
-        layer: MultiHeadAttention = from_course(learner.module).layer
-        state |= {f"blocks.{number}.attention.{name}": tensor for name, tensor in layer.state_dict().items()}
-    ours.load_state_dict(state)
-    ours.eval(), model.eval()
-    difference = max(float((model(ids) - ours(ids)).abs().max()) for ids in map(_batch, texts))
-    if not difference <= LARGEST_DIFFERENCE:
-        raise UncheckedError("carried_apart", difference=difference, most=LARGEST_DIFFERENCE)
-    return ours, difference
-
-
-def _batch(ids: list[int]) -> Tensor:
-    return torch.tensor([ids])
+        run_training(folder, settings, report, resume=False, build=learner.model, finish=finish)
+    result = results[0]
+    return {"logits": result.logits, "maps": result.maps, "unwatched": result.unwatched}
 
 
 if __name__ == "__main__":

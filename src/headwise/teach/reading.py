@@ -17,7 +17,7 @@ import numpy as np
 
 from headwise.teach.bugs import UncheckedError
 from headwise.teach.form import Weights
-from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, WIDTH, Target
+from headwise.teach.subject import HEAD_DIM, HEADS, NAMES, VALUES, WIDTH, Target
 
 ROLES = {
     role: re.compile(f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}")
@@ -254,7 +254,7 @@ def count_of(instance: Any, names: tuple[str, ...], sizes: Mapping[str, Any]) ->
             # Short names must be whole, longer ones may begin a name, the longest may stand anywhere in it.
             hit = any(plain == n or (len(n) > 2 and plain.startswith(n)) or (len(n) > 5 and n in plain) for n in names)
             of_groups = re.search("kv|group|key_value", plain) is not None
-            if hit and type(value) is int and of_groups == ("kv_head" in names):
+            if hit and type(value) is int and of_groups == ("kv_head" in names) and key not in VALUES:
                 return value
     return None
 
@@ -266,11 +266,11 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     if heads is None:
         wanted = inspect.signature(target.thing).parameters
         takes = [name for name in wanted if re.search(r"head|cabeza|^h$|config|cfg", name, re.I)]
-        heads = HEADS if any(not re.search("dim|size", name) for name in takes) else None
+        heads = sizes.get("HEADS", HEADS) if any(not re.search("dim|size", name) for name in takes) else None
     return heads, count_of(instance, ("kv_head", "kv_group", "n_group", "num_group", "key_value_heads"), sizes)
 
 
-def width_of(parts: Parts) -> int:
+def width_of(parts: Parts, sizes: Mapping[str, Any]) -> int:
     """Width of the input, from the matrix of queries. UncheckedError where there is none."""
     arrays = parts.weights.get("q") or parts.weights.get("qkv")
     if not arrays:
@@ -278,7 +278,8 @@ def width_of(parts: Parts) -> int:
     shape = arrays[0].value.shape
     if arrays[0].linear:
         return int(shape[1])
-    return WIDTH if WIDTH in shape else int(max(shape))
+    usual: int = sizes.get("WIDTH", WIDTH)
+    return usual if usual in shape else int(max(shape))
 
 
 def same_modules(instance: Any) -> bool:

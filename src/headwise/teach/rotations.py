@@ -107,7 +107,7 @@ def _tables(
             with contextlib.suppress(Exception):  # no builder, or one that wants something else
                 wanted = [n for n, p in inspect.signature(maker).parameters.items() if p.default is p.empty]
                 made.append(maker(**{n: value_of(n, sizes) for n in wanted}))
-    for table in made or angle_tables(kind):
+    for table in made or angle_tables(kind, {}):
         pair = table if isinstance(table, tuple) else (table,)
         if len(pair) == len(rest):
             passed = dict(zip(rest, pair, strict=True))

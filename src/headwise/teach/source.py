@@ -112,6 +112,12 @@ class Source:
         nothing = [isinstance(s, ast.Pass) or isinstance(getattr(s, "value", None), ast.Constant) for s in steps]
         return bool(steps) and all(nothing)
 
+    def is_module(self, name: str) -> bool:
+        """May it be an nn.Module? Of a base that the file does not define this cannot be told, so it may."""
+        node = self.definitions.get(name)
+        bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
+        return any(self.is_module(base) if base in self.definitions else base != "object" for base in bases)
+
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
         reached = [name] if name in self.definitions else []

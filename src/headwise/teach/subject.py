@@ -29,6 +29,7 @@ VALUES: dict[str, Any] = {
     "HEAD_DIM": HEAD_DIM,
     "CONTEXT": CONTEXT,
     "WIDTH": WIDTH,
+    "DROPOUT": 0.5,
     "none": None,
     "rng": np.random.default_rng(0),
 }
@@ -110,9 +111,14 @@ class Target:
 
 
 def value_of(name: str, sizes: Mapping[str, Any], default: Any = UNFILLED) -> Any:
-    """What to pass for a parameter of that name, `sizes` first; the default where the name says nothing."""
+    """What to pass for a parameter of that name; the default where the name says nothing.
+
+    sizes  come first: values by the names of parameters, or by what names mean, as "WIDTH"
+    """
     meaning = meaning_of(name)
-    return sizes.get(name, default if meaning is None else VALUES.get(meaning, meaning))
+    if name in sizes or meaning is None:
+        return sizes.get(name, default)
+    return sizes.get(meaning, VALUES.get(meaning, meaning))
 
 
 def meaning_of(name: str) -> Any:
@@ -287,9 +293,10 @@ def pick(result: Any, shape: tuple[int, ...]) -> Any:
     return (exact or fitting or [None])[0]
 
 
-def angle_tables(kind: str) -> list[Any]:
-    """The usual tables of rotary positions for the sizes of the check: of halves, of pairs, and one angle a pair."""
-    angles = np.outer(np.arange(TOKENS), 10000.0 ** (-np.arange(0, HEAD_DIM, 2) / HEAD_DIM))
+def angle_tables(kind: str, sizes: Mapping[str, Any]) -> list[Any]:
+    """The usual tables of rotary positions, of halves, of pairs, and one angle a pair; `sizes` come before ours."""
+    tokens, width = sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
+    angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, width, 2) / width))
     tables = (np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles)
     return [tuple(to_kind(f(table), kind) for f in (np.cos, np.sin)) for table in tables]
 
@@ -390,8 +397,9 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
 
 def _value_for(name: str, kind: str, target: Target) -> Any:
     """What to pass for a parameter that a call requires beside its data."""
-    cos, sin = angle_tables(kind)[0]
-    real, imaginary = angle_tables("numpy")[2]
+    sizes = target.options.args
+    cos, sin = angle_tables(kind, sizes)[0]
+    real, imaginary = angle_tables("numpy", sizes)[2]
     turns = to_kind(real + 1j * imaginary, kind)
     tables = {"cos": cos, "sin": sin, "position_embeddings": (cos, sin), "freqs_cis": turns}
     value = tables.get(name, value_of(name, {}))
