@@ -205,6 +205,8 @@ class Pass:
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             # What lies in the cache stays there, and no page is asked for anew: the same room for every block.
             width, block = _whole_runs(self.S), BLOCK * min(2, n_threads)
+            if n_threads == torch.get_num_threads() == 1:  # half of them stay near a single core, if a head fits
+                block = max(BLOCK // 2, min(BLOCK, ROWS * width))
             rooms = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
             totals = self.totals()
             for i, start in enumerate(range(0, n, ROWS)):

@@ -58,7 +58,7 @@ def digest_of(model: nn.Module) -> str:
     hashed = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         hashed.update(name.encode())
-        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        hashed.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return hashed.hexdigest()
 
 
