@@ -48,8 +48,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Wide tables scroll by themselves."""
-    return html.replace("<table>", '<div class="table"><table>').replace("</table>", "</table></div>")
+    """Wide tables scroll by themselves, and so does code, which keys can reach."""
+    html = re.sub(r"(<table\b.*?</table>)", r'<div class="table" tabindex="0">\1</div>', html, flags=re.DOTALL)
+    return html.replace("<pre>", '<pre tabindex="0">')
 
 
 def on_post_build(config: Any) -> None:
@@ -129,4 +130,4 @@ def option_help(option: Any) -> str:
 def formula(latex: str) -> str:
     from latex2mathml.converter import convert
 
-    return f'<div class="formula">{convert(latex, display="block")}</div>'
+    return f'<div class="formula" tabindex="0">{convert(latex, display="block")}</div>'

@@ -342,7 +342,7 @@ def test_the_search_of_the_site_finds_an_option(
     import site_pages
 
     entries = [{"location": "sharing.html", "title": "Fewer", "text": ""}]
-    entries += [{"location": "sharing.html#a", "title": "Fewer heads", "text": "heads " * 9}]
+    entries += [{"location": "sharing.html#a", "title": "Fewer heads", "text": "--kv-heads 1 " * 5}]
     for name in ("share", "prune"):
         text = site_pages.command_page(name).replace("`", "")
         entries += [{"location": f"command/{name}.html{at}", "title": name, "text": text} for at in ("", "#options")]
@@ -355,7 +355,7 @@ def test_the_search_of_the_site_finds_an_option(
     page.fill("#query", "kv-heads")
     page.wait_for_selector("#hits a")
     links = page.locator("#hits a").evaluate_all("links => links.map(link => link.getAttribute('href'))")
-    assert links == ["./command/share.html#options"]
+    assert links == ["./command/share.html#options", "./sharing.html#a"]  # first the command that takes it
     assert page.locator("#hits mark").first.inner_text() == "kv-heads"
     page.fill("#query", "heads")
     page.wait_for_function("document.querySelectorAll('#hits a').length == 3")
