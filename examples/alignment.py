@@ -88,7 +88,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Pairs:
-    """All 360 cells as pairs of texts."""
+    """All 360 cells of the core as pairs of texts."""
 
     cells: tuple[verbs.Cell, ...]
 
@@ -239,8 +239,8 @@ def page(language: str, rows: list[tuple[Any, ...]], straight: float, even: floa
 
 *[En español](alignment.es.md)*
 
-Written by `python examples/alignment.py`, which trains small encoder-decoders on the verb corpus with the seeds
-{SEEDS} and measures. The numbers are of one machine; another may differ in the last digits.
+Written by `python examples/alignment.py`, which trains small encoder-decoders on the core of the verb corpus with
+the seeds {SEEDS} and measures. The numbers are of one machine; another may differ in the last digits.
 
 ![Where the decoder looks as it writes each word](figures/alignment.en.svg)
 
@@ -271,8 +271,8 @@ def spanish_page(lines: list[str], straight: float, even: float) -> str:
 
 *[In English](alignment.md)*
 
-Escrito por `python examples/alignment.py`, que entrena pequeños encoder-decoder con el corpus de verbos y las semillas
-{SEEDS}, y mide. Los números son de una máquina; otra puede diferir en la última cifra.
+Escrito por `python examples/alignment.py`, que entrena pequeños encoder-decoder con el núcleo del corpus de verbos
+y las semillas {SEEDS}, y mide. Los números son de una máquina; otra puede diferir en la última cifra.
 
 ![Adónde mira el decoder al escribir cada palabra](figures/alignment.es.svg)
 
@@ -298,7 +298,7 @@ ENCODERS = {"each word by itself": "cada palabra por sí sola", "words mix": "la
 
 
 def main() -> None:
-    pairs, rows = Pairs(verbs.cells()), []
+    pairs, rows = Pairs(verbs.cells(core=True)), []
     for mixing, encoder in zip((False, True), ENCODERS, strict=True):
         for seed in SEEDS:
             began = time.perf_counter()

@@ -163,7 +163,7 @@ def listen() -> None:
         (["heads", "--text", "nowhere.txt"], ["nowhere.txt does not exist"]),
         (["heads", "--text", "."], ["holds no text files"]),
         (["two-lookups", "--text", __file__], ["two-lookups runs on two lookups alone", "--text"]),
-        (["roles", "--text", __file__], ["roles runs on the verb corpus alone"]),
+        (["roles", "--text", __file__], ["roles runs on the core of the verb corpus alone"]),
         (["claims", "--text", __file__], ["claims", "--text"]),
         (["heads", "--page", "a.md"], ["--page", "heads"]),
         (["heads", "--html", "no/where.html"], ["--html no/where.html", "does not exist"]),

@@ -17,7 +17,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_json
 
 BENCHES = {name: packaged(name, "json") for name in ("grammar", "meaning")}
-CONJUGATIONS = 120  # one-language lines of the verb corpus beside the held-out cells
+CONJUGATIONS = 120  # one-language lines of the core, which every verb model knows, beside the held-out cells
 
 Pair = tuple[tuple[int, ...], tuple[int, ...]]  # positions of the tokens that look, and of those looked at
 
@@ -51,7 +51,7 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     """Lines of the verb corpus, such as the held-out cells, and conjugations: what decides person, verb and tense."""
     shift = len(tokens.frame[0])
     documents = []
-    for line in [*lines, *verbs.conjugation_lines()[:CONJUGATIONS]]:
+    for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
         related = verbs.related(line).items()
         pairs: dict[str, list[Pair]] = {name: [((i + shift,), (j + shift,)) for i, j in some] for name, some in related}
         documents.append(Labelled(tokens.prompt(line), pairs))

@@ -185,18 +185,24 @@ class Corpus:
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
-def verb_corpus(seed: int, context: int, any_order: bool = True) -> Corpus:
-    """The built-in corpus, tokenised into words. What counts is the Spanish half, which the English half determines.
+def verb_corpus(seed: int, context: int, any_order: bool = True, core: bool = False) -> Corpus:
+    """The built-in corpus, or its core, tokenised into words. What counts is the Spanish half, which the English half
+    determines.
 
     With `any_order` the persons of a conjugation line come in a new order each time. In one fixed order no other form
     ever follows the third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
     """
-    corpus = verbs.corpus(seed)
+    corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
     ways = {"ways": verbs.clause_orders} if any_order else {}
     data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", **ways)
-    example = max(corpus.held_out_cells, key=lambda cell: cell.tense == "conditional").line  # `would` decides a tense
+    example = max(corpus.held_out_cells, key=_telling).line
     return Corpus(verbs.NAME, tokens, data, example, corpus.held_out_cells)
+
+
+def _telling(cell: verbs.Cell) -> tuple[bool, bool]:
+    """`would` decides a tense that the Spanish pronoun and the English verb do not tell."""
+    return cell.tense == "conditional", cell.person == "he"
 
 
 def text_corpus(

@@ -1,14 +1,18 @@
-"""The built-in verb corpus: 20 verbs, 6 tenses, 3 persons, in English and Spanish.
+"""The built-in verb corpus: 40 verbs, 6 tenses, all persons, in English and Spanish.
 
 Two kinds of line, both made of words separated by single spaces:
 
-    he works = él trabaja                           a bilingual cell: 20 x 6 x 3 = 360 of them
-    yo trabajo , tú trabajas , él trabaja           one verb in one tense and one language: 20 x 6 x 2 = 240 of them
+    he works = él trabaja                           a bilingual cell: 40 x 6 x 6 = 1,440 of them
+    yo trabajo , tú trabajas , él trabaja           one verb in one tense, three persons of one language: 1,200 of them
 
-For training the persons of a conjugation line stand in any order (`clause_orders`).
+For training the persons of a conjugation line stand in any order (`clause_orders`). `usted`, `ellas` and `ustedes`
+stand in these alone, so that `you work =` has one answer.
 The relations inside a line are known, so the heads that serve them can be looked for: the verb form follows the
 pronoun (person), the earlier forms of the line (tense), its partner in the other language (translation).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
+
+The core, the first 20 verbs with I, you, he, is a small corpus inside it, for what trains many models or slow ones. Its
+words are among those of the whole.
 
 The words, and how each tense is made of them, stand in verbs.toml.
 The past is the Spanish pretérito indefinido.
@@ -34,11 +38,12 @@ WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines"
 # In a causal model the position that predicts does the looking.
 RELATIONS: dict[str, str] = {name: Note.of(key_of("job", name)) for name in _DATA["relations"]}
 
-PERSONS = ("I", "you", "he")
+_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
+PERSONS = tuple(_PRONOUNS["english"])
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
 VERBS = tuple(_DATA["verbs"])
-_PRONOUNS = {"english": PERSONS, "spanish": ("yo", "tú", "él")}
+CORE_VERBS, CORE_PERSONS = 20, 3
 
 
 @dataclass(frozen=True)
@@ -56,21 +61,23 @@ class Cell:
 
     @property
     def english(self) -> str:
-        return self._half("english")
+        return _clause("english", self.person, self.tense, self.verb)
 
     @property
     def spanish(self) -> str:
-        return self._half("spanish")
+        pronoun = list(_PRONOUNS["spanish"])[PERSONS.index(self.person)]
+        return _clause("spanish", pronoun, self.tense, self.verb)
 
     @property
     def line(self) -> str:
         return f"{self.english} = {self.spanish}"
 
-    def _half(self, language: str) -> str:
-        """Pronoun and form."""
-        number = PERSONS.index(self.person)
-        form: str = _DATA["tenses"][self.tense][language].split(" / ")[number]
-        return f"{_PRONOUNS[language][number]} {form.format(*_DATA['verbs'][self.verb][language].split())}"
+
+def _clause(language: str, pronoun: str, tense: str, verb: str) -> str:
+    """Pronoun and form."""
+    forms = _DATA["tenses"][tense][language].split(" / ")
+    form: str = forms[_PRONOUNS[language][pronoun]]
+    return f"{pronoun} {form.format(*_DATA['verbs'][verb][language].split())}"
 
 
 @dataclass(frozen=True)
@@ -85,16 +92,22 @@ class VerbCorpus:
         return tuple(cell.line for cell in self.held_out_cells)
 
 
-def cells() -> tuple[Cell, ...]:
-    """All 360 cells: verb by verb, in each verb tense by tense, in each tense I, you, he."""
-    return tuple(Cell(verb, tense, person) for verb, tense, person in product(VERBS, TENSES, PERSONS))
+def cells(core: bool = False) -> tuple[Cell, ...]:
+    """All 1,440 cells, or the 360 of the core: verb by verb, in each verb tense by tense, in each tense I, you ..."""
+    verbs, persons = (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
+    return tuple(Cell(verb, tense, person) for verb, tense, person in product(verbs, TENSES, persons))
 
 
-def conjugation_lines() -> tuple[str, ...]:
-    """All 240 one-language lines, verb by verb and tense by tense: `I work , you work , he works`, then the Spanish."""
-    rows = [[Cell(verb, tense, person) for person in PERSONS] for verb, tense in product(VERBS, TENSES)]
-    clauses = (half for row in rows for half in ([cell.english for cell in row], [cell.spanish for cell in row]))
-    return tuple(" , ".join(half) for half in clauses)
+def conjugation_lines(core: bool = False) -> tuple[str, ...]:
+    """All 1,200 one-language lines, or the 240 of the core, verb by verb and tense by tense, three persons in each:
+    `I work , you work , he works`, `she works , we work , they work`, then the Spanish."""
+    lines = []
+    for verb, tense in product(VERBS[:CORE_VERBS] if core else VERBS, TENSES):
+        for language, pronouns in _PRONOUNS.items():
+            clauses = [_clause(language, pronoun, tense, verb) for pronoun in pronouns]
+            starts = range(0, CORE_PERSONS if core else len(clauses), 3)
+            lines += [" , ".join(clauses[start : start + 3]) for start in starts]
+    return tuple(lines)
 
 
 def clause_orders(line: str) -> tuple[str, ...]:
@@ -114,8 +127,8 @@ def related(line: str) -> dict[str, list[tuple[int, int]]]:
     return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
 
 
-def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
-    """Split the corpus: `held_out` bilingual lines are kept back, all other lines are for training.
+def corpus(seed: int = 0, held_out: int = 36, core: bool = False) -> VerbCorpus:
+    """Split the corpus, or its core: `held_out` bilingual lines are kept back, all other lines are for training.
 
     The held-out set tests composition. Every word of a held-out line has been seen, and so has each half of it, in the
     conjugation lines; what has never been seen is that these two halves belong together. To finish `he works =` a
@@ -126,12 +139,12 @@ def corpus(seed: int = 0, held_out: int = 36) -> VerbCorpus:
     cells may be held out. `I work = yo trabajo`, the example of the courses, is always for training. Cells and lines
     stand in a fixed order; shuffle the lines before training.
     """
-    everything = cells()
+    everything = cells(core)
     if not 0 <= held_out <= len(everything) // 2:
         raise HeadwiseError(f"held_out={held_out} of {len(everything)} cells; choose 0 to {len(everything) // 2}")
     chosen = _spread(everything, held_out, random.Random(seed))
     kept = tuple(cell.line for cell in everything if cell not in chosen)
-    return VerbCorpus(kept + conjugation_lines(), tuple(cell for cell in everything if cell in chosen))
+    return VerbCorpus(kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen))
 
 
 def _spread(everything: tuple[Cell, ...], count: int, rng: random.Random) -> set[Cell]:

@@ -38,6 +38,7 @@ class Preset:
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream
+    core: bool = False  # of the verb corpus it learns the core alone
 
 
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class Settings:
             options = {"tokenizer=": self.tokenizer, "lines=": self.lines, "field=": self.field}
             for option in (option for option, value in options.items() if value is not None):
                 raise HeadwiseError(f"{option} describes a text file; pass one, or leave it out for the verb corpus")
-            corpus = verb_corpus(self.seed, shape["context"])
+            corpus = verb_corpus(self.seed, shape["context"], core=preset.core)
         else:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)

@@ -26,6 +26,7 @@ from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
 from headwise.errors import HeadwiseError
 from headwise.files import MOST_TEXT, read_text, text_path
+from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
 from headwise.models.lineage import require_run
 from headwise.models.open import Folder
@@ -107,7 +108,7 @@ def read_calibration(
         if settings.paths:
             text = "".join(sources.stream())
         else:
-            built_in = verbs.corpus(settings.seed)
+            built_in = verbs.corpus(settings.seed, core=find_preset(settings.preset).core)
     # Its documents, those of the last tenth apart.
     parts: Sequence[Sequence[Any]]
     if built_in is not None:

@@ -1,4 +1,4 @@
-"""The Mini-GPT of a course on the verb corpus, trained in NumPy alone: forward and backward by hand, no torch.
+"""The Mini-GPT of a course on the core of the verb corpus, in NumPy alone: forward and backward by hand, no torch.
 
     python -m headwise.lab.courses.mini_gpt runs/mini-gpt       # a minute or two; then: headwise heads runs/mini-gpt
 
@@ -43,8 +43,8 @@ def batch(lines: Sequence[Sequence[int]]) -> tuple[Any, Any]:
 
 
 def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps, loss: None) -> Replay:
-    """Learn the training lines of the verb corpus: losses in nats per token, and the weights."""
-    lines = verbs.corpus(seed).train_lines
+    """Learn the training lines of the core of the verb corpus: losses in nats per token, and the weights."""
+    lines = verbs.corpus(seed, core=True).train_lines
     words = sorted({word for line in lines for word in line.split()})
     ids = {word: number for number, word in enumerate(words)}
     end = len(words)  # stands before and after every line, as in the tokenizer of a run
