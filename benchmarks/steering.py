@@ -86,7 +86,7 @@ def _judged(seed: int) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "verbs"
-        hw.train(path, seed=seed)
+        hw.train(out=path, seed=seed)
         opened = open_folder(path)
     model, tokens = opened.model, opened.tokens
     assert tokens is not None
