@@ -18,7 +18,6 @@ import headwise as hw
 from headwise.corpus import verbs
 from headwise.heads.watch import head_maps
 from headwise.models.open import open_folder
-from headwise.view.survey_table import best_heads, span
 from headwise.view.survey_words import head_sentence
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -77,12 +76,13 @@ def seeds_table(surveys: Sequence[hw.Survey]) -> str:
     for name in verbs.RELATIONS:
         cells = []
         for survey in surveys:
-            relation = next(relation for relation in survey.relations if relation.name == name)
-            head, score = best_heads(survey, relation, 1)[0]
+            head = max(survey.profiles, key=lambda profile: profile.relations[name].mass.mean)
+            mass = head.relations[name].mass
             earned = "" if name in head.roles else ", no role"
             assert head.ablation is not None
             cells.append(
-                f"{head.name} {score.mass.mean:.2f} [{span(score.mass)}]{earned}; silenced {head.ablation.mean:+.2f}"
+                f"{head.name} {mass.mean:.2f} [{mass.low:.2f}-{mass.high:.2f}]{earned}; "
+                f"silenced {head.ablation.mean:+.2f}"
             )
         rows.append([name, *cells])
     return table(["role", *[f"seed {seed}" for seed in SEEDS]], rows)

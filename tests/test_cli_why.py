@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("why") / "verbs"
     with one_thread():
-        hw.train(preset="verbs", steps=400, out=folder)
+        hw.train(preset="verbs", steps=240, out=folder)
     return folder
 
 

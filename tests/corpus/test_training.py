@@ -277,6 +277,7 @@ def test_the_verb_corpus_scores_the_spanish_alone() -> None:
     for inputs, targets in corpus.data.held_out_batches(64):
         assert not ((inputs == mark).cumsum(1) == 0)[targets != IGNORED].any()
     assert not set(corpus.data._cut(corpus.data._held_out)[0]) - set(range(len(corpus.tokens)))
+    assert corpus.example.startswith("he would ")  # where neither the pronoun nor the verb tells the tense
 
 
 @pytest.mark.parametrize(

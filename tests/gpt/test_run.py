@@ -66,7 +66,14 @@ def test_without_a_text_the_verbs_are_taken() -> None:
     corpus, config, _ = Settings().resolve()
     assert corpus.name == "the verb corpus"
     assert corpus.cells
-    assert config.vocab_size == len(corpus.tokens)
+    assert config.vocab_size == len(corpus.tokens) == 1012
+
+
+@pytest.mark.parametrize("preset", ["course", "microgpt"])
+def test_presets_for_teaching_learn_the_core(preset: str) -> None:
+    corpus, config, _ = Settings(preset).resolve()
+    assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
+    assert config.vocab_size == len(corpus.tokens) == 361
 
 
 def test_steps_are_replaced_and_nothing_else(settings: Any) -> None:

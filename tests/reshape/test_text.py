@@ -119,11 +119,13 @@ def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
     own = read_calibration(None, open_folder(tmp_path / "own"))
     given = read_calibration(path, open_folder(tmp_path / "own"))
     assert all(torch.equal(a, b) for a, b in zip(own.train + own.held_out, given.train + given.held_out, strict=True))
-    run_training(tmp_path / "verbs", Settings(seed=3, steps=1, shape={**shape, "context": 32}), quiet, False)
-    found = read_calibration(None, open_folder(tmp_path / "verbs"))
-    corpus = verb_corpus(3, 32)
-    assert (len(found.train), len(found.held_out)) == (len(verbs.corpus(3).train_lines), 36)
-    assert found.held_out[5].tolist() == corpus.tokens.document(verbs.corpus(3).held_out_lines[5])
+    for preset, core in (("verbs", False), ("course", True)):
+        settings = Settings(preset, seed=3, steps=1, shape={**shape, "context": 32})
+        run_training(tmp_path / preset, settings, quiet, False)
+        found = read_calibration(None, open_folder(tmp_path / preset))
+        corpus, lines = verb_corpus(3, 32, core=core), verbs.corpus(3, core=core)
+        assert (len(found.train), len(found.held_out)) == (len(lines.train_lines), 36)
+        assert found.held_out[5].tolist() == corpus.tokens.document(lines.held_out_lines[5])
     (tmp_path / "own" / "run.json").unlink()
     with pytest.raises(HeadwiseError, match="is no run of headwise, nor made from one that can be found"):
         read_calibration(None, open_folder(tmp_path / "own"))
