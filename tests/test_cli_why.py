@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_a_head_carries_the_tense_and_another_the_verb(run: Path, invoke: Invoke
     tense, verb = told(invoke, run, *TENSE), told(invoke, run, *VERB)
     assert (tense["answer"], tense["other"], verb["other"]) == ("trabajará", "trabajaría", "escribirá")
     leading = [story["heads"][0] for story in (tense, verb)]
-    assert all(part["brings"] > 0.5 for part in leading)
+    assert all(part["brings"] > 0.4 for part in leading)  # two heads share the verb
     assert leading[0]["head"] != leading[1]["head"]
     for part, word in zip(leading, ("will", "work"), strict=True):
         assert tense["tokens"][part["looks"][0][0]] == word
@@ -59,7 +60,7 @@ def test_a_head_carries_the_person(run: Path, invoke: Invoke) -> None:
 
 @pytest.mark.slow
 def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
-    """`docs/watching.md` has these correlations, over the eight heads: 0.93 and 1.00."""
+    """`docs/watching.md` has these correlations, over the eight heads: 1.00 and 1.00."""
     import numpy as np
     import torch
 
@@ -79,7 +80,7 @@ def test_the_fast_estimate_goes_with_the_exact_effect(run: Path) -> None:
 def test_it_is_told_in_both_languages(run: Path, invoke: Invoke) -> None:
     english, spanish = (invoke("why", str(run), *TENSE, "--lang", lang).out for lang in ("en", "es"))
     assert "it looks at will" in english and "mira will" in spanish
-    assert " bring trabajará" in english and " traen trabajará" in spanish
+    assert re.search(" brings? trabajará", english) and re.search(" traen? trabajará", spanish)  # one head, or several
     alone = invoke("why", str(run), "--prompt", "he will work =").out
     assert "Below it is compared with" in alone and "carries the difference" not in alone
 
