@@ -91,8 +91,6 @@ def seeds_table(surveys: Sequence[hw.Survey]) -> str:
 def page(surveys: Sequence[hw.Survey]) -> str:
     first = surveys[0]
     always = [name for name in verbs.RELATIONS if all(any(name in h.roles for h in s.profiles) for s in surveys)]
-    rest = [name for name in verbs.RELATIONS if name not in always]
-    not_so = f" Not so: {', '.join(rest)}." if rest else ""
     meanings = "\n".join(f"- **{name}**: {meaning}." for name, meaning in verbs.RELATIONS.items())
     sentences = table(["head", "in words"], [[head.name, head_sentence(first, head)] for head in first.profiles])
     return f"""# What the heads of the verb model look at
@@ -132,7 +130,7 @@ nats per token.
 
 ## What this shows, and what not
 
-With every seed some head has these roles: {", ".join(always) or "none"}.{not_so} Which
+With every seed some head has these roles: {", ".join(always) or "none"}. Which
 head plays a role differs by seed: nothing in training names the heads. A large weight is not a cause: compare it with
 what silencing costs. A head can be silenced at little cost because others do the same, and one with no role on this
 list can be costly. These are two layers and a corpus whose rules are known; nothing here says that the heads of a large
