@@ -102,12 +102,14 @@ def test_the_form_goes_on_from_what_the_model_has_read(
     assert calls[1:] == [len(PROMPT) + 1 if options else 1, *[1] * 21]  # the first call tries the form on a few tokens
 
 
-def test_who_begins_to_watch_sees_the_model_and_the_text_stays() -> None:
+@pytest.mark.parametrize("watched", [1, 11])
+def test_who_begins_to_watch_sees_the_model_and_the_text_stays(watched: int) -> None:
+    """In the step in which the form would be made, and later, when it has read."""
     for model in (made("Llama"), gemma()):
         expected, text = list(hw.generate(model, PROMPT, 31, temperature=0, cache=False)), []
         stream = hw.generate(model, PROMPT, 31, temperature=0)
         for n in range(31):
-            if n not in (1, 11):
+            if n != watched:
                 text.append(next(stream))
                 continue
             with hw.watch(model) as seen:
