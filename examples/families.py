@@ -216,6 +216,12 @@ def class_of(kind: type[PretrainedConfig]) -> Any:
     return names[min(names, key=lambda name: (not name.endswith("Model"), name))]
 
 
+def image_tokens(config: Any) -> set[int]:
+    """The numbers that stand for places of an image, or of sound, among the tokens."""
+    parts = [part for part in (config, value_of(config, "text_config")) if part is not None]
+    return {value_of(part, field) for part in parts for fields in SPANS.values() for field in fields} - {None}
+
+
 def runnable_inputs(model: Any, family: str, padding: str) -> tuple[dict[str, Any], list[Tensor]]:
     """What the model is called with, and its answers; a spectrum may want its frames before its bins."""
     inputs = inputs_of(model, padding, family)
@@ -282,10 +288,9 @@ def inputs_of(model: Any, padding: str, family: str = "", turned: bool = False) 
     }
     inputs: dict[str, Any] = {}
     ids = torch.randint(3, 17, (B, T), generator=generator)
-    parts = [part for part in (config, value_of(config, "text_config")) if part is not None]
-    images = {value_of(part, field) for part in parts for fields in SPANS.values() for field in fields}
+    images = image_tokens(config)
     other = next(number for number in range(3, 17) if number not in images)
-    for number in images - {None}:  # which would stand for places of an image that is not there
+    for number in images:  # which would stand for places of an image that is not there
         ids[ids == number] = other
     side_by_side = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
     if "input_ids" in names and (model.main_input_name == "input_ids" or "pixel_values" in names):
@@ -425,6 +430,10 @@ class Comparison:
                 self.eager = run(model, inputs)
         self.maps, self.joined = maps, joined
         self.ids, self.padding = inputs.get("input_ids"), inputs.get("attention_mask")
+        if self.ids is not None:  # places of an image are no copies of one another
+            places = torch.arange(self.ids.numel()).reshape(self.ids.shape)
+            images = torch.tensor(sorted(image_tokens(model.config)), dtype=torch.long)
+            self.ids = torch.where(torch.isin(self.ids, images), -1 - places, self.ids)
         self.weights = self.norm = self.statistics = 0.0
         self.lacking: set[str] = set()  # statistics that the tokens and the map have, and watching has not
         self.rows = self.compared = 0
@@ -608,11 +617,11 @@ def try_family(family: str) -> dict[str, Any]:
     except hw.HeadwiseError as error:
         return result | {"refused": str(error)}
     for padding in PADDINGS:
-        if padding != "none" and same_inputs(model, family, padding):  # it takes no text that could be padded
-            result["paddings"][padding] = result["paddings"]["none"]
-            continue
         try:
-            result["paddings"][padding] = try_padding(model, padding, family)
+            if padding != "none" and same_inputs(model, family, padding):  # it takes no text that could be padded
+                result["paddings"][padding] = result["paddings"]["none"]
+            else:
+                result["paddings"][padding] = try_padding(model, padding, family)
         except hw.HeadwiseError as error:
             result["paddings"][padding] = {"refused": str(error)}
         except TimeoutError:
