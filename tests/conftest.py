@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ __all__ = ["invoke"]  # a fixture for all
 # The same examples on every run: a red suite is red for everybody. Speed is not judged here, hence no deadline.
 settings.register_profile("headwise", derandomize=True, database=None, deadline=None, max_examples=60)
 settings.load_profile("headwise")
+# Commands speak the language of the system where no other is asked for; the tests read English.
+os.environ["LC_ALL"] = "C.UTF-8"
 
 
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out

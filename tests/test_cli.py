@@ -604,15 +604,15 @@ def test_resume_from_a_state_of_another_model(half: Path, invoke: Invoke) -> Non
 
 def test_resume_writes_a_report_that_is_missing(damaged: Path, invoke: Invoke) -> None:
     """As after a kill between the last file of the run and its report."""
+    pages = ("report.html", "walk.html")
+    for name in pages:
+        (damaged / name).unlink()
     before = contents(damaged)
-    (damaged / "report.html").unlink()
     code, out, err = invoke("train", "--out", damaged, "--resume")
     assert code == 0, err
     assert out.splitlines()[-1] == f"report: {damaged / 'report.html'}" and "held-out loss" in out
-    assert {name: data for name, data in contents(damaged).items() if name != "report.html"} == {
-        name: data for name, data in before.items() if name != "report.html"
-    }
-    assert "<html" in (damaged / "report.html").read_text("utf-8")
+    assert {name: data for name, data in contents(damaged).items() if name not in pages} == before
+    assert all("<html" in (damaged / name).read_text("utf-8") for name in pages)
 
 
 def test_resume_says_when_there_is_nothing_to_resume(text: Path, invoke: Invoke, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ is a key of the keyboard and `k_j` has an index. Values are never read so.
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,38 @@ class Note(str):
 def sent(text: str) -> str | tuple[str, dict[str, Any]]:
     """What a page gets of a text: a note as key and facts, which it says in its language; any other as it is."""
     return (text.key, text.facts) if isinstance(text, Note) else text
+
+
+def system_language() -> str:
+    """The language of this system's messages, where the table has it, else en: LC_ALL, else LC_MESSAGES, else LANG."""
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return locale[:2] if locale[:2] in LANGUAGES else LANGUAGES[0]
+
+
+def known(text: str) -> Note | None:
+    """The note that an English text is, told by the phrases of `[said]` and `[source]`; None for any other."""
+    for key, pattern in _known_phrases():
+        if match := pattern.fullmatch(text):
+            return Note.of(key, **match.groupdict())
+    return None
+
+
+@functools.cache
+def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
+    """Each of these phrases as what it looks like with any facts; the one that says most comes first."""
+    sections = key_of("said", ""), key_of("source", "")
+    english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
+    whole = sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key])))
+    return [(key, re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key])))) for key in whole]
+
+
+def spoken(text: str, lang: str) -> str:
+    """An English text of the library in a language, with what stands in it; as it is where the table has it not."""
+    note = text if lang == "en" or isinstance(text, Note) else known(text)
+    if lang == "en" or note is None:
+        return text
+    assert isinstance(note, Note)
+    return phrase(note.key, lang, **{name: spoken(str(value), lang) for name, value in note.facts.items()})
 
 
 def phrase_html(key: str, lang: str, values: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -33,6 +34,7 @@ from headwise.cli.interrupt import CODE, leaving, loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.files import check_link
+from headwise.words import spoken
 
 # What a terminal obeys instead of showing, what turns the direction of text, and half of a surrogate pair.
 CONTROL = re.compile("\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -114,7 +116,8 @@ class Progress:
 
     FIRST, LONGEST = 2.0, 30.0  # seconds
 
-    def __init__(self, begins: str) -> None:
+    def __init__(self, begins: str, lang: str = "en") -> None:
+        self._say = partial(spoken, lang=lang)
         columns = (
             rich_progress.TextColumn("{task.description}"),
             rich_progress.MofNCompleteColumn(),
@@ -126,7 +129,7 @@ class Progress:
         self._tasks: dict[str, rich_progress.TaskID] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
-        self._state, self._began, self._printed = begins, time.monotonic(), time.monotonic()
+        self._state, self._began, self._printed = self._say(begins), time.monotonic(), time.monotonic()
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -142,6 +145,7 @@ class Progress:
 
     def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
         """The stage has done so many of `total` steps (0: unknown). A milestone has a plain line of its own."""
+        stage, numbers = self._say(stage), self._say(numbers)
         if err.is_terminal:
             self._bar.start()  # only now: a bar that runs takes standard output to its own console
             if stage not in self._tasks:
@@ -163,7 +167,9 @@ class Progress:
 
 MODEL_NAMES = ("model", "against")  # parameters of commands that name a model
 JSON = "Print one JSON document; messages go to standard error."
-Lang = Annotated[str, typer.Option(help="Language that the page opens in, en or es; the page has a switch.")]
+Lang = Annotated[
+    str | None, typer.Option(help="Language, en or es; default that of the system. A page has a switch besides.")
+]
 Device = Annotated[str, typer.Option(help="Where the model computes: cpu, cuda, cuda:1 or mps.")]
 
 

@@ -19,7 +19,7 @@ from headwise.cli.app import (
     units_kept_in,
     wants_json,
 )
-from headwise.cli.check import language
+from headwise.cli.early import language
 from headwise.files import write_whole
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
+from headwise.cli.early import language
 from headwise.cli.heads import write_report_of
 from headwise.cli.train import free_folder, leaving_run, result_json, training_progress
 from headwise.errors import HeadwiseError
-from headwise.files import read_json
 from headwise.teach.bugs import words
-from headwise.words import LANGUAGES
 
 if TYPE_CHECKING:
     from headwise.teach.subject import Target
@@ -86,7 +85,7 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
     """Let a class learn the verbs into a run folder, and write the page of its heads; what a program should know."""
     with needs_torch():
         from headwise.teach.own import train_apart
-    with leaving_run(folder), training_progress() as (report, _):
+    with leaving_run(folder), training_progress(target.options.lang) as (report, _):
         err.print(target.say("training", name=target.name), soft_wrap=True)
         learned = train_apart(folder, target, steps, report)
         page = write_report_of(folder, target.options.lang)
@@ -102,16 +101,6 @@ def show_heads(folder: Path, target: Target, steps: int | None) -> dict[str, Any
         out.print(target.say("report", path=page, folder=folder))
     differences = {"difference": learned.logits, "maps_difference": learned.maps, "unwatched": learned.unwatched}
     return {**result_json(folder, result, page), **differences}
-
-
-def language(lang: str | None) -> str:
-    """The language that a command was given, else that of the course in this folder, which `learn --lang` keeps."""
-    for path in (Path("learn") / "progress.json", Path("progress.json")):
-        if lang is None and path.exists():
-            with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
-                kept = dict(read_json(path)).get("language")
-                lang = kept if kept in LANGUAGES else None
-    return lang or "en"
 
 
 def tell_unheld(lang: str) -> None:

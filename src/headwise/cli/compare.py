@@ -19,10 +19,10 @@ from headwise.cli.app import (
     units_kept_in,
     wants_json,
 )
+from headwise.cli.early import language
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.words import check_lang
 
 if TYPE_CHECKING:
     from headwise.lab.compare.results import Comparison, Ledger
@@ -40,7 +40,7 @@ def compare(
     folder: Path = FOLDER,
     workers: int | None = None,
     html: Path | None = None,
-    lang: Lang = "en",
+    lang: Lang = None,
     page: Path | None = None,
 ) -> None:
     """Measure what courses claim about heads, over several seeds.
@@ -49,7 +49,7 @@ def compare(
     Ctrl-C the same command goes on where it was. `claims` runs everything, judges each claim and writes docs/claims.md.
     """
     check_outputs((), {"--out": (folder, UNITS)}, html=html, page=page)
-    check_lang(lang)
+    lang = language(lang)
     if text is not None:
         Sources([text])
     with needs_torch():

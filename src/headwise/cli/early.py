@@ -20,6 +20,7 @@ from headwise.families import families
 from headwise.files import STDIN, is_stream, read_json
 from headwise.folders import check_folder, is_own, read_config
 from headwise.models.lineage import require_run
+from headwise.words import LANGUAGES, check_lang, system_language
 
 
 def check_model(folder: Path) -> None:
@@ -137,3 +138,18 @@ def _texts(model: Path) -> list[Path]:
             names = read_json(run / RUN)["settings"]["text"]
             texts += [Path(name) for name in ([names] if isinstance(names, str) else names)]
     return [text for text in texts if exists(text)]
+
+
+def language(lang: str | None) -> str:
+    """The language that a command was given, else that of the course in this folder, else that of the system.
+
+    `learn --lang` keeps the first two together. Raises HeadwiseError for one that the table of words lacks.
+    """
+    if lang is not None:
+        check_lang(lang)
+    for path in (Path("learn") / "progress.json", Path("progress.json")):
+        if lang is None and path.exists():
+            with suppress(ValueError, TypeError):  # a damaged one is told of by `learn`
+                kept = dict(read_json(path)).get("language")
+                lang = kept if kept in LANGUAGES else None
+    return lang or system_language()

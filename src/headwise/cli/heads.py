@@ -20,11 +20,11 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, context_in, shape_of
+from headwise.cli.early import check_model, check_texts, context_in, language, shape_of
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, write_whole
 from headwise.folders import check_reads_tokens
-from headwise.words import check_lang
+from headwise.words import spoken
 
 if TYPE_CHECKING:
     from headwise.gpt.ranks import Ranks
@@ -50,7 +50,7 @@ def heads(
     sort: str = "name",
     against: Path | None = None,
     html: Path | None = None,
-    lang: Lang = "en",
+    lang: Lang = None,
     png: Path | None = None,
     csv: Path | None = None,
     parquet: Path | None = None,
@@ -67,7 +67,7 @@ def heads(
     device: Device = "cpu",
 ) -> None:
     """Show what each head does, and what breaks without it."""
-    check_lang(lang)
+    lang = language(lang)
     reading = {"stream": stream, "dtype": dtype, "device": device}
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet, "card": card}
     if circuits:
@@ -85,7 +85,7 @@ def heads(
     options |= {"unknown": unknown, "field": field, "relations": relations or bench, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
-    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, **options)
+    survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, lang=lang, **options)
     options["keep"] = None if keep is None else keep / "against"
     other, other_maps = (None, None) if against is None else _compared(model, against, options)
     if ranks.rank:
@@ -113,7 +113,7 @@ def heads(
         ("HeadVis", headvis),
     ):
         if path is not None:
-            out.print(f"{what}: {path}")
+            out.print(spoken(f"{what}: {path}", lang))
 
 
 def _check_parallel(ranks: Ranks, **options: Any) -> None:
@@ -248,6 +248,7 @@ def look(
     parallel: bool = False,
     ranks: Ranks | None = None,
     reading: Mapping[str, Any] = MappingProxyType({}),
+    lang: str = "en",
     **options: Any,
 ) -> tuple[Survey, HeadMaps | None]:
     """The survey of a model folder, with the `options` of `hw.survey`; and exact maps of one short document.
@@ -269,14 +270,14 @@ def look(
         from headwise.models.stream import stream_of
     ranks = ranks or ALONE
     folder = open_folder(model, ranks if parallel else ALONE, **reading)
-    with Progress("reading the text") as progress:
+    with Progress("reading the text", lang) as progress:
         source = text or None if ids is None else read_ids(folder, ids, documents)
         read = read_texts(folder, source, tokens, documents, on, unknown, field, progress, relations)
         if (stream := stream_of(folder.model)) is not None:
             lengths = [len(document) for document in read.documents]
             err.print(stream.forecast(sum(lengths), max(lengths)), soft_wrap=True)
         elif line := forecast(folder.model, read.documents, options.get("controls", True)):
-            err.print(as_options(line, running_options()), soft_wrap=True)
+            err.print(spoken(as_options(line, running_options()), lang), soft_wrap=True)
         result = survey(folder.model, read, progress=progress, ranks=ranks, **options)
         if headvis is not None:
             progress("HeadVis", 0, 0)
@@ -329,6 +330,6 @@ def _write_report(
 
 def write_report_of(run: Path, lang: str = "en") -> Path:
     """The report of a finished run: its heads on what it held out, and the exact maps of its example."""
-    survey, maps = look(run)
+    survey, maps = look(run, lang=lang)
     _write_report(run, run / REPORT, survey, maps, lang=lang)
     return run / REPORT

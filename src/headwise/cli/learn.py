@@ -18,6 +18,7 @@ from headwise.cli.app import (
 from headwise.cli.check import show_heads, tell_unheld
 from headwise.cli.train import free_folder
 from headwise.errors import HeadwiseError
+from headwise.words import system_language
 
 if TYPE_CHECKING:
     from headwise.teach.course import Course
@@ -79,9 +80,11 @@ def _open(folder: Path | None, lang: str | None, number: int | None) -> tuple[Co
     from headwise.teach.course import PROGRESS, open_course
     from headwise.teach.exercises import exercises, find_exercise
 
-    exercise = None if number is None else find_exercise(number, lang or "en")
+    exercise = None if number is None else find_exercise(number, lang or system_language())
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
-    course, new = open_course(folder or (Path() if inside else DEFAULT), lang)
+    place = folder or (Path() if inside else DEFAULT)
+    begins = None if (place / PROGRESS).exists() else system_language()  # a course that is there keeps its own
+    course, new = open_course(place, lang or begins)
     return course, exercise, new
 
 

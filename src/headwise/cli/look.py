@@ -18,11 +18,11 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model
+from headwise.cli.early import check_model, language
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.folders import RUN, is_own, read_config
-from headwise.words import check_lang
+from headwise.words import spoken
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
 SENSES = {"num_mel_bins": "sound", "feat_extract_norm": "sound", "vision_config": "images", "patch_size": "images"}
@@ -34,7 +34,7 @@ def look(
     live: bool = False,
     port: int | None = None,
     browser: bool = True,
-    lang: Lang = "en",
+    lang: Lang = None,
     dtype: str = "auto",
     device: Device = "cpu",
 ) -> None:
@@ -42,24 +42,24 @@ def look(
 
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
-    check_lang(lang)
+    lang = language(lang)
     if live or (not (model / RUN).exists() and (model / "config.json").exists()):
         _live(model, port or 0, browser, lang, dtype, device)
         return
     if port is not None:
         raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
-    report = _report_of(model)
+    report = _report_of(model, lang)
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
         print_json("look", {"run": str(model), "report": str(report), "address": address, "opened": opened})
         return
-    out.print(f"report: {report}\n{address}")
+    out.print(spoken(f"report: {report}", lang) + f"\n{address}")
     if browser and not opened:
-        err.print("there is no display here to open it on; open the file in a browser", soft_wrap=True)
+        err.print(spoken("there is no display here to open it on; open the file in a browser", lang), soft_wrap=True)
 
 
-def _report_of(run: Path) -> Path:
+def _report_of(run: Path, lang: str) -> Path:
     """The report of a finished run, written where it is missing."""
     if not run.is_dir():
         raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder")
@@ -75,7 +75,7 @@ def _report_of(run: Path) -> Path:
         )
     if record.status != "finished":
         raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
-    return write_report_of(run)
+    return write_report_of(run, lang)
 
 
 def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: str) -> None:

@@ -15,8 +15,9 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.check import language
+from headwise.cli.early import language
 from headwise.errors import HeadwiseError
+from headwise.words import spoken
 
 
 @command()
@@ -45,9 +46,10 @@ def trace(
     if text == "":
         raise HeadwiseError("the text is empty; pass one with --text")
     if run is None:
-        with Progress("training a small model on names") as progress:
+        with Progress("training a small model on names", lang) as progress:
             progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
+            name = spoken(name, lang)
     else:
         (model, tokens), name = load_run(run), run.resolve().name
     shown_text = text or example_of(run)
@@ -64,6 +66,7 @@ def trace(
         return
     print_steps(out, steps, lang)
     if html is not None:
-        out.print(f"\npage: {html}")
+        out.print("\n" + spoken(f"page: {html}", lang))
     if run is None:
-        err.print("\nthis is a small model, trained on names just now; for one of yours: headwise trace runs/verbs")
+        line = "this is a small model, trained on names just now; for one of yours: headwise trace runs/verbs"
+        err.print("\n" + spoken(line, lang))

@@ -21,6 +21,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
+from headwise.cli.early import language
 from headwise.cli.heads import write_report_of
 from headwise.cli.interrupt import leaving
 from headwise.cli.live import filmed, live_page, show_report, told
@@ -28,6 +29,7 @@ from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, TEXT, packaged, read_text, text_path
 from headwise.gpt.presets import find_preset
+from headwise.words import spoken
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
@@ -68,6 +70,7 @@ def train(
     port: int | None = None,
     accumulate: int = 1,
     shard: bool = False,
+    lang: str | None = None,
     as_list: bool = False,
 ) -> None:
     """Train a small GPT and write a report.
@@ -77,7 +80,7 @@ def train(
     if as_list:
         _list_presets()
         return
-    port = _port(live, port, rung)
+    port, lang = _port(live, port, rung), language(lang)
     if shard and (live or rung is not None):
         raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
@@ -112,7 +115,7 @@ def train(
                 follow_training(folder, settings, sharing)
                 return
             with live_page(folder, settings, port) as run:
-                _train(*run, resume, samples, sharing)
+                _train(*run, resume, samples, sharing, lang)
 
 
 @contextmanager
@@ -146,24 +149,28 @@ def _train(
     resume: bool,
     samples: int | None,
     sharing: Sharing,
+    lang: str,
 ) -> None:
     """Train, report, and print what came out."""
     with needs_torch():
         from headwise.gpt.run import SAMPLES, run_training
         from headwise.heads.film import Film
-    with leaving_run(folder), training_progress() as (report, reading):
-        say = partial(err.print, soft_wrap=True)
+    with leaving_run(folder), training_progress(lang) as (report, reading):
+
+        def say(line: str) -> None:
+            err.print(spoken(line, lang), soft_wrap=True)
+
         n_samples = SAMPLES if samples is None else samples
         film = Film if page is None else partial(filmed, page)
         report = report if page is None else told(page, report)
         result = run_training(folder, settings, report, resume, say, n_samples, film, sharing=sharing, reading=reading)
-        report_path = write_report_of(folder)
+        report_path = write_report_of(folder, lang)
     if wants_json():
         print_json("train", result_json(folder, result, report_path))
     else:
-        _print_result(result)
-        out.print(f"\nreport: {report_path}")
-        err.print(f"open it in a browser, or with: headwise look {folder}", soft_wrap=True)
+        _print_result(result, lang)
+        out.print("\n" + spoken(f"report: {report_path}", lang))
+        say(f"open it in a browser, or with: headwise look {folder}")
     if page is not None:
         show_report(page, report_path)
 
@@ -261,21 +268,25 @@ def result_json(folder: Path, result: Run, report: Path) -> dict[str, Any]:
     }
 
 
-def _print_result(result: Run) -> None:
+def _print_result(result: Run, lang: str) -> None:
     summary = result.summary
     assert summary is not None
-    out.print(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
+
+    def say(line: str) -> None:
+        out.print(spoken(line, lang))
+
+    say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
         gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
         remedy = "more --steps may help"
         if best.held_out_loss < summary.held_out_loss - 0.02:  # it learns the text by heart
             remedy = f"its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
         verdict = f"the model is {abs(gain):.3f} " + ("better" if gain > 0 else f"worse; {remedy}")
-        out.print(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
+        say(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: {verdict}")
     if result.cells is not None:
         model, ngram, count = result.cells
-        out.print(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
-    out.print("\nsamples")
+        say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
+    out.print("\n" + spoken("samples", lang))
     for sample in summary.samples:
         out.print("  " + sample.replace("\n", "\n  "))
 
@@ -291,10 +302,10 @@ def leaving_run(folder: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
+def training_progress(lang: str = "en") -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
     """Of the steps, and of what else takes long. Where there is no terminal, each evaluation has a line."""
     held_out = ""
-    with Progress("preparing the text and the model") as progress:
+    with Progress("preparing the text and the model", lang) as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out

@@ -14,9 +14,8 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model
+from headwise.cli.early import check_model, language
 from headwise.folders import check_answers, check_reads_tokens
-from headwise.words import check_lang
 
 
 @command()
@@ -27,7 +26,7 @@ def why(
     other: str | None = None,
     corrupt: str | None = None,
     html: Path | None = None,
-    lang: str = "en",
+    lang: str | None = None,
     dtype: str = "auto",
     device: Device = "cpu",
 ) -> None:
@@ -35,7 +34,7 @@ def why(
 
     Where they looked, too, and what happens without them.
     """
-    check_lang(lang)
+    lang = language(lang)
     check_model(model)
     check_answers(model)
     check_reads_tokens(model)

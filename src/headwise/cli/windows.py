@@ -17,7 +17,7 @@ from headwise.cli.app import (
     running_options,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts
+from headwise.cli.early import check_model, check_texts, language
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.folders import check_next
@@ -36,7 +36,7 @@ def windows(
     cache: float | None = None,
     format: str = "headwise",
     html: Path | None = None,
-    lang: Lang = "en",
+    lang: Lang = None,
     png: Path | None = None,
     csv: Path | None = None,
     seed: int = 0,
@@ -46,9 +46,8 @@ def windows(
     from headwise.heads.reach import check_plan
     from headwise.table import Table
     from headwise.view.windows import print_windows, windows_html, windows_png
-    from headwise.words import check_lang
 
-    check_lang(lang)
+    lang = language(lang)
     if plan is None and (tolerance, cache) != (None, None):
         raise HeadwiseError("--tolerance and --cache choose a plan; pass --plan, the file to write it to")
     check_plan(tolerance, cache, sinks)

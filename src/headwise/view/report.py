@@ -39,7 +39,7 @@ from headwise.view.survey_words import (
     value_of,
 )
 from headwise.view.terminal import visible
-from headwise.words import sent
+from headwise.words import known, sent
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
@@ -98,8 +98,9 @@ def _role(role: Role, badge: Badge) -> dict[str, Any]:
 
 def _run(summary: RunSummary) -> dict[str, Any]:
     """The run; facts are by the keys of their labels, which its files have in English."""
-    facts = [(name, sent(verbs.NAME if value == verbs.NAME else value)) for name, value in summary.facts.items()]
-    return {**vars(summary), "facts": facts, "has_baseline": summary.baseline_loss is not None}
+    facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
+    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)
+    return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
 
 
 def _heads(survey: Survey, columns: tuple[Column, ...], against: Survey | None, wide: bool) -> list[dict[str, Any]]:
@@ -236,7 +237,7 @@ STYLES = (
     "report_roles.css",
     "report_run.css",
 )
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "note", "fact", "against")
+WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "against")
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:

@@ -39,7 +39,7 @@ function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
 }
 
 function baselineName() {
-  return data.run.baseline_name ? say('report.baseline_named', { name: data.run.baseline_name }) : say('report.baseline');
+  return data.run.baseline_name ? say('report.baseline_named', { name: told(data.run.baseline_name) }) : say('report.baseline');
 }
 
 function measure(label, value, longest, kind) {
