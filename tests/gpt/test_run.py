@@ -146,7 +146,7 @@ def test_a_finished_run_reads_back_equal(tmp_path: Path, settings: Any) -> None:
 def test_a_finished_folder_holds_these_files(tmp_path: Path, settings: Any) -> None:
     finish(tmp_path / "run", settings())
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == set(FILES) - {FILM, STATE, "report.html"}
+    assert names == set(FILES) - {FILM, STATE, "report.html", "walk.html"}
 
 
 def test_a_summary_says_how_the_model_fared(tmp_path: Path, settings: Any) -> None:
