@@ -70,7 +70,6 @@ def train(
     port: int | None = None,
     accumulate: int = 1,
     shard: bool = False,
-    lang: str | None = None,
     as_list: bool = False,
 ) -> None:
     """Train a small GPT and write a report.
@@ -80,7 +79,7 @@ def train(
     if as_list:
         _list_presets()
         return
-    port, lang = _port(live, port, rung), language(lang)
+    port, lang = _port(live, port, rung), language(None)
     if shard and (live or rung is not None):
         raise HeadwiseError(f"--shard with {'--live' if live else '--rung'}: that needs the whole model; leave one out")
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
