@@ -55,6 +55,16 @@ def test_the_catalogue_is_whole() -> None:
             assert all(bug.text(what, lang) for what in ("name", "wrong", "symptom", "how", "fix")), bug.id
 
 
+def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache(tmp_path: Path) -> None:
+    style = next(versions("cached_concat"))
+    head, line, rest = style.text.partition("    def forward")
+    path = tmp_path / "attention.py"
+    redrawn = "    def reset_parameters(self):\n        for p in self.parameters():\n            nn.init.normal_(p)\n\n"
+    path.write_text(head + redrawn + line + rest)
+    verdict = check.check(str(path))
+    assert verdict.right and "step by step" in " ".join(verdict.checked)
+
+
 @pytest.mark.slow
 @every("version", [(version,) for version in SOME], [version.label for version in SOME])
 def test_every_version_is_named(version: tuple[Version]) -> None:

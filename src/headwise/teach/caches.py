@@ -43,6 +43,7 @@ FAILS = (
     KeyError,
 )  # of shapes and names; of others a call of ours may be the cause
 UPDATES = r"update|append|add|extend|forward|put|push|write|store|step|__call__"
+RESETS = r"(reset|clear|empty)(_(?!param|weight)\w*)?"  # of a cache; `reset_parameters` draws new weights
 READERS = r"get|read|fetch|all|kv|stack|keys_values"
 
 
@@ -137,7 +138,7 @@ def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, st
 
 def _reset(module: Any) -> None:
     for name in dir(module):
-        if re.match(r"(reset|clear|empty)_?\w*", name) and callable(getattr(module, name)):
+        if re.fullmatch(RESETS, name) and callable(getattr(module, name)):
             getattr(module, name)()
             return
     for name, value in list(getattr(module, "__dict__", {}).items()):
@@ -151,7 +152,7 @@ def _reset(module: Any) -> None:
 def examine_cache(target: Target) -> Verdict:
     """The verdict on a cache, or on a function that attends with new tokens to those held."""
     target.did("pieces")
-    if not isinstance(target.thing, type) and any(QUERY.match(n) for n in inspect.signature(target.thing).parameters):
+    if any(QUERY.match(n) for n in inspect.signature(target.thing).parameters):
         return first_right(target, iter([partial(_decoding, target)]))
     return first_right(target, (partial(_fill, target, to) for to, _ in LAYOUTS.values()))
 
@@ -159,12 +160,12 @@ def examine_cache(target: Target) -> Verdict:
 def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     """None where the cache holds the tokens in order; else which bug."""
     total = whole.shape[axis]
-    if array.ndim != whole.ndim or array.shape[axis] < total:
+    if array.shape[axis] < total:
         return "cache-order" if array.size == whole.size else "cache-offset"
     tokens, right = (np.moveaxis(np.take(x, range(total), axis), axis, 0).reshape(total, -1) for x in (array, whole))
     if close(tokens, right):
         return None
-    same = tokens.shape == right.shape and close(tokens[np.lexsort(tokens.T)], right[np.lexsort(right.T)])
+    same = close(tokens[np.lexsort(tokens.T)], right[np.lexsort(right.T)])
     return "cache-order" if same else "cache-offset"
 
 
@@ -236,7 +237,7 @@ def _decoding(target: Target) -> Problem:
             return bug, target.say("by_property_cache-order", key=TOKENS - 1)
     right = attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2]
     out = next((a for a in arrays if a.shape == right.shape), None)
-    if out is not None and close(out, right):
+    if close(out, right):
         return None, ""
     gap = float("nan") if out is None else float(np.abs(out - right).max())
     return "cache-offset", target.say("by_property_cache-offset", gap=gap)
