@@ -253,6 +253,8 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     """The verdict on a file, or on what has a name there."""
     try:
         target = read_target(spec, options)
+    except HeadwiseError:  # which is a ValueError, too
+        raise
     except (SyntaxError, ValueError) as error:
         path, name = _path_and_name(spec, words(options.lang))
         target = Target(None, name or path.name, "", Source("", str(path)), options)
