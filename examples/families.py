@@ -709,9 +709,10 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
         (each["weights"] for family, result in results.items() if rows[family][0] in ("watched", "partly")
          for each in result["paddings"].values() if each.get("weights", 1) <= TOLERANCE), default=0.0
     )  # fmt: skip
-    kept, untried = before.keys() - results.keys(), set(CONFIG_MAPPING) - results.keys() - before.keys()
+    kept = before.keys() - results.keys()
+    untried = set(CONFIG_MAPPING) - results.keys() - before.keys() if kept else set()
     merged = f" {len(kept)} lines are those of runs of the command before this one" if kept else ""
-    merged += f", and {len(untried)} families without a line were not tried since" if merged and untried else ""
+    merged += f", and {len(untried)} families without a line were not tried since" if untried else ""
     reasons = {family: result["why"] for family, result in sorted(results.items()) if not result["built"]}
     count = len(lines) + states["not run"] + states["not built"] + len(untried)
     idle = {

@@ -579,3 +579,44 @@ def test_numbers_in_the_lower_half_of_a_format_forbid(dtype: torch.dtype) -> Non
     allowed, bias = reading.numbers_added(torch.tensor([[low, 0.75 * low, 0.25 * low, -3.0, 0.0]], dtype=dtype))
     assert allowed.array.flatten().tolist() == [False, False, True, True, True]
     assert bias.array.flatten()[[0, 1, 3, 4]].tolist() == [0.0, 0.0, -3.0, 0.0]
+
+
+class LayersOfAText(nn.Module):
+    """Runs the layers of a text model, and never that model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 7}
+        self.text = tf.BertModel(tf.BertConfig(vocab_size=V, **sizes))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self.text.embeddings(input_ids)
+        forbidden = ~attention_mask.bool()[:, None, None]
+        for layer in self.text.encoder.layer:
+            states = layer(states, forbidden * torch.finfo(states.dtype).min)
+        return states
+
+
+class PlacesBesideAText(nn.Module):
+    """The places of an image look at a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.cross = nn.Embedding(V, 24), hw.MultiHeadAttention(24, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, pixel_values: Tensor) -> Tensor:
+        mask = hw.Allowed(attention_mask.bool()[:, None, None])
+        return self.cross(pixel_values, self.embedding(input_ids), mask=mask)
+
+
+def test_padding_is_that_of_the_sequence_which_a_layer_reads() -> None:
+    ids, places = torch.arange(14).reshape(2, 7), torch.randn(2, 11, 24)
+    padding = torch.ones_like(ids)
+    padding[1, :3] = 0
+    text, beside = LayersOfAText().eval(), PlacesBesideAText().eval()
+    with torch.no_grad(), hw.watch(text) as inside, hw.watch(beside, maps=True) as across:
+        text(ids, padding)
+        beside(ids, padding, places)
+    head, other = inside["L0.H1"], across["L0.H1"]
+    assert len(head.rows["entropy"]) == 7 + 4 and len(other.rows["first"]) == 2 * 11
+    assert np.allclose(other.rows["first"][11:], other.map[:, 3], atol=1e-5)  # of the second document

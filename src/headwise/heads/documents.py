@@ -97,7 +97,7 @@ def listening(
     batch, counted = _Batch(), dict[Site, Site]()
 
     def watcher(site: Site, call: Call) -> Tensor | None:
-        reader = readers.get(site.module) or _Reader(None, ())
+        reader = (readers.get(site.module) or _Reader(None, ())).at_work()
         if not site.n_heads:
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
         if site.free and len(call.out) and len(call.out) not in batch.sizes:
@@ -183,10 +183,12 @@ class _Reader:
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
+    given: int | None = None  # tokens of this call, without those of the cache
     held: Sequence[tuple[int, int] | None] = ()  # of each layer of the cache: its keys, and those it has let go
     cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
     spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
     around: _Reader | None = None  # of the model around, which may have read the ids and made embeddings of them
+    running: bool = False  # is the model in a call?
 
     def hooks(self) -> list[Hook]:
         """Read what the model is batch."""
@@ -199,11 +201,22 @@ class _Reader:
 
         return [
             (self.model.register_forward_pre_hook, partial(hook, self.read)),
-            (self.model.register_forward_hook, partial(hook, self.remember)),
+            (partial(self.model.register_forward_hook, always_call=True), partial(hook, self.remember)),
         ]
+
+    def at_work(self) -> _Reader:
+        """This reader, or the next one around it whose model is in a call.
+
+        BridgeTower runs the layers of its text model, and never that model: what was put in, the outer one knows.
+        """
+        reader: _Reader | None = self
+        while reader is not None and not reader.running:
+            reader = reader.around
+        return self if reader is None else reader
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a call: what the model is batch."""
+        self.running = True
         arguments = self._arguments(args, kwargs)
         self.past, cache = _past(arguments)
         ids = arguments.get("input_ids", arguments.get("ids"))
@@ -224,6 +237,7 @@ class _Reader:
         else:
             self._set_spans()
         tokens = next((x for x in (ids, embedded) if isinstance(x, Tensor)), None)
+        self.given = None if tokens is None else tokens.shape[1]
         self.held = () if tokens is None else _held(arguments, tokens.shape[1])
         self.padding = self._real(arguments.get("attention_mask"))
         context = arguments.get("encoder_attention_mask")
@@ -231,6 +245,7 @@ class _Reader:
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache."""
+        self.running = False
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"past_key_values": getattr(output, "past_key_values", None)})[1]
 
@@ -344,6 +359,8 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     padding, ids = _row(reader.padding, b), _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another: there are no distances
         context, looked_at = _row(reader.context_padding, b), None if call.weights is None else _attended(call, b)
+        if padding is not None and not reader.past and len(padding) != T:
+            context, padding = padding, None  # of the other sequence: here the places of an image look at a text
         return Document(
             real_rows=None if padding is None else _longer(padding, reader.past + T)[-T:],
             real_keys=context if context is not None and len(context) == S else looked_at,
@@ -351,6 +368,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         )
     past = reader.past if call.past is None else call.past
     other = padding is not None and (len(padding) < T or (call.weights is not None and T == S != len(padding)))
+    other = other or reader.given not in (None, T)
     if other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
