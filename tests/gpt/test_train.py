@@ -28,6 +28,8 @@ from headwise.gpt.run import Settings, run_training
 from headwise.gpt.train import METRICS, STATE, Progress, Stopped, evaluate, make_optimizers, train
 from headwise.heads.film import Film
 
+pytestmark = pytest.mark.clock
+
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
 ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
 
@@ -332,8 +334,6 @@ run.train = functools.partial(train, save_seconds=0.02)
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.train import make_optimizers
-
-pytestmark = pytest.mark.clock
 make_optimizers(GPT(GPTConfig(vocab_size=3, context=3, n_layers=1, n_heads=1, d_model=2)), PRESETS["llama"].recipe)
 folder, settings, delays = Path(sys.argv[1]), run.Settings(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
 

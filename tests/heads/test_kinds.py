@@ -63,7 +63,7 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
         assert len(set(names)) == len(names)
         notes = families.missing(model)
         for padding in ("none", "left"):
-            result = families.try_padding(model, padding)
+            result = families.try_padding(model, padding, kind)
             assert result["same"] and result["compared"] > 0 and not result["unseen"]
             assert result["weights"] < 1e-4 and result["norm"] < 1e-4 and result["statistics"] < 1e-4
             assert result.get("cache", 0) < 1e-4 and not result.get("lost") and not result["lacking"]

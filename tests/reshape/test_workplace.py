@@ -13,6 +13,8 @@ import pytest
 from headwise import HeadwiseError
 from headwise.reshape.workplace import STATE, Workplace
 
+pytestmark = pytest.mark.clock
+
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
@@ -85,8 +87,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from headwise.reshape import workplace as room
-
-pytestmark = pytest.mark.clock
 
 tmp_path, moment = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -183,7 +183,7 @@ class _Reader:
     padding: Tensor | None = None  # (B,L) bool, True = real
     context_padding: Tensor | None = None  # (B,S) of an encoder's tokens
     past: int = 0
-    given: int | None = None  # tokens of this call, without those of the cache
+    n_tokens: int | None = None  # tokens of this call, without those of the cache
     held: Sequence[tuple[int, int] | None] = ()  # of each layer of the cache: its keys, and those it has let go
     cache: tuple[Any, Any] | None = None  # what tells whether a cache is the one of the last call, untouched since
     spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
@@ -237,7 +237,7 @@ class _Reader:
         else:
             self._set_spans()
         tokens = next((x for x in (ids, embedded) if isinstance(x, Tensor)), None)
-        self.given = None if tokens is None else tokens.shape[1]
+        self.n_tokens = None if tokens is None else tokens.shape[1]
         self.held = () if tokens is None else _held(arguments, tokens.shape[1])
         self.padding = self._real(arguments.get("attention_mask"))
         context = arguments.get("encoder_attention_mask")
@@ -368,7 +368,7 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         )
     past = reader.past if call.past is None else call.past
     other = padding is not None and (len(padding) < T or (call.weights is not None and T == S != len(padding)))
-    other = other or reader.given not in (None, T)
+    other = other or reader.n_tokens not in (None, T)
     if other and not past:  # it is of another sequence, or of one that the model added to, or has pooled
         padding = _attended(call, b) if T == S else None
     length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
