@@ -54,7 +54,8 @@ def check(
     from headwise.teach.subject import Options
 
     if not watch and (steps is not None or folder is not None):
-        raise HeadwiseError(f"{'--steps' if folder is None else '--out'} goes with --watch alone")
+        option = "--steps" if folder is None else "--out"
+        raise HeadwiseError(f"{option} goes with --watch alone")
     lang = language(lang)
     pairs = {name: _value(name, text, lang) for name, text in _pairs("--args", args, lang).items()}
     names = _pairs("--map", mapping, lang)
@@ -72,7 +73,8 @@ def check(
         out.print(str(verdict))
     seen = None
     if chosen is not None and verdict.right:
-        out.print("") if not wants_json() else None
+        if not wants_json():
+            out.print("")
         seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
     elif watch:
         err.print(words(lang)["first_right"], soft_wrap=True)
