@@ -1,6 +1,6 @@
 """Learners' code in many styles, and each style with each bug that makes sense there.
 
-`cases/NAME.py` is correct. `cases/NAME.bugs` has a block for each wrong version: `== bug` (several for several bugs
+`cases/NAME.case` begins with correct code. A block follows for each wrong version: `== bug` (several for several bugs
 at once), then texts to take out (`- `) and what stands there instead (`+ `).
 """
 
@@ -37,14 +37,16 @@ class Version(NamedTuple):
 
 
 def versions(styles: str = "*") -> Iterator[Version]:
-    for path in sorted(FOLDER.glob(f"{styles}.py")):
-        text = path.read_text(encoding="utf-8")
-        yield Version(path.stem, 0, (), text)
-        bugs = path.with_suffix(".bugs")
-        if bugs.exists():
-            blocks = re.split(r"^== ", bugs.read_text(encoding="utf-8"), flags=re.M)[1:]
-            for number, block in enumerate(blocks, 1):
-                yield _version(path.stem, number, block, text)
+    for path in sorted(FOLDER.glob(f"{styles}.case")):
+        code, *blocks = re.split(r"^== ", path.read_text(encoding="utf-8"), flags=re.M)
+        correct = code.rstrip("\n") + "\n"
+        yield Version(path.stem, 0, (), correct)
+        for number, block in enumerate(blocks, 1):
+            yield _version(path.stem, number, block, correct)
+
+
+def correct_code(style: str) -> str:
+    return next(versions(style)).text
 
 
 def _version(style: str, number: int, block: str, text: str) -> Version:

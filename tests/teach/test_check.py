@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from casebook import FOLDER, Version, judge, versions
+from casebook import Version, correct_code, judge, versions
 from cases import every
 from invoking import Invoke
 
@@ -209,9 +209,7 @@ def test_what_is_no_target_is_refused(tmp_path: Path, invoke: Invoke) -> None:
 
 @pytest.mark.slow
 def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
-    capped = (
-        (FOLDER / "nano.py").read_text().replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
-    )
+    capped = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
     verdict = judge(Version("softcap", 0, (), capped), seconds=5)  # the search for an explanation takes all it gets
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("no correct form" in reason for reason in verdict.not_checked)
@@ -258,8 +256,8 @@ def test_a_loop_over_heads_is_given_joined_heads() -> None:
 @pytest.mark.slow
 def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invoke, tmp_path: Path) -> None:
     pasted, whole = tmp_path / "pasted.py", tmp_path / "gpt.py"
-    pasted.write_text((FOLDER / "loop_pasted.py").read_text().replace("h * head_dim", "h"))
-    whole.write_text((FOLDER / "loop_whole_gpt.py").read_text())  # as a whole it opens a connection, and trains
+    pasted.write_text(correct_code("loop_pasted").replace("h * head_dim", "h"))
+    whole.write_text(correct_code("loop_whole_gpt"))  # as a whole it opens a connection, and trains
     outcome = invoke("check", pasted, "--json")
     record = json.loads(outcome.out)
     assert (outcome.code, record["bugs"][0]["bug"], record["bugs"][0]["line"]) == (1, "heads-overlap", 3), outcome
@@ -327,7 +325,7 @@ def scaled_only_without_a_mask(q, k, v, mask=None):  # type: ignore[no-untyped-d
 
 
 def test_fills_and_residuals_are_named() -> None:
-    text = (FOLDER / "clues.py").read_text()
+    text = correct_code("clues")
     for fill, word in (("-1e9", "float16: a score of -1e+09"), ("-1e4", "scores below -10000")):
         verdict = judge(Version("fill", 0, (), text.replace("float('-inf')", fill)))
         assert verdict.right and any(word in reason for reason in verdict.not_checked), verdict
@@ -387,7 +385,7 @@ def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str
     assert verdict.not_checked[0].startswith(reason), verdict
 
 
-OPTIONAL = (FOLDER / "cached_layer.py").read_text()
+OPTIONAL = correct_code("cached_layer")
 
 
 @every(
@@ -419,10 +417,6 @@ def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]
 def test_a_rotation_whose_start_was_never_tried_says_so() -> None:
     verdict = hw.check(turned_rope, lang="es")
     assert (verdict.right, verdict.not_checked) == (True, ("argumentos que nunca se pasaron: start_pos",)), verdict
-
-
-def test_the_cases_are_learners_files() -> None:
-    assert all(path.with_suffix(".py").exists() for path in FOLDER.glob("*.bugs"))
 
 
 def test_an_error_that_arises_in_headwise_is_said_to_be_ours() -> None:
