@@ -89,9 +89,10 @@ class Desk:
         order: list[Site] = []
         model = self.folder.model
         sites = sites_of(model)
+        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
+        before, after = self.tokens.frame
         with attach({site: partial(_noted, order, site) for site in sites}), evaluating(model):
-            word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
-            run_body(model, torch.tensor([[*self.tokens.frame[0], word, *self.tokens.frame[1]]]))
+            run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):
             return [Layer(site, 0, site.heads) for site in sites if site in order]
         layers, numbers, runs = list[Layer](), Counter[str](), Counter[Site]()
@@ -162,7 +163,9 @@ class Desk:
         if not text.strip():
             raise HeadwiseError(Note.of("look.empty"))
         before, after = self.tokens.frame
-        ids = [*before, *self.tokens.encode(text), *(after if self.kind != "next" else [])]
+        if self.kind == "next":  # the text goes on: nothing closes it
+            after = []
+        ids = [*before, *self.tokens.encode(text), *after]
         if len(ids) > self.longest:
             key = "look.beyond_context" if self.longest == self.folder.context else "look.too_long"
             raise HeadwiseError(Note.of(key, tokens=len(ids), longest=self.longest))
@@ -205,24 +208,26 @@ class Desk:
         self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
     ) -> Tensor:
         """What comes of the text at a place, the named heads scaled; `maps` gets the maps of all heads."""
-        scales = {
-            (layer.site, layer.run): (layer, torch.tensor([changes.get(name, 1.0) for name in layer.heads]))
-            for layer in self.layers
-            if maps is not None or set(changes) & set(layer.heads)
-        }
+        layers: dict[tuple[Site, int], Layer] = {}  # those that are listened to, which costs time
+        for layer in self.layers:
+            if maps is not None or not changes.keys().isdisjoint(layer.heads):
+                layers[layer.site, layer.run] = layer
         runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:
-            layer, scale = scales.get((site, runs[site]), (None, None))
+            layer = layers.get((site, runs[site]))
             runs[site] += 1
-            if layer is None or scale is None:
+            if layer is None:
                 return None
             if maps is not None:
                 weights = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
                 maps.update(zip(layer.heads, weights, strict=True))
-            return call.out * scale[:, None, None].to(call.out) if set(changes) & set(layer.heads) else None
+            if changes.keys().isdisjoint(layer.heads):
+                return None
+            factors = torch.tensor([changes.get(name, 1.0) for name in layer.heads])
+            return call.out * factors[:, None, None].to(call.out)
 
-        with attach({site: partial(take, site) for site, _ in scales}), evaluating(self.folder.model):
+        with attach({site: partial(take, site) for site, _ in layers}), evaluating(self.folder.model):
             return self._outcome(torch.tensor([ids]), at)[0]
 
     def _outcome(self, ids: Tensor, at: int) -> Tensor:
@@ -249,23 +254,32 @@ class Desk:
         T, numbers = len(ids), np.array(ids)
         if weights.shape != (T, T):  # it did not run, or looks at another text
             return "elsewhere", 0.0
-        rows = weights[1:] if T > 1 and not weights[0, 1:].any() else weights  # the first of a causal map has no choice
-        first_row = T - len(rows)
-        t, s = np.arange(first_row, T)[:, None], np.arange(T)[None]
-        alike = (numbers[:, None] == numbers)[first_row:] & (t != s)
-        behind = np.zeros_like(alike)  # the token before this key is the same as the one that looks
-        behind[:, 1:] = alike[:, :-1] & (t != s)[:, 1:]
-        for name, places in (("induction", behind), ("duplicate_token", alike)):
+        causal = T > 1 and not weights[0, 1:].any()
+        first = 1 if causal else 0  # the first row of a causal map has no choice
+        rows = weights[first:]
+        t, s = np.arange(first, T)[:, None], np.arange(T)[None]
+        same_token = (numbers[first:, None] == numbers) & (t != s)
+        after_same = np.zeros_like(same_token)  # the token before this key is the same as the one that looks
+        after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
+        # Rare and telling kinds first: they count in those rows alone that have such a key.
+        for name, places in (("induction", after_same), ("duplicate_token", same_token)):
             able = (places & (rows > 0)).any(1)
-            if able.any() and (mass := float((rows * places)[able].sum(1).mean())) >= CLEAR:
+            mass = float((rows * places)[able].sum(1).mean()) if able.any() else 0.0
+            if mass >= CLEAR:
                 return name, mass
-        signs = np.isin(numbers, list(self.signs))
-        left = np.ones_like(alike)
+        places_of = {
+            "first_token": s == 0,
+            "delimiter": np.isin(numbers, list(self.signs))[None],
+            "self": t == s,
+            "previous_token": s == t - 1,
+            "next_token": s == t + 1,
+            "elsewhere": s >= 0,
+        }
+        free = np.ones_like(same_token)  # each key counts once, for the first kind that it is of
         masses: dict[str, float] = {}
-        places_of = {"first_token": s == 0, "delimiter": signs[None], "self": t == s, "previous_token": s == t - 1}
-        for name, places in {**places_of, "next_token": s == t + 1, "elsewhere": s >= 0}.items():
-            masses[name] = float((rows * (places & left)).sum(1).mean())
-            left = left & ~places
+        for name, places in places_of.items():
+            masses[name] = float((rows * (places & free)).sum(1).mean())
+            free = free & ~places
         name = max(masses, key=masses.__getitem__)
         return name, masses[name]
 
@@ -288,8 +302,11 @@ class Desk:
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)
             best[n] = looks.max(1)
-        order = np.argsort(-best, axis=0, kind="stable")[:HARDEST]
-        return [[(int(n), int(keys[n, t]), round(float(best[n, t]), 4)) for n in order[:, t]] for t in range(T)]
+        hardest: list[list[tuple[int, int, float]]] = []
+        for t in range(T):
+            order = np.argsort(-best[:, t], kind="stable")[:HARDEST]
+            hardest.append([(int(n), int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
+        return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
         """The maps of some heads by their numbers, as arrays; `view/look.py` packs them."""
@@ -309,11 +326,15 @@ class Desk:
             if other is not None and (self.kind is None or other.at < 0):
                 state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
             return {"state": state}
-        columns = [reading.plain, reading.now, *([other.now] if other is not None and other.at >= 0 else [])]
-        follow = follow if 0 <= follow < len(reading.plain) else int(reading.plain.argmax())
-        likeliest = [int(i) for column in columns for i in column.topk(min(LISTED, len(column))).indices]
-        ids = sorted({*likeliest, follow}, key=lambda i: -max(float(column[i]) for column in columns))
-        rows = [(i, self._token(i), *(float(column[i]) for column in columns)) for i in ids]
+        columns = [reading.plain, reading.now]
+        if other is not None and other.at >= 0:
+            columns.append(other.now)
+        chances = torch.stack(columns)
+        if not 0 <= follow < chances.shape[1]:
+            follow = int(reading.plain.argmax())
+        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
+        ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
+        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
         return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
 
