@@ -27,6 +27,19 @@ Invoke = Callable[..., Outcome]
 SCHEMA = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def assert_refused(outcome: Outcome, *words: str, code: int = 2) -> None:
+    """One line that begins with the name of the command, the last on standard error, and none of Python's own."""
+    lines = outcome.err.splitlines()
+    assert (outcome.code, outcome.out) == (code, "") and "Traceback" not in outcome.err, outcome
+    assert [line for line in lines if line.startswith("headwise: ")] == lines[-1:], outcome.err
+    assert [word for word in words if word not in lines[-1]] == [], outcome.err
+
+
 def check_document(printed: str) -> None:
     """What a command printed with --json is one document of docs/schema.json, and has no field besides."""
     document = json.loads(printed, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))

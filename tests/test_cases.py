@@ -9,7 +9,7 @@ import pytest
 from cases import every
 
 
-def test_all_cases_run_and_those_that_fail_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_over_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "quick", False)
     seen: list[tuple[int, str]] = []
 
@@ -25,8 +25,6 @@ def test_all_cases_run_and_those_that_fail_are_named(monkeypatch: pytest.MonkeyP
     assert isinstance(failure.value.__cause__, AssertionError)
     assert seen == [(size, kind) for size in (3, 5, 7) for kind in "ab"]
 
-
-def test_a_missing_error_counts_as_a_failure() -> None:
     @every("text", ["1", "x"])
     def joined(text: str) -> None:
         with pytest.raises(ValueError):
@@ -34,9 +32,6 @@ def test_a_missing_error_counts_as_a_failure() -> None:
 
     with pytest.raises(AssertionError, match="1 of 2 cases fail: text=1"):
         joined()
-
-
-def test_quick_takes_the_first_case_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "quick", True)
     seen: list[int] = []
     every("size", [3, 5, 7])(lambda size: seen.append(size))()

@@ -39,14 +39,11 @@ def test_no_control_character_reaches_the_terminal(capsys: pytest.CaptureFixture
     assert harmless("line\r\nnext\tcolumn") == "line\r\nnext\tcolumn"
 
 
-def test_json_escapes_what_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_escapes_and_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
     print_json("name", {"name": HOSTILE, "word": "año"})
     text = capsys.readouterr().out
     assert json.loads(text) == {"schema": "headwise-name-1", "name": HOSTILE, "word": "año"} and "año" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
-
-
-def test_json_has_null_for_what_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
     print_json("losses", {"loss": float("nan"), "bounds": [(1.5, float("inf")), {"low": float("-inf")}]})
     expected = {"schema": "headwise-losses-1", "loss": None, "bounds": [[1.5, None], {"low": None}]}
     assert json.loads(capsys.readouterr().out) == expected
@@ -93,14 +90,13 @@ def test_long_work_prints_a_line_from_the_first_seconds_on_then_less_often(
     assert lines[1].startswith("head 3/7  L0.H3  (") and 2 <= len(lines) <= 4  # after 0.1, 0.3, 0.7 s; never every 0.1
 
 
-def test_a_milestone_has_its_line_at_once_and_short_work_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_has_lines_milestones_and_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Progress("reading the text") as progress:
         progress("step", 1, 2)
         progress("step", 2, 2, "loss 0.5", milestone=True)
     assert capsys.readouterr().err == "step 2/2  loss 0.5\n"
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(err, "_file", screen)
     monkeypatch.setattr(err, "_force_terminal", True)
@@ -122,20 +118,23 @@ def test_the_shell_completes_commands_and_presets() -> None:
     assert "llama-2-70b" in completions("headwise cost lla")
 
 
-def test_help_offers_the_completion(invoke: Invoke) -> None:
+def test_the_help_of_each_command_has_an_example_with_options_that_exist(invoke: Invoke) -> None:
+    names = [name for names in app.DOORS.values() for name in names]
+    for name in names:
+        listed, _, example = invoke(name, "--help").out.partition("Example:")
+        options = re.findall(r"--[a-z-]+", example)
+        assert example.split()[:2] == ["headwise", name] and "--json" in listed and "--debug" in listed
+        assert [option for option in options if not re.search(rf"{option}\b", listed)] == [], name
+
+
+def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
     assert "--install-completion" in invoke("--help").out and "--show-completion" in invoke("--help").out
-
-
-def test_the_first_screen_has_three_doors_with_whole_sentences(invoke: Invoke) -> None:
     screen = invoke("--help").out
     listed = {door: screen.split(f"{door}:\n")[1].split("\n\n")[0].splitlines() for door in app.DOORS}
     assert {door: tuple(line.split()[0] for line in lines) for door, lines in listed.items()} == app.DOORS
     lines = [line for lines in listed.values() for line in lines]
     assert len(lines) == len(app.app.registered_commands)
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
-
-
-def test_common_options_stand_anywhere(invoke: Invoke) -> None:
     documents = [invoke(*words).out for words in (("cost", "gpt2", "--json"), ("--json", "cost", "gpt2"))]
     assert documents[0] == documents[1] and json.loads(documents[0])["model"] == "gpt2"
     assert "parameters" in invoke("cost", "gpt2").out  # and the next call is as it was

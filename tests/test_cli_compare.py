@@ -15,20 +15,13 @@ from typing import Any
 
 import pytest
 from comparisons import all_comparisons
-from invoking import Invoke, Outcome, validator
+from invoking import Invoke, assert_refused, validator
 
 from headwise.lab.compare import claims, run
 from headwise.lab.compare.experiment import Scored, Unit
 from headwise.lab.compare.measured import split_heads
 
 FAST = ("--seeds", 2, "--steps", 2, "--workers", 1)
-
-
-def assert_refused(outcome: Outcome, *words: str) -> None:
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert outcome.err.startswith("headwise: ") and outcome.err.count("\n") == 1, outcome.err
-    for word in words:
-        assert word in outcome.err
 
 
 @pytest.fixture(autouse=True)
@@ -146,39 +139,3 @@ def alive_in(group: int) -> list[str]:
 def listen() -> None:
     """Ctrl-C works in a process that was started in the background, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["hedas"], ["no experiment 'hedas'", "did you mean heads?"]),
-        (["claim"], ["did you mean claims?"]),
-        (["xyz"], ["there are heads, sharing, output-projection, scale, two-lookups, roles, claims"]),
-        ([], ["EXPERIMENT"]),
-        (["heads", "--seeds", 1], ["--seeds", "2"]),
-        (["heads", "--seeds", 0], ["--seeds", "2"]),
-        (["heads", "--seeds", -3], ["--seeds", "2"]),
-        (["heads", "--steps", 0], ["--steps", "1"]),
-        (["heads", "--workers", 0], ["--workers", "1"]),
-        (["heads", "--text", "nowhere.txt"], ["nowhere.txt does not exist"]),
-        (["heads", "--text", "."], ["holds no text files"]),
-        (["two-lookups", "--text", __file__], ["two-lookups runs on two lookups alone", "--text"]),
-        (["roles", "--text", __file__], ["roles runs on the core of the verb corpus alone"]),
-        (["claims", "--text", __file__], ["claims", "--text"]),
-        (["heads", "--page", "a.md"], ["--page", "heads"]),
-        (["heads", "--html", "no/where.html"], ["--html no/where.html", "does not exist"]),
-        (["heads", "--html", "."], ["--html", "is a folder"]),
-        (["heads", "--html", "no/where.html"], ["--html no/where.html", "does not exist"]),
-        (["heads", "--out", "file"], ["--out file is a file"]),
-    ],
-    ids=str,
-)
-def test_bad_input(arguments: list[object], words: list[str], invoke: Invoke, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert_refused(invoke("compare", *arguments), *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_help_has_an_example(invoke: Invoke) -> None:
-    outcome = invoke("compare", "--help")
-    assert outcome.code == 0 and "Example: headwise compare" in outcome.out

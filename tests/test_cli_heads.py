@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from invoking import Invoke, Outcome
+from invoking import Invoke, assert_refused
 
 import headwise as hw
 from headwise.corpus.labels import bench
@@ -48,14 +48,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def refused(outcome: Outcome, *said: str) -> None:
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert len(outcome.err.strip().splitlines()) == 1, outcome.err
-    for words in said:
-        assert words in outcome.err
-
-
 def test_a_text_file_cut_into_documents(models: Path, invoke: Invoke, tmp_path: Path) -> None:
     code, out, _ = invoke(
         "heads", models / "one", "--text", models / "text.txt", "--tokens", 13, "--html", tmp_path / "r.html", "--json"
@@ -71,7 +63,7 @@ def test_a_text_file_cut_into_documents(models: Path, invoke: Invoke, tmp_path: 
 
 
 def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
-    refused(invoke("heads", models / "gpt2", "--text", "abc"), "has no tokenizer", "pass token ids")
+    assert_refused(invoke("heads", models / "gpt2", "--text", "abc"), "has no tokenizer", "pass token ids")
     code, out, _ = invoke("heads", models / "gpt2", "--ids", models / "ids.txt", "--json")
     document = json.loads(out)
     assert code == 0
@@ -142,7 +134,7 @@ def test_circuits_read_no_text(models: Path, invoke: Invoke) -> None:
     code, out, _ = invoke("heads", models / "one", "--circuits")
     assert code == 0 and "rank QK" in out and all(name in out for name in expected["heads"])
     assert "succeeds" not in out  # no order was given
-    refused(invoke("heads", models / "one", "--circuits", "--text", "abc"), "--circuits", "leave out --text")
+    assert_refused(invoke("heads", models / "one", "--circuits", "--text", "abc"), "--circuits", "leave out --text")
 
 
 def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> None:
@@ -150,35 +142,7 @@ def test_a_tree_for_headvis(models: Path, invoke: Invoke, tmp_path: Path) -> Non
     code, out, _ = invoke(*args)
     assert code == 0 and f"HeadVis: {tmp_path / 'tree'}" in out
     assert len(list((tmp_path / "tree" / "heads").iterdir())) == 6
-    refused(invoke(*args), "--headvis", "not empty; pass a new folder")
-
-
-BAD = {
-    "--relations . --bench grammar": ("--relations and --bench: pass one of them",),
-    "--bench poems": ("--bench", "'poems' is not one of 'grammar', 'meaning'"),
-    "--relations nothere.json": ("nothere.json does not exist",),
-    "--text abcdefgh --tokens 30": ("tokens 30 exceeds", "29"),
-    "--text abcdefgh --tokens 0": ("--tokens", "greater than or equal to 1"),
-    "--text abcdefgh --documents 0": ("--documents", "greater than or equal to 1"),
-    "--text nothere.txt": ("there is no file nothere.txt",),
-    "--text xyz": ("has not seen", "'x', 'y', 'z'"),
-    "--text abc --ids ids.txt": ("--text and --ids",),
-    "--tokens 5": ("tokens 5 cuts a text",),
-    "--text abc --ablate median": ("--ablate", "'median' is not one of 'auto', 'zero', 'mean', 'none'"),
-    "--text abc --sort entropi": ("entropi", "entropy"),
-    "--text abc --html no/where/r.html": ("--html", "does not exist"),
-    "--text abc --png .": ("--png", "is a folder"),
-    "--text abc --csv no/t.csv": ("--csv", "does not exist"),
-    "--text abc --against nowhere": ("nowhere is no folder",),
-    "": ("is no run of headwise", "--text"),
-}
-
-
-@pytest.mark.parametrize("options", BAD)
-def test_bad_input(models: Path, invoke: Invoke, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    refused(invoke("heads", models / "one", *options.split()), *BAD[options])
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(invoke(*args), "--headvis", "not empty; pass a new folder")
 
 
 def test_families_that_cannot_be_watched(
@@ -189,7 +153,7 @@ def test_families_that_cannot_be_watched(
     config = transformers.MambaConfig(vocab_size=23, hidden_size=32, num_hidden_layers=1, state_size=5)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     capsys.readouterr()  # its progress bar
-    refused(invoke("heads", tmp_path / "mamba", "--ids", models / "ids.txt"), "MambaForCausalLM", "attention")
+    assert_refused(invoke("heads", tmp_path / "mamba", "--ids", models / "ids.txt"), "MambaForCausalLM", "attention")
 
 
 def test_a_failure_leaves_the_earlier_report(

@@ -17,21 +17,15 @@ from typing import Any
 
 import pytest
 import torch
-from invoking import Invoke, Outcome
+from invoking import Invoke, assert_refused, contents
 
-from headwise import KVCache
-from headwise.cost import cache_bytes_per_token
-from headwise.gpt.checkpoint import hf_config, load_model, read_metadata
+from headwise.gpt.checkpoint import load_model, read_metadata
 from headwise.gpt.run import Settings, run_training
 from headwise.models.open import open_folder
 from headwise.models.weights import read_layers
 from headwise.reshape import export
 
 SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +69,6 @@ def test_the_text_may_come_from_standard_input(
     piped = json.loads(invoke("share", run, "--kv-heads", 3, "--text", "-", "--json").out)
     named = json.loads(invoke("share", run, "--kv-heads", 3, "--text", text, "--json").out)
     assert piped["damage"]["loss"] == named["damage"]["loss"]
-
-
-def assert_refused(outcome: Outcome, said: str) -> None:
-    lines = outcome.err.splitlines()
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert [line for line in lines if line.startswith("headwise: ")] == lines[-1:], outcome.err
-    assert said in lines[-1]
 
 
 # Sharing
@@ -165,21 +152,6 @@ def test_a_child_has_the_text_of_the_run_it_comes_from(
     assert_refused(invoke("share", moved, "--kv-heads", 1, "--json"), "is no run of headwise, nor made from one")
 
 
-def test_cache_bytes_are_those_of_a_cache(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
-    outcome = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "a", "--json")
-    said = json.loads(outcome.out)["damage"]["cache_bytes"]
-    for folder, bytes_ in ((run, said["before"]), (tmp_path / "a", said["after"])):
-        model, _ = load_model(folder)
-        caches = [KVCache() for _ in model.blocks]
-        model(torch.zeros(1, 11, dtype=torch.long), caches)
-        assert sum(cache.nbytes for cache in caches) == 11 * bytes_
-        assert cache_bytes_per_token(hf_config(model.config, None), "float32") == bytes_
-        config = json.loads((folder / "config.json").read_text())
-        assert cache_bytes_per_token(config, "fp32") == bytes_
-
-
 def test_without_out_the_damage_is_shown_and_nothing_written(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path
 ) -> None:
@@ -215,71 +187,6 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     assert code == 0, err
     assert json.loads(printed)["verified"].startswith("headwise, in a fresh process")
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
-
-
-REFUSED = [
-    (("--kv-heads", 6, "--out", "OUT"), "the model has 6 key/value heads already, so nothing changes and nothing is"),
-    (("--kv-heads", 4), "--kv-heads 4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3"),
-    (("--kv-heads", 12), "--kv-heads 12 exceeds the 6 query heads"),
-    (("--kv-heads", 2, "--method", "average"), "--method average is not known; there are mean, aligned"),
-    (("--kv-heads", 2, "--groups", "near"), "--groups near is not known; there are adjacent, best"),
-    (("--kv-heads", 2, "--tokens", 18), "--tokens 18 exceeds the model's context of 17"),
-    (("--kv-heads", 2, "--tokens", 1), "--tokens 1 must be at least 2"),
-    (("--kv-heads", 2, "--heal", 5), "pass --out"),
-    (("--kv-heads", 2, "--resume", "--out", "OUT"), "--resume goes on with a healing; pass --heal"),
-    (("--kv-heads", 2, "--heal", 0, "--out", "OUT"), "heal steps=0 must be at least 1"),
-    (("--kv-heads", 2, "--out", "RUN"), "is the source itself, which is never changed"),
-    (("--kv-heads", 2, "--out", "RUN/new"), "lies inside the source"),
-    (("--kv-heads", 2, "--out", "RUN/.."), "holds the source"),
-    (("--kv-heads", 2, "--out", "OUT/deeper/still"), "does not exist"),
-    (("--kv-heads", 2, "--out", "FULL"), "has no headwise.json: share, prune or narrow did not write it"),
-    (("--kv-heads", 2, "--out", "FULL", "--force"), "has no headwise.json: share, prune or narrow did not write it"),
-    (("--kv-heads", 2, "--out", "."), "--out . is the folder you are in, or holds it; pass another"),
-    (("--kv-heads", 2, "--out", "FILE"), "is a file; pass a folder"),
-    (("--kv-heads", 2, "--text", "EMPTY"), "is empty, or holds nothing but white space"),
-    (("--kv-heads", 2, "--text", "NOWHERE"), "does not exist"),
-    (("--kv-heads", 2, "--text", "SHORT"), "is too short: of documents of 2 to"),
-    (("--kv-heads", 2, "--text", "FOREIGN"), "the model has not seen the characters 'ñ'"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"), REFUSED, ids=lambda value: None if isinstance(value, tuple) else value[:40]
-)
-def test_bad_input_is_one_line_and_writes_nothing(
-    arguments: tuple[object, ...], said: str, run: Path, text: Path, invoke: Invoke, tmp_path: Path
-) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    for name, content in (
-        ("full/letter.txt", "dear"),
-        ("empty.txt", " \n"),
-        ("short.txt", "da"),
-        ("foreign.txt", "ñ" * 99),
-    ):
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    places = {
-        "OUT": tmp_path / "out",
-        "FULL": full,
-        "FILE": tmp_path / "short.txt",
-        "EMPTY": tmp_path / "empty.txt",
-        "SHORT": tmp_path / "short.txt",
-        "FOREIGN": tmp_path / "foreign.txt",
-        "NOWHERE": tmp_path / "nowhere.txt",
-        "RUN": run,
-    }
-    before = contents(tmp_path)
-    given = [
-        re.sub(r"^[A-Z]+", lambda m: str(places[m.group()]), x) if isinstance(x, str) and x[0].isupper() else x
-        for x in arguments
-    ]
-    text_given = () if "--text" in given else ("--text", text)
-    assert_refused(invoke("share", run, *text_given, *given), said)
-    assert contents(tmp_path) == before
-
-
-def test_a_folder_that_is_no_model_is_refused(text: Path, invoke: Invoke, tmp_path: Path) -> None:
-    assert_refused(invoke("share", tmp_path / "none", "--kv-heads", 2, "--text", text), "is no folder")
 
 
 def test_force_replaces_what_it_wrote(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
@@ -470,32 +377,6 @@ def test_heads_are_chosen_by_what_they_do(by: str, run: Path, text: Path, invoke
     assert sorted(details["heads"]) == sorted(weakest)
 
 
-PRUNE_REFUSED = [
-    ((), "say which heads go: --heads L0.H1,L3.H5, or --keep 0.75 with --by; one of the two"),
-    (("--heads", "L0.H1", "--keep", 0.5), "one of the two"),
-    (("--heads", "L0.H1", "--by", "role"), "--by role chooses heads where --keep says how many stay"),
-    (("--heads", "L9.H1"), "the model has no head L9.H1: 2 layers of 6 heads"),
-    (("--heads", "3"), "'3' is no name of a head; L3.H5 is head 5"),
-    (("--keep", 0), "--keep 0.0 must lie between 0 and 1"),
-    (("--keep", 1), "--keep 1.0 keeps every head: nothing changes, nothing is written"),
-    (("--keep", 0.5, "--by", "luck"), "--by luck is not known; there are importance, ablation, role"),
-    (
-        ("--keep", 0.95, "--uniform"),
-        "--uniform removes no head of a layer; 0.667, 0.5, 0.333, 0.167 would",
-    ),
-    (("--heads", "L0.H1", "--uniform"), "leave out --uniform to have the heads zeroed"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"), PRUNE_REFUSED, ids=lambda value: None if isinstance(value, tuple) else value[:40]
-)
-def test_bad_pruning_is_one_line(
-    arguments: tuple[object, ...], said: str, run: Path, text: Path, invoke: Invoke
-) -> None:
-    assert_refused(invoke("prune", run, "--text", text, *arguments), said)
-
-
 # Models of transformers
 
 
@@ -532,15 +413,6 @@ def test_gpt2_is_pruned_by_zeros_and_cannot_be_shared(
     attention = folder.model.transformer.h[1].attn  # type: ignore[union-attr, index]
     assert (attention.c_proj.weight[12:] == 0).all() and (attention.c_attn.weight[:, 12:18] == 0).all()  # type: ignore[union-attr, index, operator]
     assert contents(gpt2) == before
-
-
-def test_help_has_an_example_with_options_that_exist(invoke: Invoke) -> None:
-    for name in ("share", "prune"):
-        code, out, _ = invoke(name, "--help")
-        listed, _, example = out.partition("Example:")
-        words = example.split()
-        assert code == 0 and words[:2] == ["headwise", name]
-        assert all(re.search(rf"{word}\b", listed) for word in words if word.startswith("--"))
 
 
 def test_a_half_precision_mistral_is_shared_healed_and_read_back(

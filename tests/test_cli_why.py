@@ -37,7 +37,7 @@ def told(invoke: Invoke, run: Path, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_head_carries_the_tense_and_another_the_verb(run: Path, invoke: Invoke) -> None:
+def test_what_a_head_carries(run: Path, invoke: Invoke) -> None:
     tense, verb = told(invoke, run, *TENSE), told(invoke, run, *VERB)
     assert (tense["answer"], tense["other"], verb["other"]) == ("trabajará", "trabajaría", "escribirá")
     leading = [story["heads"][0] for story in (tense, verb)]
@@ -47,10 +47,6 @@ def test_a_head_carries_the_tense_and_another_the_verb(run: Path, invoke: Invoke
         assert tense["tokens"][part["looks"][0][0]] == word
     parts = sum(part["adds"] for part in tense["heads"]) + sum(tense["feed_forwards"].values())
     assert parts + tense["embedding"] + tense["bias"] == pytest.approx(tense["logit"], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_head_carries_the_person(run: Path, invoke: Invoke) -> None:
     story = told(invoke, run, *PERSON)
     assert (story["answer"], story["other"]) == ("él", "tú")
     leading = story["heads"][0]
@@ -92,25 +88,6 @@ def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, i
     named = told(invoke, run, *TENSE, "--answer", "trabajará", "--other", "escribirá")
     assert (named["counts"], named["other"]) == ("logits", "escribirá")
     assert [note for note in named["notes"] if "'escribirá' was taken as the token 'escribirá'" in note]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--prompt", " "), "the text is empty"),
-        (("--prompt", "he will work = él", "--corrupt", "he = él"), "6 tokens"),
-        (("--prompt", "he will work =", "--corrupt", "he will work ="), "is the prompt itself"),
-        (("--prompt", "he will work =", "--answer", "nada"), "has not seen the words 'nada'"),
-        (("--prompt", "he will work =", "--answer", "él trabajará"), "is 2 tokens, 'él' 'trabajará', and one is expl"),
-        (("--prompt", "he will work =", "--lang", "fr"), "--lang fr"),
-        (("--prompt", "he will work =", "--dtype", "bf17"), "bf17"),
-        (("--prompt", "he will work =", "--html", "nowhere/why.html"), "does not exist"),
-    ],
-)
-def test_bad_requests(run: Path, invoke: Invoke, words: tuple[str, ...], message: str) -> None:
-    outcome = invoke("why", str(run), *words)
-    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -268,15 +268,12 @@ def test_every_line_of_the_courses_gives_what_is_printed(
                 shell.run(thing.line)
 
 
-def test_no_page_says_proven_of_what_was_tested() -> None:
-    """A number of cases proves nothing of the next one: a page says in how many, or on which, things were equal."""
+def test_the_pages_are_short_and_tell_what_is() -> None:
+    # A number of cases proves nothing of the next one: a page says in how many, or on which, things were equal.
     said = re.compile(r"\b(proven|prove|proves|proof|provably|demostrad[oa]s?|demuestra|comprobad[oa]s? que)\b", re.I)
     pages = [page for page in PAGES if page.name != "CONTRIBUTING.md"]  # which lists the word as one to avoid
     texts = [*pages, *(ROOT / "src" / "headwise").rglob("*.toml"), *(ROOT / "src" / "headwise" / "cli").glob("*.py")]
     assert [str(path) for path in texts if said.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
@@ -300,26 +297,25 @@ def test_the_pages_tell_of_the_verb_heads_in_the_same_numbers() -> None:
     assert len(quoted) == 1 and quoted[0] in book
 
 
-def test_the_page_of_the_house_names_every_file() -> None:
+def test_the_site_has_every_page_and_name() -> None:
     page = (ROOT / "docs" / "house.md").read_text(encoding="utf-8")
     source = ROOT / "src" / "headwise"
     for path in source.rglob("*.py"):
         room = path.relative_to(source).parts[0] if path.parent != source else ""
         name = path.relative_to(source / room).as_posix()
         assert path.stem.startswith("__") or f"| `{name}` |" in page, f"{path} is new: run examples/house_page.py"
-
-
-def test_the_site_has_every_page() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
     notebooks = [path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.ipynb")]  # by a hook of mkdocs
     assert sorted(named) == sorted([*(path.name for path in (ROOT / "docs").glob("*.md")), *notebooks])
     assert "hooks: [examples/notebook_page.py, examples/site_pages.py]" in config
-
-
-def test_the_site_needs_no_network() -> None:
     for path in (ROOT / "examples" / "site").iterdir():
         assert not re.search(r"https?:|@import", path.read_text(encoding="utf-8")), path
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: headwise\.(\w+)$", page, re.MULTILINE)) == sorted(headwise.__all__)
+    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == commands
 
 
 def test_each_command_has_a_page_of_the_site_with_all_of_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,11 +360,6 @@ def test_the_search_of_the_site_finds_an_option(
     page.close()
 
 
-def test_the_reference_has_every_public_name() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^::: headwise\.(\w+)$", page, re.MULTILINE)) == sorted(headwise.__all__)
-
-
 def test_the_schema_is_made_of_the_records_and_has_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import schema_page
@@ -379,9 +370,3 @@ def test_the_schema_is_made_of_the_records_and_has_every_document(monkeypatch: p
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "headwise" / "cli").glob("*.py")]
     printed = {kind for source in sources for kind in re.findall(r'(?:print_json|_tell\(course,)\(? ?"(\w+)"', source)}
     assert printed == set(schema_page.DOCUMENTS)
-
-
-def test_every_command_has_a_section() -> None:
-    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
-    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == commands

@@ -161,6 +161,15 @@ def test_a_socket_is_not_replaced(tmp_path: Path) -> None:
         assert stat.S_ISSOCK(path.lstat().st_mode) and list(tmp_path.iterdir()) == [path]
 
 
+def test_standard_output_is_written_to(tmp_path: Path) -> None:
+    code = "from headwise.files import write_whole; write_whole('/dev/stdout', b'one'); print('two', end='')"
+    with (tmp_path / "file").open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"onetwo"
+
+
 def test_a_terminal_is_written_to(tmp_path: Path) -> None:
     """A character device: a terminal of our own, reached through a link in the temporary folder."""
     master, slave = pty.openpty()
@@ -172,15 +181,6 @@ def test_a_terminal_is_written_to(tmp_path: Path) -> None:
     finally:
         os.close(master)
         os.close(slave)
-
-
-def test_standard_output_is_written_to(tmp_path: Path) -> None:
-    code = "from headwise.files import write_whole; write_whole('/dev/stdout', b'one'); print('two', end='')"
-    with (tmp_path / "file").open("wb") as file:
-        subprocess.run([sys.executable, "-c", code], stdout=file, check=True)
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-    assert done.stdout == b"onetwo"
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
@@ -304,12 +304,16 @@ def test_what_may_never_end_or_is_too_large_is_not_opened(tmp_path: Path) -> Non
         check_regular(tmp_path)
 
 
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+def test_reading_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbf" + "niño\n".encode())
     assert read_text(path) == "niño\n"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
     assert read_json(path) == {"a": 1}
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo")))
+    assert read_text("-") == "one\ntwo"
+    with pytest.raises(HeadwiseError, match="standard input is empty"):
+        read_text("-")
 
 
 @every("content", [b"", b"{", b"\xff", b"[" * 100_000, b"1" * 5000])
@@ -317,10 +321,3 @@ def test_what_is_no_json_is_said(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(HeadwiseError, match=r"file is no JSON: "):
         read_json(tmp_path / "file")
-
-
-def test_standard_input_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\r\ntwo")))
-    assert read_text("-") == "one\ntwo"
-    with pytest.raises(HeadwiseError, match="standard input is empty"):
-        read_text("-")

@@ -69,10 +69,14 @@ def _inside(module: str, room: str, target: str) -> list[str]:
     return []
 
 
-def test_the_package_keeps_its_rooms_in_order() -> None:
+def test_names_and_rooms() -> None:
     sources, packages = package_sources()
     assert {"headwise.spec", "headwise.rungs.plain", "headwise.rungs"} <= set(sources)
     assert violations(sources, packages) == []
+    assert violations(SOUND, PACKAGES) == []
+    assert set(headwise.__all__) <= set(dir(headwise))
+    with pytest.raises(AttributeError, match="no attribute 'attentions'"):
+        headwise.attentions  # noqa: B018
 
 
 SOUND = {
@@ -95,10 +99,6 @@ SOUND = {
     "headwise.__main__": "from headwise.cli import main",
 }
 PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
-
-
-def test_the_rule_lets_a_sound_house_stand() -> None:
-    assert violations(SOUND, PACKAGES) == []
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,9 @@ def loaded_after(code: str) -> set[str]:
 HEAVY = {"torch", "transformers", "tokenizers", "onnx", "matplotlib"}
 
 
-def test_importing_loads_nothing_heavy() -> None:
+@pytest.mark.slow
+def test_what_loads_early() -> None:
     assert not loaded_after("import headwise") & HEAVY
-
-
-def test_attending_without_tensors_loads_nothing_heavy() -> None:
     code = """
 import numpy as np
 import headwise as hw
@@ -167,16 +165,6 @@ hw.trace(np.array(lists), np.array(lists), np.array(lists), mask=mask, sink=[1.0
 hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
 """
     assert not loaded_after(code) & HEAVY
-
-
-@pytest.mark.slow
-def test_a_tensor_loads_the_tensor_rung_and_no_more() -> None:
     loaded = loaded_after("import torch, headwise as hw\nx = torch.ones(1, 1, 2, 3)\nhw.attend(x, x, x)")
     assert "torch" in loaded
     assert "transformers" not in loaded
-
-
-def test_every_public_name_is_listed() -> None:
-    assert set(headwise.__all__) <= set(dir(headwise))
-    with pytest.raises(AttributeError, match="no attribute 'attentions'"):
-        headwise.attentions  # noqa: B018

@@ -18,11 +18,8 @@ def test_quantiles(degrees: int, expected: float) -> None:
     assert t_quantile(degrees) == pytest.approx(expected, abs=6e-5)
 
 
-def test_another_level() -> None:
+def test_intervals() -> None:
     assert t_quantile(5, 0.99) == pytest.approx(4.0321, abs=6e-5)
-
-
-def test_interval_of_five_values() -> None:
     found = interval_of([1.0, 2.0, 3.0, 4.0, 5.0])
     # mean 3, standard error sqrt(2.5 / 5), t of 4 degrees
     assert found.mean == 3.0
@@ -30,17 +27,8 @@ def test_interval_of_five_values() -> None:
     assert found.low == pytest.approx(6.0 - found.high)
     assert found.half_width == pytest.approx(found.high - 3.0)
     assert found.excludes(0.5) and not found.excludes(2.0)
-
-
-def test_values_that_are_missing_do_not_count() -> None:
     assert interval_of([1.0, math.nan, 3.0]) == interval_of([1.0, 3.0])
-
-
-def test_one_value_says_nothing_about_its_spread() -> None:
     found = interval_of([2.0])
     assert (found.mean, found.low, found.high, found.n) == (2.0, -math.inf, math.inf, 1)
-
-
-def test_no_value() -> None:
     found = interval_of([])
     assert math.isnan(found.mean) and found.n == 0

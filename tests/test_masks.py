@@ -74,7 +74,7 @@ def test_each_mask_means_what_its_oracle_says(name: str, n: Sizes, wrap) -> None
     np.testing.assert_allclose(np.where(case.allowed(n), bias, 0), np.where(case.allowed(n), case.bias(n), 0))
 
 
-def test_and_allows_what_both_allow_and_adds_up_biases() -> None:
+def test_and_joins() -> None:
     n = SIZES[0]
     cases = mask_cases(n)
     for first, second in combinations(MASK_NAMES, 2):
@@ -83,14 +83,8 @@ def test_and_allows_what_both_allow_and_adds_up_biases() -> None:
         allowed, bias = tables(case.build(as_numpy), n)
         np.testing.assert_array_equal(allowed & (bias > -np.inf), may, f"{first} & {second}")
         np.testing.assert_allclose(np.where(may, bias, 0), np.where(may, adds, 0), err_msg=f"{first} & {second}")
-
-
-def test_and_is_flat_and_associative() -> None:
     a, b, c = hw.Causal(), hw.Lengths([1]), hw.Window(1, 1)
     assert ((a & b) & c) == (a & (b & c)) == Both((a, b, c))
-
-
-def test_and_shows_its_parts() -> None:
     assert repr(hw.Causal() & hw.Window(1, None)) == "Causal(offset=None) & Window(left=1, right=None, offset=None)"
 
 
@@ -142,30 +136,22 @@ def test_kind_of(values, kind: str) -> None:
     assert kind_of(values) == kind
 
 
-def test_shape_of() -> None:
+def test_what_a_mask_takes() -> None:
     assert [shape_of(x) for x in (3, [], [[1, 2, 3]], np.zeros((2, 0)), [[]])] == [(), (0,), (1, 3), (2, 0), (1, 0)]
-
-
-def test_three_axes_that_may_mean_two_things_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(3, 5, 7), torch.randn(3, 4, 7)], layout=torch.jagged)
+    with pytest.raises(hw.HeadwiseError, match="a nested tensor has texts of several lengths; pad it"):
+        hw.attend(nested, nested, nested)
+    for offset in (np.int64(1), np.array(1), torch.tensor(1)):
+        assert not hw.Causal(offset=offset).by_document
+        assert picture(hw.Causal(offset=offset), 2, 3) == ["110", "111"]
+        assert hw.Causal(offset=offset).band(2, 3) == (None, 1)
     q = torch.randn(3, 3, 5, 7)
     for mask in (hw.Allowed(torch.ones(3, 5, 5).bool()), hw.Bias(torch.zeros(3, 5, 5))):
         with pytest.raises(hw.HeadwiseError, match=r"has shape \(3, 5, 5\), and B = H = 3: it may mean \(B,T,S\) or "):
             hw.attend(q, q, q, mask)
     alone = q[:1]
     assert hw.attend(alone, alone, alone, hw.Allowed(torch.ones(3, 5, 5).bool())).shape == (1, 3, 5, 7)
-
-
-def test_nested_tensors_are_refused() -> None:
-    nested = torch.nested.nested_tensor([torch.randn(3, 5, 7), torch.randn(3, 4, 7)], layout=torch.jagged)
-    with pytest.raises(hw.HeadwiseError, match="a nested tensor has texts of several lengths; pad it"):
-        hw.attend(nested, nested, nested)
-
-
-def test_a_single_number_in_an_array_is_one_offset() -> None:
-    for offset in (np.int64(1), np.array(1), torch.tensor(1)):
-        assert not hw.Causal(offset=offset).by_document
-        assert picture(hw.Causal(offset=offset), 2, 3) == ["110", "111"]
-        assert hw.Causal(offset=offset).band(2, 3) == (None, 1)
+    assert picture(hw.Allowed([[[True, False], [False, True]]]), 2, 2) == ["10", "01"]
 
 
 def test_positions_reach_to_two_to_the_sixty() -> None:
@@ -206,7 +192,3 @@ def test_what_masks_say_of_themselves() -> None:
     for mask, expected in answers.items():
         alike, counts = mask.alike, mask.counts_from_first()
         assert (alike, mask.bias_may_forbid(), counts, mask.real_length(1)) == expected, mask
-
-
-def test_three_axes_of_one_document_and_head_mean_one_thing() -> None:
-    assert picture(hw.Allowed([[[True, False], [False, True]]]), 2, 2) == ["10", "01"]

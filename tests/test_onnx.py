@@ -25,12 +25,9 @@ def test_case(name: str, path: str) -> None:
     CASES[name].check(onnx_adapter.run(CASES[name], path))
 
 
-def test_there_are_93_cases() -> None:
-    """Were the list of cases to come out shorter, the tests above would pass in silence."""
+def test_the_cases_are_all_there() -> None:
+    # Were the list of cases to come out shorter, the tests above would pass in silence.
     assert len(CASES) == 93
-
-
-def test_the_cases_cover_the_operator() -> None:
     inputs = {name for case in CASES.values() for name in case.inputs}
     attributes = {name for case in CASES.values() for name in case.attributes}
     outputs = {name for case in CASES.values() for name in case.outputs}

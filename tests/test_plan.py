@@ -19,21 +19,20 @@ from headwise.masks import BroadcastGrid
 PLAN = hw.Plan(((None, hw.Keep(2, 3), hw.Keep(0, 5)), (hw.Keep(2, 3), None, None)))
 
 
-def test_a_plan_counts_its_rows() -> None:
+def test_a_plan_counts_and_is_read_back(tmp_path: Path) -> None:
     assert (PLAN.n_layers, PLAN.n_kv_heads, PLAN.layer(1)) == (2, 3, (hw.Keep(2, 3), None, None))
     for tokens in (0, 1, 4, 5, 7, 1009):
         rows = 3 * tokens + 3 * min(tokens, 5)
         assert PLAN.rows(tokens) == rows
         assert PLAN.share(tokens) == (rows / (6 * tokens) if tokens else 1)
-
-
-def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     PLAN.write(tmp_path / "plan.json")
     assert hw.Plan.read(tmp_path / "plan.json") == PLAN
     document = json.loads((tmp_path / "plan.json").read_text())
     validator("plan").validate(document)
     assert document["keep"]["L0.KV1"] == {"sinks": 2, "window": 3}
     assert set(document["keep"]) == {"L0.KV1", "L0.KV2", "L1.KV0"}
+    code = "import sys, headwise as hw; hw.Plan(((hw.Keep(1, 2),),)).mask(0); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 GOOD = {"headwise_plan": 1, "n_layers": 2, "n_kv_heads": 3, "keep": {"L1.KV2": {"sinks": 0, "window": 1}}}
@@ -93,15 +92,12 @@ def test_plans_go_to_other_projects_and_come_back(tmp_path: Path) -> None:
     assert hw.Plan.read(tmp_path / "plan.json") == DUO
 
 
-def test_duo_has_one_size_for_all_that_stream(tmp_path: Path) -> None:
+def test_plans_of_duo(tmp_path: Path) -> None:
     keep = hw.Keep(2, 5)
     for plan, back in ((PLAN, ((None, keep, keep), (keep, None, None))), (hw.Plan(((None,),)), ((None,),))):
         plan.export(tmp_path / "duo", "duo")
         assert hw.Plan.read(tmp_path / "duo") == hw.Plan(back)
-
-
-def test_a_matrix_that_was_learned_is_rounded(tmp_path: Path) -> None:
-    """As DuoAttention's own optimisation writes it, with all of its settings beside the two sizes."""
+    # As DuoAttention's own optimisation writes it, with all of its settings beside the two sizes.
     (tmp_path / "full_attention_heads.tsv").write_text("1.000e+00\t4.9e-01\n-2e-3\t0.51\n")
     (tmp_path / "config.json").write_text('{"sink_size": 128, "recent_size": 256, "lr": 0.02, "rope_theta": null}')
     keep = hw.Keep(128, 256)
@@ -152,8 +148,3 @@ def test_the_mask_of_a_plan_is_what_each_head_keeps() -> None:
             seen = {j for j in range(last + 1) if keep is None or j < keep.sinks or j > last - keep.window}
             assert set(np.flatnonzero(allowed[h, i])) == seen
     assert repr(hw.Plan(((None, None),)).mask(0)) == repr(hw.Causal())
-
-
-def test_a_plan_needs_no_torch() -> None:
-    code = "import sys, headwise as hw; hw.Plan(((hw.Keep(1, 2),),)).mask(0); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -38,7 +38,7 @@ def test_the_hook_stops_at_bugs_and_passes_what_is_no_attention(tmp_path: Path) 
     assert code("right.py", "wrong.py", "right.py") == 1 and code("other.py", "wrong.py") == 1 and code() == 0
 
 
-def test_the_workflow_runs_the_commands_of_the_makefile() -> None:
+def test_the_workflow_and_hooks_run_the_makefile() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     commands = []
     for path in (ROOT / ".github" / "workflows").glob("*.yml"):
@@ -47,9 +47,6 @@ def test_the_workflow_runs_the_commands_of_the_makefile() -> None:
             commands += [step["run"] for step in job["steps"] if "run" in step]
     assert {"make test", "make package", "make docs"} == set(commands)
     assert all(command.removeprefix("make ") in targets for command in commands)
-
-
-def test_own_hooks_are_what_the_makefile_asks() -> None:
     hooks = [hook["entry"] for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for entry in hooks:

@@ -35,13 +35,6 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_every_name_is_there() -> None:
-    assert len(hw.__all__) == len(set(hw.__all__)) and set(hw.__all__) == set(dir(hw))
-    for name in hw.__all__:
-        assert getattr(hw, name) is not None
-    assert not hasattr(hw, "attentions")
-
-
 def test_every_name_has_a_type() -> None:
     """What loads late is imported for type checkers, too, from the same module."""
     tree = ast.parse(Path(hw.__file__).read_text(encoding="utf-8"))
@@ -55,16 +48,17 @@ def test_every_name_has_a_type() -> None:
     assert imports == hw._LAZY
 
 
-def test_without_torch_a_name_is_missing_and_says_what_to_install() -> None:
+def test_names_without_torch() -> None:
     assert run("print(hasattr(hw, 'watch'), hasattr(hw, 'GPT'), hasattr(hw, 'attend'), hasattr(hw, 'price'))") == (
         "False False True True"
     )
     code = "try:\n    hw.watch\nexcept HeadwiseError as error:\n    print(isinstance(error, AttributeError), error)"
     assert run(code) == ("True headwise.watch needs torch, which is not installed: pip install 'headwise[torch]'")
-
-
-def test_without_torch_a_model_is_priced() -> None:
     assert run("print(hw.price('gpt2').parameters.total)") == "124439808"
+    assert len(hw.__all__) == len(set(hw.__all__)) and set(hw.__all__) == set(dir(hw))
+    for name in hw.__all__:
+        assert getattr(hw, name) is not None
+    assert not hasattr(hw, "attentions")
 
 
 def public_functions() -> dict[str, Callable[..., object]]:
@@ -97,8 +91,8 @@ def documented(function: Callable[..., object], section: str = "Args") -> list[s
     return [] if lines is None else re.findall(r"^    \*{0,2}(\w+): \S", lines[1], re.MULTILINE)
 
 
-def test_docstrings_explain_the_arguments_that_there_are() -> None:
-    """All of them, in their order; where a docstring says that others are those of another function, the rest."""
+def test_docstrings() -> None:
+    # All of them, in their order; where a docstring says that others are those of another function, the rest.
     functions = public_functions()
     wrong = []
     for name, function in functions.items():
@@ -117,10 +111,7 @@ def test_docstrings_explain_the_arguments_that_there_are() -> None:
             wrong.append(f"{kind.__name__}: explains {fields}")
     assert wrong == []
     assert documented(hw.share, "Keyword Args") == list(Options.__annotations__)
-
-
-def test_docstrings_have_one_form() -> None:
-    """No table of names and gaps, which editors and the reference run into one paragraph, and no loose sentence."""
+    # No table of names and gaps, which editors and the reference run into one paragraph, and no loose sentence.
     for value in [*public_functions().values(), *public_classes()]:
         text = inspect.getdoc(value) or ""
         assert not re.search(r"^\w+(, \w+)*   +\S|^(Returns|Raises) \w", text, re.MULTILINE), (value, text)

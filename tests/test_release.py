@@ -82,7 +82,15 @@ def test_a_wheel_holds_every_file_and_runs_without_torch(built: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_page_of_a_package_index_needs_no_file_beside_it(built: Path) -> None:
+def test_archives_and_versions(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("src/headwise/view/page/model.js") for name in names)
+    assert any(name.endswith("pyproject.toml") for name in names)
+    version = headwise.__version__
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    latest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert latest is not None and latest[1] == version
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         metadata = email.message_from_bytes(archive.read(f"headwise-{headwise.__version__}.dist-info/METADATA"))
     page, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,18 +101,3 @@ def test_the_page_of_a_package_index_needs_no_file_beside_it(built: Path) -> Non
     assert metadata["License-Expression"] == "MIT" and metadata["Requires-Python"] == ">=3.11"
     kinds = metadata.get_all("Classifier")
     assert len(kinds) == len(set(kinds)) and all(" :: " in kind for kind in kinds)
-
-
-@pytest.mark.slow
-def test_the_source_archive_can_be_built_again(built: Path) -> None:
-    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
-        names = archive.getnames()
-    assert any(name.endswith("src/headwise/view/page/model.js") for name in names)
-    assert any(name.endswith("pyproject.toml") for name in names)
-
-
-def test_one_version_everywhere() -> None:
-    version = headwise.__version__
-    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    latest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert latest is not None and latest[1] == version

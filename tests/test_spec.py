@@ -14,12 +14,23 @@ from headwise.spec import Sizes, check_shapes, resolve_kv_index
 Spec = hw.AttentionSpec
 
 
-def test_defaults_are_plain_multi_head_attention() -> None:
+def test_sizes_follow_and_are_counted() -> None:
     spec = Spec(d_model=21, n_heads=3)
     assert (spec.n_kv_heads, spec.head_dim, spec.value_dim) == (3, 7, 7)
     assert (spec.d_in, spec.d_context, spec.d_out) == (21, 21, 21)
     assert (spec.q_bias, spec.kv_bias, spec.out_bias, spec.out_proj, spec.qk_norm, spec.sink) == (0, 0, 0, 1, 0, 0)
     assert (spec.mask, spec.rope, spec.softcap, spec.dropout) == (None, None, None, 0)
+    spec = wide()
+    assert (spec.q_dim, spec.k_dim, spec.v_dim, spec.joined_dim) == (42, 14, 22, 66)
+    assert spec.cache_values_per_token == 2 * (7 + 11)
+    assert spec.kv_index == (0, 0, 0, 1, 1, 1)
+    spec = Spec(d_model=21, n_heads=3, value_dim=5, out_proj=False)
+    assert spec.n_parameters == 21 * 7 * 3 + 21 * 7 * 3 + 21 * 5 * 3
+    # d*D*H + d*D*G + d*E*G + H*E*d, and GPT-2's biases.
+    gpt2 = Spec(d_model=768, n_heads=12, q_bias=True, kv_bias=True, out_bias=True)
+    assert gpt2.n_parameters == 4 * 768 * 768 + 4 * 768
+    llama_70b = Spec(d_model=8192, n_heads=64, n_kv_heads=8)
+    assert llama_70b.n_parameters == 2 * 8192 * 8192 + 2 * 8192 * 1024
 
 
 @pytest.mark.parametrize(
@@ -41,13 +52,6 @@ def wide() -> hw.AttentionSpec:
     return Spec(d_model=5, n_heads=6, n_kv_heads=2, head_dim=7, value_dim=11, d_in=13, d_context=17, d_out=19)
 
 
-def test_derived_sizes() -> None:
-    spec = wide()
-    assert (spec.q_dim, spec.k_dim, spec.v_dim, spec.joined_dim) == (42, 14, 22, 66)
-    assert spec.cache_values_per_token == 2 * (7 + 11)
-    assert spec.kv_index == (0, 0, 0, 1, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("fields", "extra"),
     [
@@ -65,41 +69,18 @@ def test_parameters_are_counted(fields: dict, extra: int) -> None:
     assert wide().replace(**fields).n_parameters == projections + extra
 
 
-def test_parameters_without_output_projection() -> None:
-    spec = Spec(d_model=21, n_heads=3, value_dim=5, out_proj=False)
-    assert spec.n_parameters == 21 * 7 * 3 + 21 * 7 * 3 + 21 * 5 * 3
-
-
-def test_parameters_of_known_layers() -> None:
-    """d*D*H + d*D*G + d*E*G + H*E*d, and GPT-2's biases."""
-    gpt2 = Spec(d_model=768, n_heads=12, q_bias=True, kv_bias=True, out_bias=True)
-    assert gpt2.n_parameters == 4 * 768 * 768 + 4 * 768
-    llama_70b = Spec(d_model=8192, n_heads=64, n_kv_heads=8)
-    assert llama_70b.n_parameters == 2 * 8192 * 8192 + 2 * 8192 * 1024
-
-
-def test_frozen() -> None:
+def test_specs_are_values() -> None:
     with pytest.raises(FrozenInstanceError):
         wide().n_heads = 3  # type: ignore[misc]
-
-
-def test_equal_specs_are_one_dictionary_key() -> None:
     assert {wide(): 1}[wide()] == 1
-
-
-def test_replace_keeps_the_other_sizes() -> None:
     spec = Spec(d_model=21, n_heads=3).replace(d_model=22, mask=hw.Causal())
     assert (spec.d_model, spec.head_dim, spec.d_in, spec.mask) == (22, 7, 21, hw.Causal())
-
-
-def test_replace_validates() -> None:
     with pytest.raises(hw.HeadwiseError, match="n_kv_heads=4 does not divide n_heads=6"):
         wide().replace(n_kv_heads=4)
-
-
-def test_replace_refuses_an_unknown_field() -> None:
     with pytest.raises(TypeError, match="n_head"):
         wide().replace(n_head=4)
+    with pytest.raises(TypeError, match="positional"):
+        Spec(30, 6)  # type: ignore[misc]
 
 
 REFUSED = [
@@ -147,13 +128,10 @@ def test_refused(fields: dict, message: str) -> None:
         Spec(**{"d_model": 30, "n_heads": 6, **fields})
 
 
-def test_a_width_that_heads_do_not_divide_is_fine_with_head_dim() -> None:
+def test_fine_sizes() -> None:
     assert Spec(d_model=100, n_heads=6, head_dim=17).q_dim == 102
-
-
-def test_fields_go_by_name() -> None:
-    with pytest.raises(TypeError, match="positional"):
-        Spec(30, 6)  # type: ignore[misc]
+    assert Spec(d_model=30, n_heads=6, rope=hw.RoPE(dim=4)).head_dim == 5
+    assert check_shapes((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)) == Sizes(B=2, H=6, G=3, T=5, S=11, D=7, E=13)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +149,6 @@ def test_rope_refuses(fields: dict, message: str) -> None:
         hw.RoPE(**fields)
 
 
-def test_rope_of_part_of_an_odd_head_is_fine() -> None:
-    assert Spec(d_model=30, n_heads=6, rope=hw.RoPE(dim=4)).head_dim == 5
-
-
-def test_shapes_become_named_sizes() -> None:
-    assert check_shapes((2, 6, 5, 7), (2, 3, 11, 7), (2, 3, 11, 13)) == Sizes(B=2, H=6, G=3, T=5, S=11, D=7, E=13)
-
-
 @pytest.mark.parametrize(("G", "index"), [(6, (0, 1, 2, 3, 4, 5)), (3, (0, 0, 1, 1, 2, 2)), (1, (0,) * 6)])
 def test_heads_read_in_blocks(G: int, index: tuple[int, ...]) -> None:
     assert resolve_kv_index(6, G, None) == index
@@ -190,7 +160,7 @@ def test_kv_index_of_any_kind_becomes_whole_numbers() -> None:
     assert all(type(g) is int for g in index)
 
 
-def test_repr_shows_what_is_not_as_usual() -> None:
+def test_reprs() -> None:
     assert repr(Spec(d_model=21, n_heads=3)) == "AttentionSpec(d_model=21, n_heads=3)"
     assert repr(Spec(d_model=21, n_heads=3, head_dim=7, d_out=21)) == "AttentionSpec(d_model=21, n_heads=3)"
     spec = wide().replace(kv_index=(0, 1, 1, 1, 0, 0), rope=hw.RoPE(31.0, dim=2), mask=hw.Causal(), scale=0.5)
@@ -200,9 +170,6 @@ def test_repr_shows_what_is_not_as_usual() -> None:
     )
     names = {name: getattr(hw, name) for name in ("AttentionSpec", "Causal", "RoPE")}
     assert eval(repr(spec), names) == spec
-
-
-def test_html_shows_every_size_and_what_was_chosen() -> None:
     text = Spec(d_model=21, n_heads=3, head_dim=5, mask=hw.Bias([["<b>"]]))._repr_html_()  # type: ignore[list-item]
     assert "<b>" not in text and "&lt;b&gt;" in text
     assert '<th scope="row">head_dim</th><td>5</td><td></td>' in text

@@ -26,7 +26,7 @@ def test_the_language_of_the_system(settings: dict[str, str], lang: str, monkeyp
     assert system_language() == lang
 
 
-def test_what_was_said_in_english_is_said_in_spanish_with_its_facts() -> None:
+def test_phrases_are_found_in_both_languages() -> None:
     line = "training preset verbs, 129,984 parameters, on the verb corpus, into runs/verbs"
     spanish = "entrenando la receta verbs, 129,984 parámetros, con el corpus de verbos, en runs/verbs"
     assert spoken(line, "es") == spanish and spoken(line, "en") == line
@@ -35,9 +35,6 @@ def test_what_was_said_in_english_is_said_in_spanish_with_its_facts() -> None:
     assert " ".join(spoken(line, "es").split()) == spanish
     assert spoken("a line that nobody put into words", "es") == "a line that nobody put into words"
     assert known("my book.txt") is None
-
-
-def test_every_such_phrase_is_found_again_by_its_words() -> None:
     for key in table():
         if key.startswith("said."):
             places = [part.split("}")[0] for part in table()[key]["en"].split("{")[1:]]

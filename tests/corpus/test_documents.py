@@ -27,13 +27,10 @@ def folder() -> Folder:
     return Folder(Path("somewhere/letters"), model, tokens, CONTEXT, "headwise", len(tokens))
 
 
-def test_a_text_is_framed(folder: Folder) -> None:
+def test_texts_become_documents(folder: Folder, tmp_path: Path) -> None:
     text = read_documents(folder, ["abc abc"], None, None)
     assert len(text.documents) == 1
     assert text.shown(text.documents[0]) == ("<|end|>", "a", "b", "c", " ", "a", "b", "c")
-
-
-def test_files_and_folders(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("abc")
     (tmp_path / "a.md").write_text("cba.")
     (tmp_path / "c.bin").write_text("hhh")
@@ -41,13 +38,11 @@ def test_files_and_folders(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "deeper" / "d.txt").write_text("ha")
     text = read_documents(folder, [str(tmp_path), str(tmp_path / "b.txt")], None, None)
     assert ["".join(text.shown(ids)[1:]) for ids in text.documents] == ["cba.", "abc", "ha", "abc"]
-
-
-def test_tokens_cuts_and_drops_nothing(folder: Folder) -> None:
     content = "abcdefgh" * 4 + "a"
     text = read_documents(folder, [content], 8, None)
     assert [len(ids) for ids in text.documents] == [8, 8, 8, 8, 6]  # one of each is the boundary
     assert "".join("".join(text.shown(ids)[1:]) for ids in text.documents) == content
+    assert len(read_documents(folder, ["abcdefgh" * 9], 8, 3).documents) == 3
 
 
 def test_a_text_longer_than_the_model_is_cut_and_that_is_said(folder: Folder) -> None:
@@ -72,10 +67,6 @@ def test_what_the_tokenizer_does_not_know_is_counted(folder: Folder) -> None:
         assert said.startswith("5 of 13 characters of the text are unknown to the tokenizer, which reads '[UNK]' for")
 
 
-def test_documents_stops(folder: Folder) -> None:
-    assert len(read_documents(folder, ["abcdefgh" * 9], 8, 3).documents) == 3
-
-
 @pytest.mark.parametrize(
     ("sources", "tokens", "said"),
     [
@@ -92,18 +83,12 @@ def test_texts_that_do_not_fit(folder: Folder, sources: list[str], tokens: int |
         read_documents(folder, sources, tokens, None)
 
 
-def test_a_tokenizer_of_another_model_is_said(folder: Folder) -> None:
+def test_what_is_no_text_of_this_model(folder: Folder, tmp_path: Path) -> None:
     smaller = Folder(folder.path, folder.model, folder.tokens, CONTEXT, "headwise", 5)
     with pytest.raises(hw.HeadwiseError, match="the token id 9 and the model knows 5 tokens: they do not belong"):
         read_documents(smaller, ["abcdefg"], None, None)
-
-
-def test_a_folder_without_texts(folder: Folder, tmp_path: Path) -> None:
     with pytest.raises(hw.HeadwiseError, match="holds no text files"):
         read_documents(folder, [str(tmp_path)], None, None)
-
-
-def test_without_tokenizer_only_ids(folder: Folder, tmp_path: Path) -> None:
     bare = Folder(folder.path, folder.model, None, CONTEXT, "headwise", 12)
     with pytest.raises(hw.HeadwiseError, match="has no tokenizer; pass token ids"):
         read_documents(bare, ["abc"], None, None)

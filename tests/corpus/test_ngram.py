@@ -86,12 +86,21 @@ def test_both_paths_equal_the_transcription(order: int, boundary: int | None) ->
         assert math.isclose(loss, -math.log(expected[token]), rel_tol=1e-12)
 
 
-def test_one_pass_over_many_orders_equals_a_model_of_each() -> None:
+def test_orders_and_contexts() -> None:
     train, held_out = stream(211, seed=3), stream(53, seed=4)
     together = ngram_losses(train, held_out, V, 5, boundary=BOUNDARY)
     assert list(together) == [1, 2, 3, 4, 5]
     for order, loss in together.items():
         assert ngram_losses(train, held_out, V, order, boundary=BOUNDARY)[order] == loss
+    model = NGramModel(stream(211, seed=5), V, 5)
+    for context in ([], [V - 1], [V - 1] * 11, [0, V - 1], [V - 1, 0, 1, 2], [0, 1, 2, 4, 2, 4, 2]):
+        p = model.probabilities(context)
+        assert p.shape == (V,)
+        assert p.min() > 0
+        assert math.isclose(p.sum(), 1, rel_tol=1e-12)
+    train = [0, 1, 2, 0, 2, 1, 0]  # documents 1 2 and 2 1 between boundaries 0
+    losses = ngram_losses(train, [0, 1, 2, 0], 3, 11, boundary=0)
+    assert losses[3] == losses[5] == losses[11]
 
 
 def test_a_bigram_worked_by_hand() -> None:
@@ -116,22 +125,7 @@ def test_a_frequent_word_of_one_context_is_no_good_guess_elsewhere() -> None:
     assert unseen_context[3] > unseen_context[2]
 
 
-def test_unseen_contexts_still_sum_to_one() -> None:
-    model = NGramModel(stream(211, seed=5), V, 5)
-    for context in ([], [V - 1], [V - 1] * 11, [0, V - 1], [V - 1, 0, 1, 2], [0, 1, 2, 4, 2, 4, 2]):
-        p = model.probabilities(context)
-        assert p.shape == (V,)
-        assert p.min() > 0
-        assert math.isclose(p.sum(), 1, rel_tol=1e-12)
-
-
-def test_orders_beyond_the_longest_document_add_nothing() -> None:
-    train = [0, 1, 2, 0, 2, 1, 0]  # documents 1 2 and 2 1 between boundaries 0
-    losses = ngram_losses(train, [0, 1, 2, 0], 3, 11, boundary=0)
-    assert losses[3] == losses[5] == losses[11]
-
-
-def test_a_document_does_not_see_the_one_before() -> None:
+def test_documents_do_not_see_each_other() -> None:
     train = stream(211, seed=6)
     one = np.array([0, 1, 4, BOUNDARY, 2, 4, 1, 0, BOUNDARY])
     other = np.array([5, 2, 1, BOUNDARY, 2, 4, 1, 0, BOUNDARY])
@@ -140,10 +134,6 @@ def test_a_document_does_not_see_the_one_before() -> None:
     assert with_boundary[0] == with_boundary[1]
     without = [ngram_losses(train, held_out, V, counted=later) for held_out in (one, other)]
     assert without[0][3] != without[1][3]
-
-
-def test_training_documents_do_not_see_each_other() -> None:
-    # In the other order every gram inside a document is the same; only those across the boundary differ.
     documents = [stream(size, seed=size) for size in (31, 43)]
     first, second = (np.append(document[document != BOUNDARY], BOUNDARY) for document in documents)
     trains = [np.concatenate([[BOUNDARY], *pair]) for pair in ((first, second), (second, first))]
@@ -152,9 +142,6 @@ def test_training_documents_do_not_see_each_other() -> None:
     assert one == pytest.approx(other, rel=1e-12)
     one, other = (ngram_losses(train, held_out, V) for train in trains)
     assert one[3] != pytest.approx(other[3], rel=1e-6)
-
-
-def test_an_opening_boundary_is_neither_learned_nor_counted() -> None:
     shared = [0, 1, 2, 0, 2, 2, 0]  # one boundary between documents
     doubled = [0, 1, 2, 0, 0, 2, 2, 0]  # end and begin
     held_out = [0, 2, 1, 0, 0, 1, 0]
@@ -165,16 +152,13 @@ def test_an_opening_boundary_is_neither_learned_nor_counted() -> None:
     )
 
 
-def test_counted_chooses_the_positions() -> None:
+def test_counts_and_losses() -> None:
     train, held_out = stream(211, seed=7), stream(53, seed=8)
     mask = np.random.default_rng(9).random(53) < 0.3
     total = ngram_losses(train, held_out, V, 3)[3]
     part, rest = (ngram_losses(train, held_out, V, 3, counted=m)[3] for m in (mask, ~mask))
     assert math.isclose(total, (part * mask.sum() + rest * (~mask).sum()) / 53, rel_tol=1e-12)
     assert part != rest
-
-
-def test_best_is_the_lowest_of_the_losses() -> None:
     train, held_out = stream(211, seed=10), stream(53, seed=11)
     losses = ngram_losses(train, held_out, V)
     assert list(losses) == [1, 2, 3, 4, 5, 6]
@@ -182,9 +166,6 @@ def test_best_is_the_lowest_of_the_losses() -> None:
     assert order > 1  # the stream has structure for a context to find
     assert best_order(losses) == (order, losses[order])
     assert best_order({3: 1.5, 2: 1.5, 7: 1.75}) == (3, 1.5)
-
-
-def test_random_tokens_cost_what_random_tokens_cost() -> None:
     rng = np.random.default_rng(12)
     losses = ngram_losses(rng.integers(0, V, 100_003), rng.integers(0, V, 10_007), V, 3)
     assert all(abs(loss - math.log(V)) < 0.01 for loss in losses.values())

@@ -43,17 +43,18 @@ def saved(tokens: Tokens, folder: Path) -> Path:
 
 
 @given(texts, st.booleans())
-def test_characters_come_back(text: str, boundary: bool) -> None:
+@example("a\n\n\r\n  b", True)
+def test_characters(text: str, boundary: bool) -> None:
     tokens = Tokens.characters(text, boundary)
     ids = tokens.encode(text)
     assert tokens.decode(ids) == text
     assert [sorted(set(text))[i] for i in ids] == list(text)
-
-
-@example("a\n\n\r\n  b", True)
-@given(texts, st.booleans())
-def test_the_tokenizer_file_says_the_same(text: str, boundary: bool) -> None:
-    """Characters are looked up directly, for speed; the library's own way must agree."""
+    tokens = Tokens.characters("banana\n", boundary=True)
+    assert tokens.vocabulary == {"\n": 0, "a": 1, "b": 2, "n": 3, BOUNDARY: 4}
+    assert tokens.boundary == 4
+    assert len(tokens) == 5
+    assert Tokens.characters("banana", boundary=False).boundary is None
+    # Characters are looked up directly, for speed; the library's own way must agree.
     tokens = Tokens.characters(text, boundary)
     library = Tokenizer.from_str(tokens.to_json())
     ids = tokens.encode(text)
@@ -61,22 +62,11 @@ def test_the_tokenizer_file_says_the_same(text: str, boundary: bool) -> None:
     assert library.decode(ids, skip_special_tokens=False) == text
 
 
-def test_characters_are_numbered_in_order() -> None:
-    tokens = Tokens.characters("banana\n", boundary=True)
-    assert tokens.vocabulary == {"\n": 0, "a": 1, "b": 2, "n": 3, BOUNDARY: 4}
-    assert tokens.boundary == 4
-    assert len(tokens) == 5
-    assert Tokens.characters("banana", boundary=False).boundary is None
-
-
-def test_words_are_what_stands_between_spaces() -> None:
+def test_words(tmp_path: Path) -> None:
     tokens = Tokens.words(["él habló =", "tú hablas"])
     assert len(tokens) == 6
     assert tokens.decode(tokens.encode("tú  habló\t=")) == "tú habló ="
     assert tokens.document("tú") == [5, tokens.encode("tú")[0], 5]
-
-
-def test_a_comma_needs_no_space(tmp_path: Path) -> None:
     tokens = Tokens.words(["I work , you work , he works"])
     for reader in (tokens, Tokens.from_file(saved(tokens, tmp_path))):
         assert reader.decode(reader.encode("I work, you work,he")) == "I work , you work , he"
@@ -86,6 +76,10 @@ def test_a_comma_needs_no_space(tmp_path: Path) -> None:
         tokens.encode("I fly, he works")
     thousands = Tokens.words(["1,000 , 2"])
     assert len(thousands.encode("1,000 , 2")) == 3  # where commas are parts of words, they stay so
+    tokens = Tokens.words(["a b c"])
+    assert tokens.encode("c  a") == [2, 0]
+    with pytest.raises(HeadwiseError, match="words"):
+        tokens.encode("ab")
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -107,15 +101,6 @@ def test_any_tokenizer_file_will_do(bpe: Path) -> None:
     assert len(tokens.encode("the cat sat")) < len("the cat sat")
     assert len(tokens) == library.get_vocab_size()
     assert tokens.boundary == 0
-
-
-@given(text=texts)
-def test_bytes_come_back(text: str) -> None:
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokens = Tokens(tokenizer)
-    assert tokens.decode(tokens.encode(text)) == text
 
 
 def test_a_typed_boundary_is_ordinary_text_in_characters() -> None:
@@ -140,30 +125,13 @@ def test_a_typed_boundary_is_no_word() -> None:
     assert BOUNDARY in str(refusal.value)
 
 
-def test_a_corpus_that_contains_the_boundary_as_a_word() -> None:
-    """It may be refused, when the vocabulary is made or when the text is read; it never becomes the boundary."""
-    try:
-        tokens = Tokens.words([f"the {BOUNDARY} cat"])
-        ids = tokens.encode(f"the {BOUNDARY} cat")
-    except HeadwiseError as refusal:
-        assert BOUNDARY in str(refusal)
-    else:
-        assert tokens.boundary not in ids
-
-
-def test_a_corpus_that_contains_the_boundary_leaves_no_gap_in_the_ids() -> None:
-    try:
-        tokens = Tokens.words([f"the {BOUNDARY} cat"])
-    except HeadwiseError:
-        return
-    assert sorted(tokens.vocabulary.values()) == list(range(len(tokens)))
-
-
-def test_words_of_one_letter_are_words() -> None:
-    tokens = Tokens.words(["a b c"])
-    assert tokens.encode("c  a") == [2, 0]
-    with pytest.raises(HeadwiseError, match="words"):
-        tokens.encode("ab")
+@given(text=texts)
+def test_bytes_come_back(text: str) -> None:
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokens = Tokens(tokenizer)
+    assert tokens.decode(tokens.encode(text)) == text
 
 
 def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
@@ -174,22 +142,29 @@ def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
     assert Tokens.from_file(tmp_path / "lower.json").encode("A b") == [0, 1]
 
 
-def test_prompts_begin_with_the_boundary_where_there_is_one() -> None:
+def test_boundaries() -> None:
     assert Tokens.characters("ab", boundary=True).prompt("ba") == [2, 1, 0]
     assert Tokens.characters("ab", boundary=False).prompt("ba") == [1, 0]
     assert Tokens.characters("ab", boundary=True).prompt("") == [2]
-
-
-def test_boundaries_leave_no_trace_in_text() -> None:
     tokens = Tokens.characters("ab", boundary=True)
     assert tokens.document("ab") == [2, 0, 1, 2]
     assert tokens.decode([2, 0, 2, 1, 2]) == "ab"
     assert tokens.shown([2, 0, 1]) == (BOUNDARY, "a", "b")
-
-
-def test_documents_need_a_boundary() -> None:
     with pytest.raises(HeadwiseError, match=r"this tokenizer has no <\|end\|> token to put between documents"):
         Tokens.characters("ab", boundary=False).document("a")
+    # It may be refused, when the vocabulary is made or when the text is read; it never becomes the boundary.
+    try:
+        tokens = Tokens.words([f"the {BOUNDARY} cat"])
+        ids = tokens.encode(f"the {BOUNDARY} cat")
+    except HeadwiseError as refusal:
+        assert BOUNDARY in str(refusal)
+    else:
+        assert tokens.boundary not in ids
+    try:
+        tokens = Tokens.words([f"the {BOUNDARY} cat"])
+    except HeadwiseError:
+        return
+    assert sorted(tokens.vocabulary.values()) == list(range(len(tokens)))
 
 
 @pytest.mark.parametrize(
@@ -206,19 +181,20 @@ def test_unknown_characters_are_named(text: str, message: str) -> None:
         assert str(refusal.value) == message
 
 
-def test_unknown_words_are_named() -> None:
+def test_what_is_unknown_is_named(tmp_path: Path) -> None:
     with pytest.raises(HeadwiseError) as refusal:
         Tokens.words(["he works", "él trabaja"]).encode("he slept well")
     message = "the model has not seen the words 'slept', 'well'; it knows 4: he trabaja works él"
     assert str(refusal.value) == message
-
-
-def test_of_a_large_vocabulary_40_are_named() -> None:
     tokens = Tokens.characters("".join(chr(0x4E00 + i) for i in range(307)), boundary=True)
     with pytest.raises(HeadwiseError) as refusal:
         tokens.encode("x")
     listed = str(refusal.value).split("it knows 307: ")[1]
     assert len(listed.split()) == 40 + len(["..."])
+    with pytest.raises(HeadwiseError, match=r"none.json is no tokenizer file"):
+        Tokens.from_file(tmp_path / "none.json")
+    with pytest.raises(HeadwiseError, match=r"is no tokenizer file"):
+        Tokens.from_file(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", json.dumps({"model": {"type": "Unheard"}})])
@@ -227,13 +203,6 @@ def test_a_file_that_is_no_tokenizer(tmp_path: Path, content: str) -> None:
     path.write_text(content)
     with pytest.raises(HeadwiseError, match=r"tokenizer.json is no tokenizer file of the tokenizers library"):
         Tokens.from_file(path)
-
-
-def test_a_tokenizer_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(HeadwiseError, match=r"none.json is no tokenizer file"):
-        Tokens.from_file(tmp_path / "none.json")
-    with pytest.raises(HeadwiseError, match=r"is no tokenizer file"):
-        Tokens.from_file(tmp_path)
 
 
 def test_a_file_of_an_earlier_version_reads_alike() -> None:
@@ -268,36 +237,21 @@ def written(path: Path, **parts: Any) -> Path:
     return path
 
 
-def test_a_tokenizer_without_a_token_is_refused(tmp_path: Path) -> None:
-    empty = {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}
-    with pytest.raises(HeadwiseError, match="is a tokenizer without a token"):
-        Tokens.from_file(written(tmp_path / "x.json", model=empty))
-
-
-def test_an_id_that_would_take_all_memory_is_refused(tmp_path: Path) -> None:
+def test_what_would_take_all_memory_is_refused(tmp_path: Path) -> None:
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 2**31}, "unk_token": "a"}
     with pytest.raises(HeadwiseError, match="gives a token the id 2,147,483,648, and 10,000,000 is the largest read"):
         Tokens.from_file(written(tmp_path / "x.json", model=model))
-
-
-def test_replacements_that_would_take_all_memory_are_refused(tmp_path: Path) -> None:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     for part, inner in (("normalizer", "normalizers"), ("decoder", "decoders")):
         path = written(tmp_path / "x.json", **{part: {"type": "Sequence", inner: [step] * 7}})
         with pytest.raises(HeadwiseError, match=f"its {part} may make a text 100,000,000,000,000 times longer"):
             Tokens.from_file(path)
     assert Tokens.from_file(written(tmp_path / "x.json", normalizer=step)).encode("a") == [0]
-
-
-def test_an_expression_that_never_ends_is_one_error(tmp_path: Path) -> None:
     pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
     tokens = Tokens.from_file(written(tmp_path / "x.json", pre_tokenizer=pattern))
     with pytest.raises(HeadwiseError, match=r"cannot tokenise: .*retry-limit"):
         tokens.encode("a" * 40 + "!")
-
-
-def test_a_text_that_a_tokenizer_would_make_too_long_for_memory_is_refused(tmp_path: Path) -> None:
-    """The library takes some 400 bytes for each character, and ends the process where there are none left."""
+    # The library takes some 400 bytes for each character, and ends the process where there are none left.
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
     path = written(tmp_path / "tokenizer.json", normalizer=step, pre_tokenizer=BY_CHARACTER, added_tokens=[])
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
@@ -305,6 +259,9 @@ def test_a_text_that_a_tokenizer_would_make_too_long_for_memory_is_refused(tmp_p
         assert len(tokens.encode("aa")) == 2000
         with pytest.raises(HeadwiseError, match="may make 20,000,000 characters of 20,000, and 4,194,304 are allowed"):
             tokens.encode("a" * 20_000)
+    empty = {"type": "WordLevel", "vocab": {}, "unk_token": "[UNK]"}
+    with pytest.raises(HeadwiseError, match="is a tokenizer without a token"):
+        Tokens.from_file(written(tmp_path / "x.json", model=empty))
 
 
 def test_a_tokenizer_file_neither_cuts_a_text_nor_fills_it_up(tmp_path: Path) -> None:

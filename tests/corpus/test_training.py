@@ -46,27 +46,27 @@ def documents(train: list[str], held_out: list[str], context: int = 31, scored_a
 LINES = [f"w{i} = x{i} " + "y " * (i % 5) + f"z{i}" for i in range(23)]
 
 
-def test_the_last_tenth_of_a_stream_is_held_out() -> None:
+def test_batches_of_a_stream() -> None:
     assert parts(stream()) == (list(range(900)), list(range(900, 1000)))
-
-
-def test_a_stream_s_batch_is_pieces_of_the_training_part() -> None:
     inputs, targets = stream().batch(generator(), 20_000)
     assert inputs.shape == targets.shape == (20_000, 7)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert torch.equal(inputs + 1, targets)
     assert set(inputs[:, 0].tolist()) == set(range(893))  # every start, up to the last whole piece
     assert targets.max() == 899
-
-
-def test_batches_follow_the_generator() -> None:
     data = stream()
     assert torch.equal(data.batch(generator(3), 5)[0], data.batch(generator(3), 5)[0])
     assert not torch.equal(data.batch(generator(3), 5)[0], data.batch(generator(4), 5)[0])
+    for inputs, targets in stream().held_out_batches(4):
+        assert torch.equal(inputs + 1, targets)
+        assert len(inputs) <= 4
+    data = stream(80, 7)
+    assert len(list(data.held_out_batches(5))) == 1
+    assert data.batch(generator(), 3)[0].shape == (3, 7)
 
 
 @given(st.integers(1, 40), st.integers(20, 400), st.integers(1, 9), st.integers(1, 500))
-def test_no_held_out_token_is_scored_twice(context: int, n: int, size: int, limit: int) -> None:
+def test_held_out_tokens_are_scored_once(context: int, n: int, size: int, limit: int) -> None:
     data = stream(max(n, 10 * (context + 1)) + 10, context)
     targets = torch.cat([targets.flatten() for _, targets in data.held_out_batches(size, limit)]).tolist()
     assert len(set(targets)) == len(targets)
@@ -74,6 +74,10 @@ def test_no_held_out_token_is_scored_twice(context: int, n: int, size: int, limi
     assert len(targets) <= max(limit, context)
     if limit >= len(parts(data)[1]):
         assert len(targets) > len(parts(data)[1]) - 1 - context  # all but a rest shorter than a piece
+    targets = torch.cat([targets.flatten() for _, targets in stream(2000).held_out_batches(64, 70)])
+    assert len(targets) == 70
+    assert targets.min() < 1820
+    assert targets.max() > 1980
 
 
 @pytest.mark.parametrize("length, limit", [(100_001, 99_952), (150_001, 149_978)])
@@ -82,19 +86,6 @@ def test_no_held_out_token_is_scored_twice_in_a_long_text(length: int, limit: in
     data._cut = 0
     targets = torch.cat([targets.flatten() for _, targets in data.held_out_batches(1000, limit)])
     assert len(targets.unique()) == len(targets)
-
-
-def test_a_limit_spreads_over_the_held_out_part() -> None:
-    targets = torch.cat([targets.flatten() for _, targets in stream(2000).held_out_batches(64, 70)])
-    assert len(targets) == 70
-    assert targets.min() < 1820
-    assert targets.max() > 1980
-
-
-def test_a_stream_s_targets_follow_its_inputs_on_held_out_text() -> None:
-    for inputs, targets in stream().held_out_batches(4):
-        assert torch.equal(inputs + 1, targets)
-        assert len(inputs) <= 4
 
 
 @pytest.mark.parametrize(
@@ -114,13 +105,7 @@ def test_a_stream_that_is_too_short(n: int, context: int, message: str) -> None:
     assert message in str(refusal.value)
 
 
-def test_the_shortest_stream_that_will_do() -> None:
-    data = stream(80, 7)
-    assert len(list(data.held_out_batches(5))) == 1
-    assert data.batch(generator(), 3)[0].shape == (3, 7)
-
-
-def test_a_batch_of_documents_is_whole_lines_each_once() -> None:
+def test_batches_of_lines(tiny: Any) -> None:
     data = documents(LINES, LINES[:3])
     inputs, targets = data.batch(generator(), len(LINES))
     tokens = Tokens.words(LINES)
@@ -130,29 +115,17 @@ def test_a_batch_of_documents_is_whole_lines_each_once() -> None:
         assert ids[0] == ids[-1] == tokens.boundary
         read.append(tokens.decode(ids))
     assert sorted(read) == sorted(" ".join(line.split()) for line in LINES)
-
-
-def test_no_line_comes_twice_in_a_batch() -> None:
     data = documents(LINES, LINES[:3])
     for seed in range(20):
         firsts = data.batch(generator(seed), 17)[0][:, 1].tolist()
         assert len(set(firsts)) == 17
-
-
-def test_a_batch_is_no_wider_than_its_longest_line() -> None:
     data = documents(["aa bb", "cc dd", "ee " * 20], ["aa bb"])
     widths = {data.batch(generator(seed), 1)[0].shape[1] for seed in range(20)}
     assert widths == {3, 21}
-
-
-def test_padding_is_ignored() -> None:
     data = documents(["aa bb cc dd ee", "aa"], ["aa bb cc dd ee", "aa"])
     ((inputs, targets),) = data.held_out_batches(2)
     assert (targets[1] != IGNORED).tolist() == [True, True, False, False, False, False]
     assert (inputs[1, 2:] == data.boundary).all()
-
-
-def test_padding_does_not_change_the_loss(tiny: Any) -> None:
     tokens = Tokens.words(LINES)
     model = tiny("llama", len(tokens), context=31)
     data = Documents.of_lines(tokens, LINES, LINES[:7], 31)
@@ -176,7 +149,7 @@ def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
     assert data.held_out_documents(99) == [tokens.document(lines[0])[:-1]]  # what is looked at stays as it is
 
 
-def test_only_what_follows_the_mark_is_scored() -> None:
+def test_marks() -> None:
     data = documents(LINES, ["w1 = x1 z1", "w2 x2 = y z2"], scored_after="=")
     scored = []
     for inputs, targets in data.held_out_batches(1):
@@ -184,23 +157,16 @@ def test_only_what_follows_the_mark_is_scored() -> None:
         first = int((targets[0] != IGNORED).nonzero()[0])
         assert inputs[0, first] == Tokens.words([*LINES]).encode("=")[0]
     assert scored == [3, 3]  # the words behind the mark, and the boundary
-
-
-def test_the_mark_changes_nothing_in_training() -> None:
     plain, marked = documents(LINES, LINES[:3]), documents(LINES, LINES[:3], scored_after="=")
     for one, other in zip(plain.batch(generator(), 7), marked.batch(generator(), 7), strict=True):
         assert torch.equal(one, other)
-
-
-def test_the_model_and_the_ngram_are_scored_on_the_same_number_of_tokens() -> None:
     data = documents(LINES, LINES[:7], scored_after="=")
     scored = sum(int((targets != IGNORED).sum()) for _, targets in data.held_out_batches(3))
     assert scored == sum(len(ids) - data._unscored(ids) for ids in data._cut(data._held_out))
-
-
-def test_a_long_line_is_cut_at_the_context() -> None:
     data = documents(["aa bb cc dd ee ff gg hh"], ["aa bb cc dd ee ff gg hh"], context=5)
     assert data.batch(generator(), 1)[0].shape == (1, 5)
+    with pytest.raises(HeadwiseError, match=r"this tokenizer has no .* to put between documents"):
+        Documents.of_lines(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
 
 
 @pytest.mark.parametrize("context", [1, 3, 5])
@@ -233,18 +199,16 @@ def test_too_few_lines(train: list[str], held_out: list[str], message: str) -> N
     assert str(refusal.value) == message
 
 
-def test_documents_need_a_boundary() -> None:
-    with pytest.raises(HeadwiseError, match=r"this tokenizer has no .* to put between documents"):
-        Documents.of_lines(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
-
-
-def test_digests_tell_texts_apart() -> None:
+def test_texts(tmp_path: Path, prose: Any) -> None:
     assert documents(LINES, LINES[:3]).digest == documents(LINES, LINES[:3]).digest
     assert documents(LINES, LINES[:3]).digest != documents(LINES[:-1], LINES[:3]).digest
     assert documents(["a", "b"], ["c"]).digest != documents(["a"], ["b", "c"]).digest
-
-
-def test_a_text_of_lines_is_split_without_overlap(tmp_path: Path, prose: Any) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(prose(99))
+    corpus = text_corpus(Sources([path]), False, 31, 0)
+    assert isinstance(corpus.data, Stream)
+    assert corpus.name == "book.txt"
+    assert corpus.tokens.encode(corpus.example) == parts(corpus.data)[1][:31]
     path = tmp_path / "names.txt"
     lines = [f"name{i}" for i in range(53)]
     path.write_text("\n".join(lines) + "\n\n   \n")
@@ -259,15 +223,12 @@ def test_a_text_of_lines_is_split_without_overlap(tmp_path: Path, prose: Any) ->
         assert corpus.example in held_out
         sets.append(held_out)
     assert sets[0] == sets[1] != sets[2]
-
-
-def test_a_text_s_example_is_held_out(tmp_path: Path, prose: Any) -> None:
-    path = tmp_path / "book.txt"
-    path.write_text(prose(99))
-    corpus = text_corpus(Sources([path]), False, 31, 0)
-    assert isinstance(corpus.data, Stream)
-    assert corpus.name == "book.txt"
-    assert corpus.tokens.encode(corpus.example) == parts(corpus.data)[1][:31]
+    with pytest.raises(HeadwiseError, match="does not exist"):
+        read_text(tmp_path / "none.txt")
+    with pytest.raises(HeadwiseError, match="is a folder; pass a text file"):
+        read_text(tmp_path)
+    (tmp_path / "text.txt").write_bytes("añb\r\nc\rx\n\u2028d\U0001f600".encode())
+    assert read_text(tmp_path / "text.txt") == "añb\nc\nx\n\u2028d\U0001f600"
 
 
 def test_the_verb_corpus_scores_the_spanish_alone() -> None:
@@ -296,15 +257,3 @@ def test_a_file_that_is_no_text(tmp_path: Path, content: bytes, message: str) ->
     with pytest.raises(HeadwiseError) as refusal:
         read_text(path)
     assert str(refusal.value) == f"{path} {message}"
-
-
-def test_a_path_to_nothing_and_to_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(HeadwiseError, match="does not exist"):
-        read_text(tmp_path / "none.txt")
-    with pytest.raises(HeadwiseError, match="is a folder; pass a text file"):
-        read_text(tmp_path)
-
-
-def test_a_text_is_read_as_it_stands_but_for_line_ends(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_bytes("añb\r\nc\rx\n\u2028d\U0001f600".encode())
-    assert read_text(tmp_path / "text.txt") == "añb\nc\nx\n\u2028d\U0001f600"

@@ -1,12 +1,11 @@
-"""Tiny random models of transformers, one for each family, and what is counted on them.
-
-Sizes are different primes wherever a family lets them be, so that no two can be mistaken for one another.
-"""
+"""Tiny random models of transformers, those of models.toml, and what is counted on them."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,111 +14,18 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCH, TOKENS, SOURCE = 3, 13, 17
-LLAMA = {
-    "hidden_size": 66,
-    "intermediate_size": 37,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 101,
-    "max_position_embeddings": 59,
-}
-WIDE = LLAMA | {"head_dim": 10}
-FALCON = {
-    "hidden_size": 66,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "vocab_size": 101,
-    "ffn_hidden_size": 37,
-    "max_position_embeddings": 59,
-}
-BERT = {
-    "hidden_size": 33,
-    "intermediate_size": 37,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "vocab_size": 101,
-    "max_position_embeddings": 59,
-    "type_vocab_size": 5,
-}
-T5 = {
-    "d_model": 31,
-    "d_kv": 7,
-    "d_ff": 37,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 5,
-    "vocab_size": 101,
-    "relative_attention_num_buckets": 11,
-}
-GEMMA = WIDE | {"num_hidden_layers": 7, "sliding_window": 5}
+TABLES = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 
-# name: class of the model, fields of its config
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": 59, "vocab_size": 101}),
-    "gpt2 inner": ("GPT2Model", {"n_embd": 33, "n_layer": 2, "n_head": 3, "n_inner": 47, "vocab_size": 101}),
-    "llama": ("LlamaForCausalLM", LLAMA | {"head_dim": 22}),
-    "llama biases, tied": (
-        "LlamaForCausalLM",
-        WIDE | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
-    ),
-    "falcon": ("FalconForCausalLM", FALCON),
-    "falcon heads": ("FalconForCausalLM", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
-    "mistral": ("MistralForCausalLM", WIDE | {"sliding_window": 5}),
-    "mistral full": ("MistralModel", WIDE | {"sliding_window": None}),
-    "mixtral": (
-        "MixtralForCausalLM",
-        WIDE | {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": None},
-    ),
-    "qwen2": (
-        "Qwen2ForCausalLM",
-        LLAMA | {"hidden_size": 60, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3ForCausalLM", WIDE | {"hidden_size": 41, "attention_bias": True}),
-    "qwen3_moe": (
-        "Qwen3MoeForCausalLM",
-        WIDE
-        | {"hidden_size": 41, "moe_intermediate_size": 23, "num_experts": 7, "num_experts_per_tok": 3}
-        | {"mlp_only_layers": [1]},
-    ),
-    "gemma2": ("Gemma2ForCausalLM", GEMMA),
-    "gemma3": ("Gemma3ForCausalLM", GEMMA),
-    "gemma3 layer types": (
-        "Gemma3ForCausalLM",
-        GEMMA | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
-    ),
-    "gpt_oss": ("GptOssForCausalLM", WIDE | {"num_local_experts": 7, "num_experts_per_tok": 3, "sliding_window": 5}),
-    "deepseek_v3": (
-        "DeepseekV3ForCausalLM",
-        LLAMA
-        | {"num_key_value_heads": 6, "moe_intermediate_size": 23, "n_routed_experts": 8, "num_experts_per_tok": 3}
-        | {"n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "attention_bias": True}
-        | {"kv_lora_rank": 19, "q_lora_rank": 29, "qk_rope_head_dim": 4, "qk_nope_head_dim": 7, "v_head_dim": 5},
-    ),
-    "deepseek_v3 full queries": (
-        "DeepseekV3ForCausalLM",
-        LLAMA
-        | {"num_key_value_heads": 6, "num_hidden_layers": 1, "q_lora_rank": None}
-        | {"kv_lora_rank": 19, "qk_rope_head_dim": 4, "qk_nope_head_dim": 7, "v_head_dim": 5},
-    ),
-    "bert": ("BertModel", BERT),
-    "bert masked": ("BertForMaskedLM", BERT),
-    "bert pretraining, untied": ("BertForPreTraining", BERT | {"tie_word_embeddings": False}),
-    "roberta": ("RobertaForMaskedLM", BERT),
-    "vit": (
-        "ViTForImageClassification",
-        {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
-        | {"image_size": [22, 29], "patch_size": 7, "num_channels": 2, "num_labels": 11, "qkv_bias": False},
-    ),
-    "t5": ("T5ForConditionalGeneration", T5),
-    "t5 gated": ("T5Model", T5 | {"feed_forward_proj": "gated-gelu"}),
-    "whisper": (
-        "WhisperForConditionalGeneration",
-        {"d_model": 30, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 5, "num_mel_bins": 7}
-        | {"decoder_attention_heads": 3, "encoder_ffn_dim": 37, "decoder_ffn_dim": 41, "vocab_size": 101}
-        | {"max_source_positions": SOURCE, "max_target_positions": 23, "pad_token_id": 0},
-    ),
-}
+
+def fields_of(entry: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config, those that it has of another entry among them."""
+    base = fields_of(TABLES["like"][entry["like"]]) if "like" in entry else {}
+    own = {key: None if value == "none" else value for key, value in entry.items() if key not in ("model", "like")}
+    return base | own
+
+
+LLAMA, WIDE, GEMMA, BERT, T5 = (fields_of(TABLES["like"][name]) for name in ("llama", "wide", "gemma", "bert", "t5"))
+CASES = {name: (str(entry["model"]), fields_of(entry)) for name, entry in TABLES["models"].items()}
 
 
 @cache

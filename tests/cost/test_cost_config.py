@@ -48,12 +48,17 @@ def test_defaults_are_those_of_the_config_class(family: Family) -> None:
     assert not any(hasattr(config, name) for kind, name in NOT_IN_THE_CLASS if kind == family.name)
 
 
-def test_a_size_left_out_is_the_default_of_the_class_and_said() -> None:
+def test_sizes_left_out() -> None:
     config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16}
     bill = price(config)
     real = transformers.MistralForCausalLM(transformers.MistralConfig(**config))
     assert bill.parameters.total == sum(p.numel() for p in real.parameters())
     assert "num_key_value_heads=8" in bill.notes[0] and "vocab_size=32000" in bill.notes[0]
+    fields = {"hidden_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 16}
+    with pytest.raises(HeadwiseError, match="patch_size=16x16 exceeds image_size=7x9"):
+        price({"model_type": "vit", **fields, "image_size": [7, 9]})
+    with pytest.raises(HeadwiseError, match=r"image_size=.* must be one number, or height and width"):
+        price({"model_type": "vit", **fields, "image_size": [7, 9, 11]})
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "gemma3_text", "qwen2", "qwen3"])
@@ -192,14 +197,6 @@ def test_refusals_of_other_families(config: dict[str, Any], message: str) -> Non
         price(config)
 
 
-def test_a_patch_larger_than_its_image() -> None:
-    fields = {"hidden_size": 33, "num_hidden_layers": 1, "num_attention_heads": 3, "patch_size": 16}
-    with pytest.raises(HeadwiseError, match="patch_size=16x16 exceeds image_size=7x9"):
-        price({"model_type": "vit", **fields, "image_size": [7, 9]})
-    with pytest.raises(HeadwiseError, match=r"image_size=.* must be one number, or height and width"):
-        price({"model_type": "vit", **fields, "image_size": [7, 9, 11]})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -257,12 +254,3 @@ def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: 
         assert len(str(error)) < 500
     else:
         assert 0 < bill.parameters.active <= 2 * bill.parameters.total
-
-
-def test_a_new_family_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of Qwen2 under another name, with its windows left out, which this config leaves out too."""
-    record = {key: value for key, value in (FAMILIES["qwen2"].price or {}).items() if key != "windows"}
-    monkeypatch.setattr(families, "_families", families.families())
-    families.register(Family(name="newcomer", price=record))
-    prices = [price(LLAMA | {"model_type": kind}) for kind in ("newcomer", "qwen2")]
-    assert prices[0].parameters == prices[1].parameters and prices[0].layers == prices[1].layers

@@ -67,15 +67,6 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
     assert bill.setting.context == config.context
 
 
-@given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
-def test_pairs_are_those_that_a_mask_allows(tokens: int, window: int | None, causal: bool) -> None:
-    attention = attention_of(window) if causal else Attention(spec=SPEC)
-    window = window if causal else None
-    reach = window or tokens
-    allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
-    assert score_pairs(attention, tokens) == 2 * allowed  # of two key/value heads
-
-
 @given(
     windows=st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=5),
     values=st.integers(0, 9000),
@@ -107,39 +98,31 @@ def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
     assert cache(9001, most) <= free < cache(9001, most + 1)
 
 
-def test_a_window_on_every_layer_sets_no_limit() -> None:
+def test_windows_and_experts() -> None:
     bill = price("mistral-7b", gpu_memory="24GiB")
     assert bill.memory is not None
     assert bill.memory.longest_context is None
     small = price("mistral-7b", gpu_memory=bill.weight_bytes + 4095 * 131_072)
     assert small.memory is not None
     assert small.memory.longest_context == 4095
-
-
-def test_experts_of_a_batch() -> None:
-    """One text reads its own; many texts read them all; between, the mean of independent choices."""
+    # One text reads its own; many texts read them all; between, the mean of independent choices.
     forward = FeedForward(d_model=11, width=13, gated=True, n_experts=8, n_active=2)
     expert, router = 3 * 11 * 13, 8 * 11
     assert experts_read(forward, 1) == 2 * expert + router
     assert experts_read(forward, 2) == pytest.approx((2 + 2 * 6 / 8) * expert + router)
     assert experts_read(forward, 1000) == pytest.approx(forward.parameters)
-
-
-def test_a_latent_cache_is_read_as_it_is() -> None:
-    """Per head and key: 512 + 64 features of the score and 512 of the value, instead of 192 and 128 after expanding."""
+    # Per head and key: 512 + 64 features of the score and 512 of the value, instead of 192 and 128 after expanding.
     short, long = (price("deepseek-v3", context=n).decode for n in (1000, 1001))
     assert short is not None and long is not None
     assert long.flops - short.flops == 61 * 2 * 128 * (512 + 64 + 512)
     assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
-
-
-def test_a_gpt_with_a_latent_is_causal() -> None:
     sizes = {"vocab_size": 101, "context": 53, "n_layers": 3, "n_heads": 6, "d_model": 66}
     bill = price(GPTConfig(**sizes, latent_dim=17, rope_dim=4), context=23)
     assert bill.prefill.attention_flops == 3 * 2 * 6 * (11 + 11) * (23 * 24 // 2)
 
 
-def test_source_and_text_are_kept_apart() -> None:
+@given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
+def test_sources_and_bandwidths(tokens: int, window: int | None, causal: bool) -> None:
     config = {"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 5}
     bill = price(config, context=11, source=13, batch=3, dtype="fp16")
     per_token = 2 * 5 * (7 + 7) * 2
@@ -147,6 +130,13 @@ def test_source_and_text_are_kept_apart() -> None:
     assert cache["bytes_per_token"] == cache["bytes_per_source_token"] == per_token
     assert (cache["text_bytes"], cache["source_bytes"]) == (3 * 11 * per_token, 3 * 13 * per_token)
     assert cache["total_bytes"] == 3 * 24 * per_token
+    assert read_bytes("bandwidth", "3.35TB/s", per_second=True) == 3_350_000_000_000
+    assert read_bytes("bandwidth", "900 GB / s", per_second=True) == 900 * 10**9
+    attention = attention_of(window) if causal else Attention(spec=SPEC)
+    window = window if causal else None
+    reach = window or tokens
+    allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
+    assert score_pairs(attention, tokens) == 2 * allowed  # of two key/value heads
 
 
 def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
@@ -174,8 +164,3 @@ def test_a_step_reads_no_weights_of_the_encoder_nor_of_cached_keys() -> None:
 )
 def test_sizes_with_units(text: str | int, value: int) -> None:
     assert read_bytes("gpu_memory", text) == value
-
-
-def test_bandwidths() -> None:
-    assert read_bytes("bandwidth", "3.35TB/s", per_second=True) == 3_350_000_000_000
-    assert read_bytes("bandwidth", "900 GB / s", per_second=True) == 900 * 10**9

@@ -71,20 +71,29 @@ def test_one_attention(mask: hw.Mask | None) -> None:
     assert price(spec, **SETTING).layers == bill.layers
 
 
-def test_what_has_no_price_is_refused() -> None:
+def test_prices_print_and_refuse(invoke: Invoke, tmp_path: Path) -> None:
     with pytest.raises(HeadwiseError, match="a float has no price; pass a preset"):
         price(3.5)
     with pytest.raises(HeadwiseError, match=r"d_out=7.*with W_O, is priced"):
         price(hw.AttentionSpec(d_model=11, n_heads=6, head_dim=5, d_out=7))
-
-
-def test_a_price_prints_itself() -> None:
     bill = price("llama-2-70b", context=4096, dtype="bf16")
     lines = repr(bill).splitlines()
     assert lines[0] == "llama-2-70b (llama): 80 layers, width 8,192, 64 heads of 128, 8 key/value (GQA)"
     assert any(line.split() == ["cache", "of", "one", "token", "327,680", "bytes", "320", "KiB"] for line in lines)
     page = price(CONFIG | {"model_type": "llama"})._repr_html_()
     assert page.count("<table>") == 1 and "parameters" in page
+    path = write(tmp_path, hw.Plan(((None,),)))
+    (tmp_path / "deepseek.json").write_text(json.dumps({"headwise_plan": 1}))
+    for options, message in (
+        (("gpt2",), "the plan is for 1 layers of 1 key/value heads, and the model has 12 of 12"),
+        (("bert-base",), "a plan is about cached keys and values of single heads, and bert has none"),
+        (("gpt2", "--variants"), "--variants and --choose compare caches that keep all; leave --plan out"),
+    ):
+        outcome = invoke("cost", *options, "--plan", path)
+        assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
+        assert message in outcome.err
+    outcome = invoke("cost", "gpt2", "--plan", str(tmp_path / "deepseek.json"))
+    assert outcome.code == 2 and "deepseek.json: the plan is not whole" in outcome.err
 
 
 keeps = st.one_of(st.none(), st.builds(hw.Keep, st.integers(0, 7), st.integers(1, 23)))
@@ -156,21 +165,6 @@ def test_the_command_prices_a_plan(invoke: Invoke, tmp_path: Path) -> None:
     assert bill["parameters"] == whole["parameters"]
 
 
-def test_what_has_no_such_heads_is_refused(invoke: Invoke, tmp_path: Path) -> None:
-    path = write(tmp_path, hw.Plan(((None,),)))
-    (tmp_path / "deepseek.json").write_text(json.dumps({"headwise_plan": 1}))
-    for options, message in (
-        (("gpt2",), "the plan is for 1 layers of 1 key/value heads, and the model has 12 of 12"),
-        (("bert-base",), "a plan is about cached keys and values of single heads, and bert has none"),
-        (("gpt2", "--variants"), "--variants and --choose compare caches that keep all; leave --plan out"),
-    ):
-        outcome = invoke("cost", *options, "--plan", path)
-        assert outcome.code == 2 and outcome.out == "" and outcome.err.count("\n") == 1
-        assert message in outcome.err
-    outcome = invoke("cost", "gpt2", "--plan", str(tmp_path / "deepseek.json"))
-    assert outcome.code == 2 and "deepseek.json: the plan is not whole" in outcome.err
-
-
 LLAMA = PRESETS["llama-3-8b"]
 
 
@@ -198,43 +192,28 @@ def test_each_variant_is_the_price_of_that_config() -> None:
         assert row.fits == (bill.cache.total_bytes <= bill.memory.free_bytes)
 
 
-def test_attention_costs_the_same_flops_in_every_variant() -> None:
+def test_variants() -> None:
     prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
     assert len({bill.attention_flops for bill in prices}) == 1
     assert len({bill.layer_flops for bill in prices}) == 3
-
-
-def test_a_variant_whose_weights_exceed_the_memory_holds_no_token() -> None:
     shape = shape_of()
     rows = variants(shape, make_setting(shape, gpu_memory="16.5GB"))
     assert [row.longest_context == 0 for row in rows] == [True, True, False, False, False, False]
     assert [row.fits for row in rows] == [False, False, False, True, True, True]
-
-
-def test_a_latent_stands_beside_the_heads_that_it_replaces() -> None:
     _, shape = read_shape("deepseek-v3")
     rows = variants(shape, make_setting(shape))
     assert [row.name for row in rows if row.present] == ["MLA"]
     assert rows[0].cache_bytes_per_token == 61 * 576 * 2
     assert rows[1].name == "MHA" and rows[1].cache_bytes_per_token == 61 * 128 * (192 + 128) * 2
     assert rows[0].longest_context is None
-
-
-def test_no_number_of_heads_takes_long() -> None:
     shape = shape_of(hidden_size=2**31, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
     rows = variants(shape, make_setting(shape))
     assert [row.n_kv_heads for row in rows] == [2**n for n in range(12, -1, -1)]
     with pytest.raises(HeadwiseError, match="num_attention_heads=1073741824 exceeds 4,096, the most heads priced"):
         shape_of(hidden_size=2**31, num_attention_heads=2**30, head_dim=None)
-
-
-def test_encoders_have_no_variants() -> None:
     _, shape = read_shape("bert-base")
     with pytest.raises(HeadwiseError, match="a bert encoder keeps none"):
         variants(shape, make_setting(shape))
-
-
-def test_variants_of_a_decoder_with_an_encoder_share_cross_heads_too() -> None:
     shape = model_shape({"model_type": "t5", "d_model": 31, "d_kv": 7, "num_layers": 2, "num_heads": 6})
     rows = variants(shape, make_setting(shape, context=11, source=13, dtype="fp32"))
     assert [row.cache_bytes for row in rows] == [2 * n * 14 * (11 + 13) * 4 for n in (6, 3, 2, 1)]

@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import load_model, read_metadata, read_tensors, save_model, write_tensors
 
+Damage = Callable[[Path], object]
 TOKENS = Tokens.characters("abcdefghijklmnopqrs", boundary=False)
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
@@ -74,13 +76,6 @@ def test_a_folder_holds_what_hugging_face_expects(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == names
 
 
-def test_saving_twice_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    model, tokens = load_model(folder)
-    save_model(tmp_path / "again", model, tokens)
-    for path in folder.iterdir():
-        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
-
-
 def test_cut_short_at_any_point(folder: Path) -> None:
     data = (folder / WEIGHTS).read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
@@ -108,10 +103,29 @@ def test_a_damaged_header_is_an_error_or_harmless(sound: Path) -> None:
     assert refused > 150
 
 
-def test_bytes_behind_the_end_are_refused(sound: Path) -> None:
-    with (sound / WEIGHTS).open("ab") as file:
-        file.write(b"more")
-    assert "is damaged or cut short" in refusal(sound)
+def test_every_tensor_is_needed(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    for name in tensors:
+        save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / WEIGHTS)
+        message = refusal(folder)
+        assert "holds weights that do not fit its config.json" in message
+        assert name in message
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(sound: Path) -> None:
+    vocabulary = {chr(97 + i): i for i in range(23)}
+    Tokenizer(models.WordLevel(vocabulary)).save(str(sound / TOKENIZER))
+    message = refusal(sound)
+    assert "23" in message
+    assert "19" in message
+
+
+def test_half_precision_weights_are_read(sound: Path) -> None:
+    whole, _ = load_model(sound)
+    save_file({name: tensor.half() for name, tensor in load_file(sound / WEIGHTS).items()}, sound / WEIGHTS)
+    half, _ = load_model(sound)
+    assert half.lm_head.weight.dtype == torch.float32
+    torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("new_format", [True, False])
@@ -155,97 +169,48 @@ def test_weights_that_are_no_numbers(sound: Path, value: float) -> None:
     assert "has NaN or inf in model.layers.1.mlp.up_proj.weight; the model is not usable" in refusal(sound)
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    assert "is no folder; pass a run folder" in refusal(tmp_path / "none")
+def holding(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def test_a_file_in_place_of_the_folder(sound: Path) -> None:
+def configured(**changes: Any) -> Damage:
+    return lambda folder: change_config(folder, **changes)
+
+
+NO_FIT = "holds weights that do not fit its config.json"
+NOTHING_OF_OURS = (b"{}", b'{"model_type": "llama"}', b'{"headwise": 3}', b'{"headwise": {}}', b'{"headwise": null}')
+WRONG_FIELDS = [{"n_layers": wrong} for wrong in (1.5, "2", None, 0)] + [
+    {"d_ff": -3},
+    {"d_ff": "wide"},
+    {"n_brains": 3},
+]
+WRONG_FIELDS += [{"vocab_size": 19.5}, {"d_model": 24.0}, {"n_kv_heads": "x"}, {"norm_eps": "small"}, {"dropout": 2}]
+WRONG_FIELDS += [{"rope_theta": None}, {"context": "long"}, {"activation": ["silu"]}]
+OTHER_SIZES = [{"d_ff": 29}, {"d_model": 12}, {"vocab_size": 23}, {"n_layers": 3}, {"n_kv_heads": 3}, {"qk_norm": True}]
+REFUSED: list[tuple[Damage, str]] = [
+    (lambda folder: (folder / WEIGHTS).unlink(), "has no model.safetensors: it is no model folder, or not finished"),
+    (lambda folder: (folder / CONFIG).unlink(), "has no config.json"),
+    (lambda folder: (folder / TOKENIZER).unlink(), "has no tokenizer.json"),
+    (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"more"), "damaged or cut short"),
+    (lambda folder: save_file({}, folder / WEIGHTS), NO_FIT),
+    *((holding(CONFIG, content), f"{CONFIG} is no JSON") for content in (b"", b"{", b"no json", b"\xff\xfe{}")),
+    *((holding(CONFIG, content), f"{CONFIG} holds no fields") for content in (b"[]", b"3", b"null")),
+    *((holding(CONFIG, content), f"{CONFIG} does not describe a headwise model") for content in NOTHING_OF_OURS),
+    *((holding(TOKENIZER, content), f"{TOKENIZER} is no tokenizer file") for content in (b"", b"{", b"{}", b"\xff")),
+    *((configured(**changes), next(iter(changes))) for changes in WRONG_FIELDS),
+    # Half a model is not a model: no tensor of the file is left out in silence.
+    *((configured(**changes), NO_FIT) for changes in [*OTHER_SIZES, {"n_layers": 1}, {"tied": True}]),
+]
+
+
+@every("damage, said", REFUSED, [str(n) for n in range(len(REFUSED))])
+def test_a_damaged_folder_is_refused_and_says_why(damage: Damage, said: str, sound: Path) -> None:
+    folder = sound.with_name("damaged")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder)
+    damage(folder)
+    assert said in refusal(folder)
     assert "is no folder; pass a run folder" in refusal(sound / CONFIG)
-
-
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        (WEIGHTS, "has no model.safetensors: it is no model folder, or not finished"),
-        (CONFIG, "has no config.json"),
-        (TOKENIZER, "has no tokenizer.json"),
-    ],
-)
-def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
-    (folder / name).unlink()
-    assert message in refusal(folder)
-
-
-@pytest.mark.parametrize(
-    "content, said",
-    [
-        *((content, "is no JSON") for content in (b"", b"{", b"no json", b"\xff\xfe{}")),
-        *((content, "holds no fields") for content in (b"[]", b"3", b"null")),
-        *((content, "does not describe a headwise model") for content in (
-            b"{}", b'{"model_type": "llama"}', b'{"headwise": 3}', b'{"headwise": [1]}', b'{"headwise": {}}',
-            b'{"headwise": null}',
-        )),
-    ],
-)  # fmt: skip
-def test_a_config_that_says_nothing_of_ours(sound: Path, content: bytes, said: str) -> None:
-    (sound / CONFIG).write_bytes(content)
-    assert f"{CONFIG} {said}" in refusal(sound)
-
-
-def test_a_field_that_is_not_known_is_named(sound: Path) -> None:
-    change_config(sound, n_brains=3)
-    assert "n_brains" in refusal(sound)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"n_layers": 1.5},
-        {"n_layers": "2"},
-        {"n_layers": None},
-        {"n_layers": 0},
-        {"vocab_size": 19.5},
-        {"d_ff": -3},
-        {"d_ff": "wide"},
-        {"d_model": 24.0},
-        {"n_kv_heads": "x"},
-        {"norm_eps": "small"},
-        {"rope_theta": None},
-        {"context": "long"},
-        {"activation": ["silu"]},
-        {"dropout": 2},
-    ],
-    ids=str,
-)
-def test_a_field_of_a_wrong_kind(sound: Path, changes: dict[str, Any]) -> None:
-    change_config(sound, **changes)
-    refusal(sound)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"d_ff": 29}, {"d_model": 12}, {"vocab_size": 23}, {"n_layers": 3}, {"n_kv_heads": 3}, {"qk_norm": True}],
-    ids=str,
-)
-def test_weights_that_do_not_fit_the_config(sound: Path, changes: dict[str, Any]) -> None:
-    change_config(sound, **changes)
-    assert "holds weights that do not fit its config.json" in refusal(sound)
-
-
-@pytest.mark.parametrize("changes", [{"n_layers": 1}, {"tied": True}], ids=str)
-def test_weights_that_the_config_has_no_place_for(sound: Path, changes: dict[str, Any]) -> None:
-    """Half a model is not a model: no tensor of the file is left out in silence."""
-    change_config(sound, **changes)
-    assert "holds weights that do not fit its config.json" in refusal(sound)
-
-
-def test_every_tensor_is_needed(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    for name in tensors:
-        save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / WEIGHTS)
-        message = refusal(folder)
-        assert "holds weights that do not fit its config.json" in message
-        assert name in message
 
 
 @pytest.mark.parametrize("change", ["wider", "longer", "flat", "scalar", "empty"])
@@ -265,40 +230,27 @@ def test_every_tensor_s_shape_is_checked(folder: Path, change: str) -> None:
         assert "holds weights that do not fit its config.json" in refusal(folder)
 
 
-def test_an_empty_weights_file_of_no_tensors(sound: Path) -> None:
-    save_file({}, sound / WEIGHTS)
-    assert "holds weights that do not fit its config.json" in refusal(sound)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff", b"[]"])
-def test_a_damaged_tokenizer(sound: Path, content: bytes) -> None:
-    (sound / TOKENIZER).write_bytes(content)
-    assert f"{TOKENIZER} is no tokenizer file of the tokenizers library" in refusal(sound)
-
-
-def test_a_tokenizer_with_more_tokens_than_the_model(sound: Path) -> None:
-    vocabulary = {chr(97 + i): i for i in range(23)}
-    Tokenizer(models.WordLevel(vocabulary)).save(str(sound / TOKENIZER))
-    message = refusal(sound)
-    assert "23" in message
-    assert "19" in message
-
-
-def test_half_precision_weights_are_read(sound: Path) -> None:
-    whole, _ = load_model(sound)
-    save_file({name: tensor.half() for name, tensor in load_file(sound / WEIGHTS).items()}, sound / WEIGHTS)
-    half, _ = load_model(sound)
-    assert half.lm_head.weight.dtype == torch.float32
-    torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
-
-
-def test_tensors_and_metadata_come_back(tmp_path: Path) -> None:
+def test_tensors_come_back_and_a_changed_state_does_not(tmp_path: Path) -> None:
     tensors = {"a": torch.randn(3, 5).T, "b": torch.tensor(7.0), "c": torch.zeros(0, 2)}
     write_tensors(tmp_path / "x.safetensors", tensors, {"step": "11"})
     again = read_tensors(tmp_path / "x.safetensors")
     assert sorted(again) == ["a", "b", "c"]
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
     assert read_metadata(tmp_path / "x.safetensors") == {"step": "11"}
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.randn(3, 5)}, {"step": "11"})
+    data = path.read_bytes()
+    for changed in (data.replace(b'"11"', b'"13"'), data[:-1] + bytes([data[-1] ^ 1])):
+        path.write_bytes(changed)
+        with pytest.raises(HeadwiseError, match=r"x\.safetensors is damaged"):
+            read_tensors(path)
+    header = b'{"__metadata__":null,"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert list(read_tensors(path)) == ["a"] and read_metadata(path) == {}
+    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
+    once = path.read_bytes()
+    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
+    assert path.read_bytes() == once
 
 
 def test_a_header_of_any_length_is_no_pickle(tmp_path: Path) -> None:
@@ -342,23 +294,6 @@ def test_any_flipped_bit_of_the_weights_is_named(sound: Path) -> None:
         damaged[place] ^= 1 << rng.randrange(8)
         (sound / WEIGHTS).write_bytes(damaged)
         assert f"{WEIGHTS} is damaged: its contents are not those that were written to it (SHA-256)" in refusal(sound)
-
-
-def test_a_state_that_was_changed_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, {"a": torch.randn(3, 5)}, {"step": "11"})
-    data = path.read_bytes()
-    for changed in (data.replace(b'"11"', b'"13"'), data[:-1] + bytes([data[-1] ^ 1])):
-        path.write_bytes(changed)
-        with pytest.raises(HeadwiseError, match=r"x\.safetensors is damaged"):
-            read_tensors(path)
-    header = b'{"__metadata__":null,"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    assert list(read_tensors(path)) == ["a"] and read_metadata(path) == {}
-    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
-    once = path.read_bytes()
-    write_tensors(path, {"a": torch.zeros(3)}, {"b": "1", "a": "2"})
-    assert path.read_bytes() == once
 
 
 def test_a_config_or_a_vocabulary_of_another_model_is_named(sound: Path) -> None:

@@ -107,13 +107,10 @@ def test_lookup_writes_the_same_text_in_fewer_steps(
     assert ahead == plain and len(calls) - 89 < 89
 
 
-def test_what_is_looked_up() -> None:
+def test_what_is_looked_up_and_what_int8_loses(tiny: Any) -> None:
     assert looked_up([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
     assert looked_up([1, 2, 3, 1, 2, 4, 1, 2], 1) == [4]
     assert looked_up([1, 1, 1], 2) == [1] and looked_up([1, 2, 3, 1], 2) == [] and looked_up([1, 2, 1, 2], 0) == []
-
-
-def test_int8_is_near(tiny: Any) -> None:
     for name, model in variants(tiny).items():
         row = torch.tensor([[(7 * n + n * n) % 19 for n in range(31)]])
         with torch.no_grad():
@@ -138,7 +135,7 @@ def test_who_has_no_form(tiny: Any) -> None:
         Decoder(other)
 
 
-def test_who_watches_in_between_sees_the_model(tiny: Any) -> None:
+def test_watching_in_between_sees_the_model(tiny: Any) -> None:
     model, seen = tiny("llama"), []
     expected = list(generate(model, ROWS[0], 23, temperature=0))
     stream = generate(model, ROWS[0], 23, temperature=0)
@@ -147,10 +144,7 @@ def test_who_watches_in_between_sees_the_model(tiny: Any) -> None:
     text += [next(stream) for _ in range(2)]
     handle.remove()
     assert len(seen) == 2 and text + list(stream) == expected
-
-
-def test_who_watches_several_texts_in_between_sees_the_model(tiny: Any) -> None:
-    """Texts that the form has read together go on one by one, those that have not ended."""
+    # Texts that the form has read together go on one by one, those that have not ended.
     model, options = tiny("llama"), {"temperature": 1.3, "seed": 4}
     alone = [list(generate(model, row, 23, **options | {"seed": 4 + n})) for n, row in enumerate(ROWS)]
     stop = alone[0][3]

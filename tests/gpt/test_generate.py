@@ -46,29 +46,31 @@ def test_greedy_takes_the_likeliest_and_forgets_the_older_half(tiny: Any, name: 
     assert text(model, temperature=0) == expected
 
 
-def test_top_k_1_is_greedy(tiny: Any) -> None:
+def test_top_k(tiny: Any) -> None:
     model = tiny("llama")
     assert text(model, top_k=1, temperature=5.0, seed=7) == text(model, temperature=0)
+    model = tiny("llama")
+    assert text(model, top_k=19) == text(model, top_k=1000) == text(model)
+    # Where all are equally likely, still no more than k are sampled.
+    model = tiny("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    seen = {next(generate(model, PROMPT, 1, top_k=3, seed=seed)) for seed in range(100)}
+    assert len(seen) == 3
 
 
-def test_the_seed_decides(tiny: Any) -> None:
+@pytest.mark.slow
+def test_sampling_follows_the_model_and_its_seed(tiny: Any) -> None:
     model = tiny("llama")
     torch.manual_seed(1)
     first = text(model, seed=5)
     torch.manual_seed(2)
     assert text(model, seed=5) == first
     assert text(model, seed=6) != first
-
-
-def test_generating_leaves_the_global_random_state(tiny: Any) -> None:
     model = tiny("llama")
     before = torch.get_rng_state()
     text(model)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.slow
-def test_sampling_follows_the_model(tiny: Any) -> None:
     model, n = tiny("llama"), 3000
     with torch.no_grad():
         p = (model(torch.tensor([PROMPT]))[0, -1] / 1.5).softmax(-1)
@@ -87,58 +89,24 @@ def test_top_k_samples_among_the_likeliest(tiny: Any, top_k: int) -> None:
     assert seen == likeliest
 
 
-def test_top_k_beyond_the_vocabulary_is_all(tiny: Any) -> None:
-    model = tiny("llama")
-    assert text(model, top_k=19) == text(model, top_k=1000) == text(model)
-
-
-def test_top_k_counts_tokens_of_equal_likelihood(tiny: Any) -> None:
-    """Where all are equally likely, still no more than k are sampled."""
-    model = tiny("llama")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-    seen = {next(generate(model, PROMPT, 1, top_k=3, seed=seed)) for seed in range(100)}
-    assert len(seen) == 3
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-300])
-def test_a_low_temperature_is_nearly_greedy(tiny: Any, temperature: float) -> None:
-    model = tiny("llama")
-    assert text(model, temperature=temperature) == text(model, temperature=0)
-
-
-def test_stop_ends_the_text(tiny: Any) -> None:
+def test_ends_of_a_text(tiny: Any) -> None:
     model = tiny("llama")
     whole = text(model, seed=1)
     stop = whole[20]
     assert text(model, seed=1, stop=stop) == whole[: whole.index(stop)]
-
-
-def test_no_tokens(tiny: Any) -> None:
     assert text(tiny("llama"), 0) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_of_a_long_prompt_the_last_context_is_read(tiny: Any, name: str) -> None:
-    model, long = tiny(name), [(7 * i) % 19 for i in range(50)]
-    assert text(model, prompt=long, seed=2) == text(model, prompt=long[-11:], seed=2)
-
-
-def test_a_context_of_one(tiny: Any) -> None:
     model = tiny("llama", context=1)
     assert text(model, 7, seed=2) == text(model, 7, seed=2, cache=False)
-
-
-def test_no_gradients_are_kept(tiny: Any) -> None:
     model = tiny("llama")
     text(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.is_grad_enabled()
 
 
-def test_gradients_stay_on_between_two_tokens(tiny: Any) -> None:
-    for _ in generate(tiny("llama"), PROMPT, 3):
-        assert torch.is_grad_enabled()
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_long_prompt_the_last_context_is_read(tiny: Any, name: str) -> None:
+    model, long = tiny(name), [(7 * i) % 19 for i in range(50)]
+    assert text(model, prompt=long, seed=2) == text(model, prompt=long[-11:], seed=2)
 
 
 @pytest.mark.parametrize(

@@ -62,27 +62,15 @@ def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str, prose: A
     assert hasattr(corpus.data, "boundary") == PRESETS[preset].lines
 
 
-def test_without_a_text_the_verbs_are_taken() -> None:
+def test_defaults_of_settings(settings: Any) -> None:
     corpus, config, _ = Settings().resolve()
     assert corpus.name == "the verb corpus"
     assert corpus.cells
     assert config.vocab_size == len(corpus.tokens) == 1012
-
-
-@pytest.mark.parametrize("preset", ["course", "microgpt"])
-def test_presets_for_teaching_learn_the_core(preset: str) -> None:
-    corpus, config, _ = Settings(preset).resolve()
-    assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
-    assert config.vocab_size == len(corpus.tokens) == 361
-
-
-def test_steps_are_replaced_and_nothing_else(settings: Any) -> None:
     _, _, recipe = settings(steps=7).resolve()
     assert recipe.steps == 7
     assert recipe.lr == PRESETS["llama"].recipe.lr
 
-
-def test_another_width_takes_the_feed_forward_along(settings: Any) -> None:
     def d_ff(preset: str, **shape: int) -> int:
         config = settings(preset=preset, shape={"context": 11, **shape}).resolve()[1]
         return config.feed_forward_width
@@ -91,6 +79,13 @@ def test_another_width_takes_the_feed_forward_along(settings: Any) -> None:
     assert d_ff("llama", d_model=64) == 172
     assert d_ff("llama", d_model=64, d_ff=101) == 101
     assert d_ff("nanogpt", d_model=52) == 4 * 52
+
+
+@pytest.mark.parametrize("preset", ["course", "microgpt"])
+def test_presets_for_teaching_learn_the_core(preset: str) -> None:
+    corpus, config, _ = Settings(preset).resolve()
+    assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
+    assert config.vocab_size == len(corpus.tokens) == 361
 
 
 @pytest.mark.parametrize("lines", [True, False])
@@ -129,6 +124,34 @@ def test_wrong_settings_leave_no_folder(tmp_path: Path, settings: Any) -> None:
     with pytest.raises(HeadwiseError):
         finish(tmp_path / "run", settings(shape={"n_heads": 7}))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_a_run_is_refused(tmp_path: Path, settings: Any) -> None:
+    begin(tmp_path / "run", settings())
+    with pytest.raises(HeadwiseError, match="holds a run already; pass resume=True to go on with it, or another out="):
+        finish(tmp_path / "run", settings())
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, settings: Any) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "letters.txt").write_text("dear")
+    for resume in (False, True):
+        with pytest.raises(HeadwiseError, match="is not empty and holds no run; pass another folder"):
+            run_training(folder, settings(), quiet, resume)
+    assert [path.name for path in folder.iterdir()] == ["letters.txt"]
+
+
+def test_a_model_without_room_is_refused(tmp_path: Path, settings: Any) -> None:
+    large = settings(shape={"d_model": 2**17, "d_ff": 2**20, "n_layers": 2**8})
+    with pytest.raises(HeadwiseError, match=r"parameters take .* to train, and .* are free .*; take a smaller model"):
+        run_training(tmp_path / "run", large, quiet, resume=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_refused(book: Path, settings: Any) -> None:
+    with pytest.raises(HeadwiseError, match=r"book.txt is a file; pass a folder"):
+        finish(book, settings())
 
 
 def test_a_finished_run_reads_back_equal(tmp_path: Path, settings: Any) -> None:
@@ -171,12 +194,6 @@ def test_the_same_settings_give_the_same_bytes(tmp_path: Path, settings: Any, pr
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
-def test_a_folder_with_a_run_is_refused(tmp_path: Path, settings: Any) -> None:
-    begin(tmp_path / "run", settings())
-    with pytest.raises(HeadwiseError, match="holds a run already; pass resume=True to go on with it, or another out="):
-        finish(tmp_path / "run", settings())
-
-
 def test_a_finished_run_is_not_resumed(tmp_path: Path, settings: Any) -> None:
     finish(tmp_path / "run", settings())
     (tmp_path / "run" / "report.html").touch()
@@ -191,44 +208,6 @@ def test_another_text_is_not_resumed(tmp_path: Path, settings: Any, book: Path) 
     book.write_text(book.read_text() + "more.\n")
     with pytest.raises(HeadwiseError, match=r"the text is not the one that the run in .* began with; pass that one"):
         run_training(tmp_path / "run", settings(), quiet, resume=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"steps": 29}, {"seed": 1}, {"preset": "nanogpt", "shape": {"context": 11}}, {"shape": {**SHAPE, "d_model": 12}}],
-    ids=str,
-)
-def test_other_settings_are_not_resumed(tmp_path: Path, settings: Any, changes: dict[str, Any], prose: Any) -> None:
-    begin(tmp_path / "run", settings())
-    with pytest.raises(HeadwiseError):
-        run_training(tmp_path / "run", settings(**changes), quiet, resume=True)
-
-
-def test_a_folder_of_something_else_is_refused(tmp_path: Path, settings: Any) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "letters.txt").write_text("dear")
-    for resume in (False, True):
-        with pytest.raises(HeadwiseError, match="is not empty and holds no run; pass another folder"):
-            run_training(folder, settings(), quiet, resume)
-    assert [path.name for path in folder.iterdir()] == ["letters.txt"]
-
-
-def test_a_model_without_room_is_refused(tmp_path: Path, settings: Any) -> None:
-    large = settings(shape={"d_model": 2**17, "d_ff": 2**20, "n_layers": 2**8})
-    with pytest.raises(HeadwiseError, match=r"parameters take .* to train, and .* are free .*; take a smaller model"):
-        run_training(tmp_path / "run", large, quiet, resume=False)
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_file_in_place_of_the_folder_is_refused(book: Path, settings: Any) -> None:
-    with pytest.raises(HeadwiseError, match=r"book.txt is a file; pass a folder"):
-        finish(book, settings())
-
-
-def test_an_empty_folder_will_do(tmp_path: Path, settings: Any) -> None:
-    (tmp_path / "run").mkdir()
-    finish(tmp_path / "run", settings())
 
 
 def test_a_run_killed_before_its_first_file_can_be_resumed(tmp_path: Path, settings: Any) -> None:
@@ -330,18 +309,6 @@ def test_a_model_trained_by_a_run_is_the_model_loaded(tmp_path: Path, settings: 
     assert torch.equal(model(ids), again(ids))
 
 
-@pytest.mark.parametrize("content", [[".mine.tmp"], [".run.json.tmp", "notes"], [".config.json.7.tmp"]])
-def test_a_refused_folder_keeps_all_its_files(content: list[str], tmp_path: Path, settings: Any) -> None:
-    """Hidden ones too, whose names look like temporary files."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    for name in content:
-        (folder / name).write_text("mine")
-    with pytest.raises(HeadwiseError, match="is not empty and holds no run"):
-        begin(folder, settings())
-    assert sorted(path.name for path in folder.iterdir()) == sorted(content)
-
-
 def test_a_run_that_is_refused_keeps_all_its_files_and_one_that_goes_on_loses_ours(
     tmp_path: Path, settings: Any
 ) -> None:
@@ -354,16 +321,6 @@ def test_a_run_that_is_refused_keeps_all_its_files_and_one_that_goes_on_loses_ou
     assert {".mine.tmp", ".model.safetensors.7.tmp"} <= {path.name for path in folder.iterdir()}
     run_training(folder, settings(), quiet, resume=True)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".mine.tmp"]
-
-
-def test_a_finished_run_without_its_report_gives_its_result(tmp_path: Path, settings: Any) -> None:
-    """As after a kill between the last file of a run and the report."""
-    folder = tmp_path / "run"
-    result = finish(folder, settings())
-    (folder / STATE).write_bytes(b"left over")
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != STATE}
-    assert run_training(folder, settings(), stop_early, resume=True) == result
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path, settings: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,148 +17,35 @@ from torch import Tensor, nn
 
 V, T, B = 131, 29, 2
 TARGET, IMAGE, SOUND = 11, 20, 23  # tokens of a decoder, pixels, frames after the encoder's stride
-WINDOW = 7
 IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-ROTARY: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 30,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "intermediate_size": 37,
-    "max_position_embeddings": 97,
-    **IDS,
-}
+TABLES = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+ROTARY: dict[str, Any] = TABLES["rotary"]
 
 
 @dataclass(frozen=True)
 class Family:
-    model: str  # name of the class
-    config: Callable[[], Any]
-    w_o: str  # pattern of the names of the output projections, in the order of `seen`
-    takes: str = "text"  # text, pair (encoder and decoder), sound or image
-    eager: bool = False  # its only unwatched way
+    """An entry of families.toml, whose head says what its fields mean."""
+
+    model: str
+    w_o: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    like: str | None = None
+    takes: str = "text"
+    eager: bool = False
 
 
-FAMILIES = {
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        lambda: tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=2, n_head=3, n_positions=97, **IDS, **_off("pdrop")),
-        r"attn\.c_proj$",
-    ),
-    "bert": Family(
-        "BertModel",
-        lambda: tf.BertConfig(
-            vocab_size=V,
-            hidden_size=33,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=37,
-            max_position_embeddings=97,
-            **_off("bert"),
-        ),
-        r"attention\.output\.dense$",
-    ),
-    "llama": Family("LlamaForCausalLM", lambda: tf.LlamaConfig(**ROTARY), r"o_proj$"),
-    "mistral": Family("MistralForCausalLM", lambda: tf.MistralConfig(**ROTARY, sliding_window=WINDOW), r"o_proj$"),
-    "qwen3": Family("Qwen3ForCausalLM", lambda: tf.Qwen3Config(**ROTARY), r"o_proj$"),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        lambda: tf.Gemma2Config(**ROTARY, sliding_window=WINDOW, query_pre_attn_scalar=10, attn_logit_softcapping=2.0),
-        r"o_proj$",
-        eager=True,
-    ),
-    "gemma3": Family(
-        "Gemma3ForCausalLM",
-        lambda: tf.Gemma3TextConfig(
-            **ROTARY, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"]
-        ),
-        r"o_proj$",
-    ),
-    "gpt_oss": Family(
-        "GptOssForCausalLM",
-        lambda: tf.GptOssConfig(
-            **{**ROTARY, "hidden_size": 32, "intermediate_size": 32, "head_dim": 12},  # what its experts allow
-            sliding_window=WINDOW,
-            num_local_experts=3,
-            num_experts_per_tok=2,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        ),
-        r"o_proj$",
-        eager=True,
-    ),
-    "t5": Family(
-        "T5ForConditionalGeneration",
-        lambda: tf.T5Config(
-            vocab_size=V,
-            d_model=30,
-            d_kv=7,
-            num_layers=2,
-            num_heads=5,
-            d_ff=37,
-            dropout_rate=0.0,
-            pad_token_id=0,
-            eos_token_id=2,
-            decoder_start_token_id=1,
-        ),
-        r"Attention\.o$",
-        takes="pair",
-    ),
-    "whisper": Family(
-        "WhisperForConditionalGeneration",
-        lambda: tf.WhisperConfig(
-            vocab_size=V,
-            d_model=30,
-            encoder_layers=2,
-            decoder_layers=3,
-            encoder_attention_heads=5,
-            decoder_attention_heads=3,
-            encoder_ffn_dim=37,
-            decoder_ffn_dim=37,
-            max_source_positions=SOUND,
-            max_target_positions=43,
-            num_mel_bins=13,
-            decoder_start_token_id=1,
-            dropout=0.0,
-            begin_suppress_tokens=None,
-            **IDS,
-        ),
-        r"attn\.out_proj$",
-        takes="sound",
-    ),
-    "vit": Family(
-        "ViTModel",
-        lambda: tf.ViTConfig(
-            hidden_size=30,
-            num_hidden_layers=2,
-            num_attention_heads=5,
-            intermediate_size=37,
-            image_size=IMAGE,
-            patch_size=5,
-        ),
-        r"attention\.(output\.dense|o_proj)$",
-        takes="image",
-    ),
-}
+FAMILIES = {name: Family(**entry) for name, entry in TABLES["families"].items()}
 TEXT = tuple(name for name, family in FAMILIES.items() if family.takes == "text")
 DECODERS = tuple(name for name in TEXT if name != "bert")
-
-
-def _off(kind: str) -> dict[str, float]:
-    """No dropout, as the configurations spell it."""
-    names = {
-        "pdrop": ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
-        "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
-    }[kind]
-    return dict.fromkeys(names, 0.0)
 
 
 def build(name: str) -> Any:
     """A new model whose attention is not flat, and in which no bias, sink or gain is what it starts at."""
     family = FAMILIES[name]
-    model = getattr(tf, family.model)(family.config()).eval()
-    return shake(model)
+    fields = {**(ROTARY if family.like else {}), **family.fields}
+    model_class = getattr(tf, family.model)
+    config = model_class.config_class(**{key: None if value == "none" else value for key, value in fields.items()})
+    return shake(model_class(config).eval())
 
 
 def shake(model: nn.Module, std: float = 0.3, seed: int = 0) -> Any:

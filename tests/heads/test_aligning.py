@@ -114,8 +114,8 @@ def test_two_heads_that_err_apart_do_better_together(told: Any) -> None:
     assert found.ranking[0].error.mean == pytest.approx(0.5) and found.kind == "linked"
 
 
-def test_a_planted_head_of_self_attention_is_first() -> None:
-    """Without cross attention heads of self attention are ranked; L0.H0 looks at the token before, as the links do."""
+def test_heads_of_self_attention_are_ranked_alone_and_those_of_a_context_too() -> None:
+    # Without cross attention heads of self attention are ranked; L0.H0 looks at the token before, as the links do.
     model = hand_made()
     texts = []
     for seed in range(5):
@@ -125,15 +125,23 @@ def test_a_planted_head_of_self_attention_is_first() -> None:
     assert found.ranking[0].heads == ("L0.H0",) and found.ranking[0].error.mean == 0
     assert found.ranking[1].error.mean > 0.3
     assert found.chosen.heads == ("L0.H0",) and found.alignment_heads == [[0, 0]]
+    torch.manual_seed(2)
+    text = Linked({"x": torch.randn(1, 5, 24), "memory": torch.randn(1, 7, 24)}, ((1, 6), (4, 2)))
+    found = align(Crossed(), [text], [text])
+    assert {scored.heads[0] for scored in found.ranking} == {"L1.H0", "L1.H1"}
 
 
-def test_what_is_possible_is_neither_wrong_nor_missed(told: Any) -> None:
-    """Of three sure links two are found, and one possible one: (2 + 3) of the 3 found and 3 sure."""
+def test_what_is_possible_or_held_apart(told: Any) -> None:
+    # Of three sure links two are found, and one possible one: (2 + 3) of the 3 found and 3 sure.
     maps = np.eye(3, 5, dtype=np.float32)[None]
     sure, possible = ((0, 0), (1, 1), (2, 3)), ((2, 2), (0, 4))
     text = Linked({}, sure, possible)
     found = told([text], [text], {id(text): maps})
     assert found.chosen.error.mean == pytest.approx(1 - 5 / 6)
+    for n, least, sizes in ((7, 1, (4, 3)), (2, 1, (1, 1)), (4, 2, (2, 2)), (5, 2, (3, 2))):
+        chosen_by, judged = held_apart(range(n), random.Random(3), least=least)
+        assert (len(chosen_by), len(judged)) == sizes and sorted([*chosen_by, *judged]) == list(range(n))
+    assert [len(part) for part in held_apart(range(10), random.Random(3), 0.99, least=2)] == [2, 8]
 
 
 class Crossed(nn.Module):
@@ -146,20 +154,6 @@ class Crossed(nn.Module):
     def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.cross(self.own(x), context=memory)
         return result
-
-
-def test_heads_of_a_layer_of_ours_that_reads_a_context_are_ranked_alone() -> None:
-    torch.manual_seed(2)
-    text = Linked({"x": torch.randn(1, 5, 24), "memory": torch.randn(1, 7, 24)}, ((1, 6), (4, 2)))
-    found = align(Crossed(), [text], [text])
-    assert {scored.heads[0] for scored in found.ranking} == {"L1.H0", "L1.H1"}
-
-
-def test_texts_are_held_apart() -> None:
-    for n, least, sizes in ((7, 1, (4, 3)), (2, 1, (1, 1)), (4, 2, (2, 2)), (5, 2, (3, 2))):
-        chosen_by, judged = held_apart(range(n), random.Random(3), least=least)
-        assert (len(chosen_by), len(judged)) == sizes and sorted([*chosen_by, *judged]) == list(range(n))
-    assert [len(part) for part in held_apart(range(10), random.Random(3), 0.99, least=2)] == [2, 8]
 
 
 def test_what_aligns_with_nothing_is_refused() -> None:

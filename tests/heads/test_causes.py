@@ -122,29 +122,15 @@ def test_a_head_of_the_last_layer_adds_what_is_lost_without_it() -> None:
         assert parts.heads[f"L2.H{h}"] == pytest.approx(parts.logit - float(lost), abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_half_precision_is_judged_by_its_own_digits(name: str, dtype: torch.dtype, build: Any) -> None:
-    """Of a dozen roundings on the way to a share, each of half a unit, some add up."""
-    model, position = build(name).double(), 18
-    exact = attribute(model, ids(), (7, 11), position).heads
-    shares = attribute(model.to(dtype), ids(), (7, 11), position).heads
-    digits = 6 * torch.finfo(dtype).eps * max(map(abs, exact.values()))
-    assert shares == pytest.approx(exact, abs=digits)
-
-
-def test_a_norm_after_w_o_is_found_beside_a_large_residual_stream(build: Any) -> None:
-    """There all that a layer adds is smaller than what bfloat16 may be off: what fits best counts, not what fits."""
+def test_a_norm_after_w_o_is_found(build: Any) -> None:
+    # There all that a layer adds is smaller than what bfloat16 may be off: what fits best counts, not what fits.
     model = build("norms after W_O, capped logits").double()
     model.model.embed_tokens.weight.data *= 100
     model.lm_head.weight = nn.Parameter(model.lm_head.weight / 100)
     exact = attribute(model, ids(), (7, 11)).heads
     shares = attribute(model.to(torch.bfloat16), ids(), (7, 11)).heads
     assert shares == pytest.approx(exact, abs=6 * 2**-7 * max(map(abs, exact.values())))
-
-
-def test_a_norm_after_w_o_is_found_beside_a_few_large_numbers(build: Any) -> None:
-    """One feature of the residual stream outweighs all others, as in Gemma 3: each number counts by its own size."""
+    # One feature of the residual stream outweighs all others, as in Gemma 3: each number counts by its own size.
     model = build("norms after W_O, capped logits").double()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
     model.model.embed_tokens.weight.data[:, 0] += 3000
@@ -154,16 +140,13 @@ def test_a_norm_after_w_o_is_found_beside_a_few_large_numbers(build: Any) -> Non
     assert shares == pytest.approx(exact, abs=0.05 * max(map(abs, exact.values())))
 
 
-def test_what_adds_up_otherwise_is_refused(build: Any) -> None:
+def test_what_adds_up_otherwise_or_encodes_is_refused(build: Any) -> None:
     model = build("llama")
     attention = model.model.layers[1].self_attn
     plain = attention.forward
     attention.forward = lambda *args, **more: (0.5 * plain(*args, **more)[0], None)
     with pytest.raises(hw.HeadwiseError, match="how the attention of L1 enters the residual stream"):
         attribute(model, ids(), 7)
-
-
-def test_an_encoder_is_refused_by_name() -> None:
     config = tf.BertConfig(vocab_size=V, hidden_size=21, num_hidden_layers=1, num_attention_heads=3)
     model = tf.BertModel(config).eval()
     remember(model, Path("bert"), Tokens.characters("abc", boundary=False), "bert")
@@ -220,21 +203,24 @@ def test_patching_equals_a_run_for_each_head(name: str, at: str, build: Any) -> 
             assert found.effects[head].mean == pytest.approx(expected, abs=2e-4), head
 
 
-def test_all_heads_together_give_the_clean_answer(build: Any) -> None:
-    """The last token is the same in both texts, so all that differs there came through heads."""
+def test_all_heads_and_positions(build: Any) -> None:
+    # The last token is the same in both texts, so all that differs there came through heads.
     model, clean, corrupted = build("ours"), ids(3), ids(4)
     corrupted[-1] = clean[-1]
     found = patch(model, clean, corrupted, together=True)
     assert found.effects["together"].mean == pytest.approx(1, abs=1e-4)
-
-
-def test_pairs_have_an_interval_and_positions_a_matrix(build: Any) -> None:
     model = build("llama")
     clean, corrupted = torch.stack([ids(3), ids(5)]), torch.stack([ids(4), ids(6)])
     found = patch(model, clean, corrupted, heads=["L1.H2"], positions="each", target=(7, 11))
     assert found.effects["L1.H2"].n == 2 and found.by_position["L1.H2"].shape == (T,)
     one = patch(model, clean, corrupted, heads=["L1.H2"], positions=[5], target=(7, 11))
     assert found.by_position["L1.H2"][5] == pytest.approx(one.effects["L1.H2"].mean, abs=1e-6)
+    model = build("ours")
+    pairs = {-1: T - 1, -5: T - 5, -T: 0}
+    for negative, position in pairs.items():
+        found, expected = (patch(model, ids(3), ids(4), heads=["L1.H2"], positions=[p]) for p in (negative, position))
+        assert found.effects == expected.effects, negative
+    assert patch(model, ids(3), ids(4), heads=["L1.H2"], positions=[-1]).effects["L1.H2"].mean != 0
 
 
 def test_the_estimate_is_exact_for_small_changes(build: Any) -> None:
@@ -357,8 +343,8 @@ def test_threads_study_one_model_while_it_runs(name: str, build: Any) -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_block_keeps_a_forward_of_its_own(build: Any) -> None:
-    """Somebody has replaced the forward of a block: a study, which replays it, puts that one back and no other."""
+def test_a_study_leaves_the_model_alone(build: Any) -> None:
+    # Somebody has replaced the forward of a block: a study, which replays it, puts that one back and no other.
     model = build("llama")
     block = model.model.layers[0]
     plain = block.forward
@@ -367,9 +353,6 @@ def test_a_block_keeps_a_forward_of_its_own(build: Any) -> None:
     found = patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean
     assert found == pytest.approx(effect, abs=2e-4)
     assert vars(block)["forward"] is own and "forward" not in vars(model.model.layers[1])
-
-
-def test_a_copy_made_while_a_layer_is_replayed_computes(build: Any) -> None:
     model = build("llama")
     block = model.model.layers[0]
     with inside() as here, _replayed(block, here, "what it gave"):
@@ -378,19 +361,7 @@ def test_a_copy_made_while_a_layer_is_replayed_computes(build: Any) -> None:
     assert torch.equal(logits(twin, ids()[None]), logits(model, ids()[None]))
     twin.model.layers[0].mlp.down_proj.weight.zero_()
     assert not torch.equal(logits(twin, ids()[None]), logits(model, ids()[None]))  # by weights of its own
-
-
-def test_positions_count_from_the_end_where_they_are_negative(build: Any) -> None:
-    model = build("ours")
-    pairs = {-1: T - 1, -5: T - 5, -T: 0}
-    for negative, position in pairs.items():
-        found, expected = (patch(model, ids(3), ids(4), heads=["L1.H2"], positions=[p]) for p in (negative, position))
-        assert found.effects == expected.effects, negative
-    assert patch(model, ids(3), ids(4), heads=["L1.H2"], positions=[-1]).effects["L1.H2"].mean != 0
-
-
-def test_inference_mode_takes_no_gradient_away(build: Any) -> None:
-    """What needs a slope leaves that mode; a model whose weights were made in it has none."""
+    # What needs a slope leaves that mode; a model whose weights were made in it has none.
     model = build("ours")
     expected = patch(model, ids(3), ids(4), fast=True).effects
     with torch.inference_mode():
@@ -412,8 +383,8 @@ def test_a_softcap_is_computed_by_rows_with_the_mask_of_those_rows(monkeypatch: 
         monkeypatch.undo()
 
 
-def test_each_pair_of_texts_has_its_own_targets(build: Any) -> None:
-    """(2,) for all pairs, or (N,2); what is neither is refused, also where it could be stretched."""
+def test_targets_and_progress(build: Any) -> None:
+    # (2,) for all pairs, or (N,2); what is neither is refused, also where it could be stretched.
     model, clean, bad = build("llama"), torch.stack([ids(3), ids(4)]), torch.stack([ids(5), ids(6)])
     both = patch(model, clean, bad, heads=["L1.H2"], target=[[7, 11], [13, 17]])
     alone = [
@@ -424,9 +395,6 @@ def test_each_pair_of_texts_has_its_own_targets(build: Any) -> None:
     for target in ([[7], [13]], [[7, 11]], [7], [[7, 11, 13], [7, 11, 13]]):
         with pytest.raises(hw.HeadwiseError, match=r"pass two token ids, or \(2, 2\)"):
             patch(model, clean, bad, heads=["L1.H2"], target=target)
-
-
-def test_progress_counts_the_pairs(build: Any) -> None:
     calls: list[tuple[int, int]] = []
     clean, bad = torch.stack([ids(3), ids(4)]), torch.stack([ids(5), ids(6)])
 

@@ -81,7 +81,7 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
             assert first.looks == f"t{text.documents[first.document][first.row]}"
 
 
-def test_frames_of_a_survey(found: Survey) -> None:
+def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, documents = found.to_frame(), found.to_frame(by="document")
     assert list(heads.name) == list(found) and len(documents) == 6 * len(LENGTHS)
     row = heads[heads.name == "L1.H2"].iloc[0]
@@ -97,9 +97,6 @@ def test_frames_of_a_survey(found: Survey) -> None:
 
     again = pandas.read_parquet(io.BytesIO(parquet(found.records())))
     pandas.testing.assert_frame_equal(again, heads)
-
-
-def test_frames_of_what_was_seen(model: GPT, text: Text) -> None:
     with hw.watch(model) as seen, torch.no_grad():
         for ids in text.documents[:3]:
             model(torch.tensor([ids]))
@@ -109,6 +106,14 @@ def test_frames_of_what_was_seen(model: GPT, text: Text) -> None:
     assert f"{seen['L0.H1'].entropy:.3f}" in seen.text() and seen.html() == seen._repr_html_()
     second = documents[(documents.name == "L0.H1") & (documents.document == 1)].iloc[0]
     assert second.entropy == pytest.approx(float(seen["L0.H1"].rows.entropy[23:46].mean()))
+    plain = survey(model, text, controls=False, ablate="none")
+    with pytest.raises(hw.HeadwiseError, match="keeps no document by itself; take it with by_document=True"):
+        plain.to_frame(by="document")
+    with pytest.raises(hw.HeadwiseError, match="by='row' is not known; one of head, document"):
+        found.to_frame(by="row")
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(hw.HeadwiseError, match="needs pandas: pip install"):
+        found.to_frame()
 
 
 def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +132,3 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
         model(ids)
     with pytest.raises(hw.HeadwiseError, match=r"map of L1.H1 was not kept; ask for it with watch\(model, maps=True\)"):
         _ = seen["L1.H1"].map
-
-
-def test_what_frames_refuse(model: GPT, text: Text, found: Survey, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = survey(model, text, controls=False, ablate="none")
-    with pytest.raises(hw.HeadwiseError, match="keeps no document by itself; take it with by_document=True"):
-        plain.to_frame(by="document")
-    with pytest.raises(hw.HeadwiseError, match="by='row' is not known; one of head, document"):
-        found.to_frame(by="row")
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(hw.HeadwiseError, match="needs pandas: pip install"):
-        found.to_frame()

@@ -52,7 +52,7 @@ def test_a_text_is_read_as_watch_and_ablate_see_it(desk: Desk) -> None:
         np.testing.assert_allclose(weights, seen[desk.heads[number]].map, atol=1e-6)
 
 
-def test_what_comes_next_with_and_without(desk: Desk) -> None:
+def test_a_text_is_read_and_compared(desk: Desk) -> None:
     answer = desk.answer({**READ, "text": TEXT, "changes": {"L1.H2": 0}})
     rows = {row[1]: row[2:] for row in answer["next"]}
     before, after = chances(desk), chances(desk, "L1.H2")
@@ -63,9 +63,6 @@ def test_what_comes_next_with_and_without(desk: Desk) -> None:
     shorter = desk.answer({**READ, "text": "Ann met Bob"})
     assert earlier["next"][0][:2] == shorter["next"][0][:2]
     assert earlier["next"][0][2] == pytest.approx(shorter["next"][0][2], abs=1e-6)
-
-
-def test_each_head_in_turn(desk: Desk) -> None:
     follow = desk.answer({**READ, "text": TEXT})["follow"]
     first, second = ({"do": "each", "layer": layer, "follow": follow} for layer in (0, 1))
     rows = desk.answer(first)["each"] + desk.answer(second)["each"]
@@ -73,9 +70,6 @@ def test_each_head_in_turn(desk: Desk) -> None:
     assert [row[0] for row in rows] == desk.heads
     for name, chance, _ in rows:
         assert chance == pytest.approx(float(chances(desk, name)[follow]), abs=1e-6)
-
-
-def test_the_hardest_looks_come_first(desk: Desk) -> None:
     answer = desk.answer({**READ, "text": TEXT})
     maps = desk.readings["a"].maps
     for t, hardest in enumerate(answer["hardest"]):
@@ -83,9 +77,6 @@ def test_the_hardest_looks_come_first(desk: Desk) -> None:
         best = sorted((float(max(weights[t, allowed], default=0)) for weights in maps), reverse=True)
         assert [weight for *_, weight in hardest] == pytest.approx(best[:8], abs=1e-4)
         assert all(weight == 0 or s in allowed for _, s, weight in hardest)
-
-
-def test_two_texts_side_by_side(desk: Desk) -> None:
     desk.answer({**READ, "text": TEXT})
     answer = desk.answer({**READ, "slot": "b", "text": TEXT.replace("Bob", "dog")})
     (head, key, size), *_ = answer["differ"][-1]

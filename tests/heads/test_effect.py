@@ -114,30 +114,21 @@ def test_importance_leaves_the_model_alone(kind: str) -> None:
     assert not any(p.requires_grad for p in parameters)
 
 
-def test_importance_does_not_know_dropout() -> None:
+def test_importance_of_what_does_nothing() -> None:
     model = gpt_of(dropout=0.5)
     expected = importance(model, batches())
     assert importance(model.train(), batches()) == pytest.approx(expected, abs=1e-7)
-
-
-def test_a_silent_head_has_no_importance() -> None:
     model = gpt_of()
     with torch.no_grad():
         model.blocks[1].attention.o_proj.weight[:, 8:12] = 0
     found = importance(model, batches())
     assert found["L1.H2"] == 0 and found["L0.H2"] > 0
-
-
-def test_a_layer_that_does_nothing() -> None:
-    """0 divided by 0 is 0 here."""
+    # 0 divided by 0 is 0 here.
     model = gpt_of()
     with torch.no_grad():
         model.blocks[1].attention.o_proj.weight.zero_()
     found = importance(model, batches())
     assert [found[f"L1.H{h}"] for h in range(6)] == [0] * 6
-
-
-def test_batches_may_come_one_by_one() -> None:
     model = gpt_of()
     assert importance(model, iter(batches())) == importance(model, batches())
     with pytest.raises(hw.HeadwiseError, match=r"^importance needs at least one batch of ids$"):
@@ -198,14 +189,11 @@ def test_variants_in_one_batch_change_nothing(
         assert cut[head].mean == pytest.approx(interval.mean, abs=1e-5)
 
 
-def test_memory_for_less_than_one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ablation_in_small_memory_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = gpt_of()
     expected = ablation(model, batches(), heads=["L0.H3"])
     monkeypatch.setattr(effect, "LARGEST", 1)
     assert ablation(model, batches(), heads=["L0.H3"])["L0.H3"].mean == pytest.approx(expected["L0.H3"].mean, abs=1e-5)
-
-
-def test_some_heads_and_progress() -> None:
     model, seen = gpt_of(), []
     whole = ablation(model, batches())
     found = ablation(model, batches(), heads=["L1.H4", "L0.H1", "L1.H0"], progress=lambda *done: seen.append(done))
@@ -214,9 +202,6 @@ def test_some_heads_and_progress() -> None:
         assert interval.mean == pytest.approx(whole[head].mean, abs=1e-5)
     assert seen[-1] == (9, 9) and [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert {total for _, total in seen} == {9}
-
-
-def test_ablation_leaves_the_model_alone() -> None:
     model = gpt_of(dropout=0.5)
     expected = ablation(model, batches(), heads=["L0.H1"])
     model.train()
@@ -225,18 +210,12 @@ def test_ablation_leaves_the_model_alone() -> None:
     assert ablation(model, batches(), heads=["L0.H1"])["L0.H1"].mean == pytest.approx(expected["L0.H1"].mean, abs=1e-6)
     assert [module.training for module in model.modules()] == modes
     assert all(p.grad is None for p in model.parameters()) and torch.is_grad_enabled()
-
-
-def test_modes_come_back_after_an_exception() -> None:
     model = gpt_of().train()
     for call in (ablation, importance):
         with pytest.raises(hw.HeadwiseError, match="exceed the model's context"):
             call(model, [torch.zeros(1, 99, dtype=torch.long)])
         assert all(module.training for module in model.modules())
         assert all(not block.attention.watchers for block in model.blocks)
-
-
-def test_one_document_has_no_interval() -> None:
     found = ablation(gpt_of(), [batches()[2]], heads=["L0.H0"])["L0.H0"]
     assert found.n == 1 and (found.low, found.high) == (-math.inf, math.inf)
 
@@ -265,36 +244,21 @@ def test_a_model_without_a_next_token_is_refused(name: str) -> None:
             call(model, batches())
 
 
-def test_a_body_without_its_head_is_refused() -> None:
+def test_what_has_no_loss_is_refused() -> None:
     body = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=33, n_layer=1, n_head=3, n_positions=97, **IDS))
     with pytest.raises(hw.HeadwiseError, match=r"^GPT2Model does not predict the next token"):
         importance(body, batches())
-
-
-def test_a_masked_language_model_is_refused() -> None:
-    """Its logits are of the token itself, not of the next one."""
+    # Its logits are of the token itself, not of the next one.
     config = tf.BertConfig(
         vocab_size=V, hidden_size=33, num_hidden_layers=1, num_attention_heads=3, intermediate_size=37
     )
     with pytest.raises(hw.HeadwiseError, match=r"^BertForMaskedLM does not predict the next token"):
         ablation(tf.BertForMaskedLM(config), batches())
-
-
-@pytest.mark.parametrize("how", ["median", "none"])
-def test_other_ways_are_refused(how: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match=rf"^how='{how}' is not known; one of zero, mean$"):
-        ablation(gpt_of(), batches(), how=how)
-
-
-def test_unknown_heads_and_bare_strings_are_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match=r"^no head 'L0\.H9'; did you mean"):
         ablation(gpt_of(), batches(), heads=["L0.H9"])
     with pytest.raises(hw.HeadwiseError, match=r"^heads='L0\.H1' must be a list of names"):
         ablation(gpt_of(), batches(), heads="L0.H1")
-
-
-def test_nothing_to_measure_is_refused() -> None:
-    """No batch, or documents of one token, which have no next one: never an empty report."""
+    # No batch, or documents of one token, which have no next one: never an empty report.
     model = gpt_of()
     with pytest.raises(hw.HeadwiseError):
         ablation(model, [])
@@ -302,3 +266,9 @@ def test_nothing_to_measure_is_refused() -> None:
     for call in (importance, ablation):
         with pytest.raises(hw.HeadwiseError):
             call(model, single)
+
+
+@pytest.mark.parametrize("how", ["median", "none"])
+def test_other_ways_are_refused(how: str) -> None:
+    with pytest.raises(hw.HeadwiseError, match=rf"^how='{how}' is not known; one of zero, mean$"):
+        ablation(gpt_of(), batches(), how=how)

@@ -150,13 +150,6 @@ def test_heads_are_as_alike_as_their_maps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_is_not_changed_by_a_film(tmp_path: Path, verbs: Filmed) -> None:
-    corpus, config, recipe = VERBS.resolve()
-    other, _ = train(tmp_path, config, recipe, corpus.data, VERBS.seed, quiet)
-    assert all(torch.equal(a, b) for a, b in zip(verbs.model.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.slow
 def test_interrupted_and_resumed_has_the_same_bytes(tmp_path: Path, verbs: Filmed) -> None:
     """Also where a kill has cut a frame short, and where frames are there that the saved state does not know yet."""
     whole = (verbs.folder / FILM).read_bytes()
@@ -202,7 +195,7 @@ def test_frames_come_early_and_then_evenly(steps: int) -> None:
     assert steps < 900 or len(due) > 40
 
 
-@every("n_heads, layers, steps", [(1, 1, 10**4), (4, 2, 3000), (4, 4, 2000), (12, 12, 5000), (32, 24, 10**5)])
+@every("n_heads, layers, steps", [(1, 1, 10**4), (4, 4, 2000), (12, 12, 5000)])
 def test_a_film_stays_under_a_megabyte(tmp_path_factory: Any, n_heads: int, layers: int, steps: int) -> None:
     folder = tmp_path_factory.mktemp("run")
     corpus, _, _ = VERBS.resolve()
@@ -215,18 +208,27 @@ def test_a_film_stays_under_a_megabyte(tmp_path_factory: Any, n_heads: int, laye
     assert len(film.due) > FRAMES - 9 or n_heads * layers > 100
 
 
-def test_what_is_packed_is_unpacked() -> None:
+@pytest.mark.slow
+def test_a_film_is_small_and_exact(tmp_path: Path, verbs: Filmed) -> None:
     maps = [torch.rand(n, n).softmax(-1).tril().numpy() for n in (2, 7)]
     header = {"heads": ["L0.H0"], "lines": [["a"] * 2, ["b"] * 7]}
     for was, now in zip(maps, unpacked(header, {"maps": packed(maps)})["L0.H0"], strict=True):
         assert abs(was - now).max() <= 0.5 / 255 + 1e-6
-
-
-def test_lines_are_cut_to_the_room_there_is() -> None:
     assert [len(line) for line in fitting([[0] * 50, [1] * 9, [2] * 9, [3] * 9], 10**4)] == [32, 9, 9]
     assert [len(line) for line in fitting([[0] * 50, [1] * 9], 45)] == [9]
     assert [len(line) for line in fitting([[0] * 9, [1] * 9], 45 + 44)] == [9]
     assert [len(line) for line in fitting([[0] * 9], 1)] == [2]
+    corpus, config, recipe = VERBS.resolve()
+    other, _ = train(tmp_path, config, recipe, corpus.data, VERBS.seed, quiet)
+    assert all(torch.equal(a, b) for a, b in zip(verbs.model.parameters(), other.parameters(), strict=True))
+    rows: list[dict[str, Any]] = []
+
+    def make(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
+        return Film(folder, corpus, config, recipe, rows.append)
+
+    run_training(tmp_path / "run", VERBS, quiet, resume=False, n_samples=0, film=make)
+    lines = (tmp_path / "run" / FILM).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
 
 
 def test_a_damaged_film_is_said(tmp_path: Path) -> None:
@@ -252,14 +254,3 @@ def test_a_damaged_film_is_said(tmp_path: Path) -> None:
         with pytest.raises(HeadwiseError, match=rf"{name} cannot be read .*; remove film.jsonl: the run is"):
             read_film(tmp_path)
         (tmp_path / name).write_bytes(whole)
-
-
-def test_the_run_has_its_film(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = []
-
-    def make(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
-        return Film(folder, corpus, config, recipe, rows.append)
-
-    run_training(tmp_path / "run", VERBS, quiet, resume=False, n_samples=0, film=make)
-    lines = (tmp_path / "run" / FILM).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == rows

@@ -39,11 +39,21 @@ def test_a_model_does_what_is_said_of_it_and_its_circuit_is_found(task: str, for
     assert tried(model, patched())[:3] == (1, 1, 1)
 
 
-def test_a_wrong_circuit_is_noticed() -> None:
+@pytest.mark.slow
+def test_what_the_bench_says() -> None:
     model = model_of("relay", "MLA, RoPE")
     idle = next(head for head in model.heads if head not in model.circuit)
     wrong = Known(**vars(model) | {"circuit": frozenset({idle})})
     assert len(faults(wrong, model.pairs)) >= 3
+    for t in range(len(HEADLESS)):
+        model = known(t, 2, tasks=HEADLESS)
+        assert max(map(abs, model.effects(model.pairs, None).values())) < 0.1
+    scores = {"a": 0.5, "b": -0.3, "c": 0.3, "d": 0.0, "e": 9.0}
+    auroc, precision, *rest = marks(scores, right={"a", "b"}, beside={"e"})
+    assert (auroc, precision) == (3.5 / 4, (1 + 2 / 3) / 2)  # b and c are tied, and e counts neither way
+    assert rest == [0, 0, pytest.approx(0.3, rel=1e-5)]
+    table = bench(lambda model, clean, corrupted, target: {}, ["relay"])  # a head without a score has 0
+    assert table["relay"][:3] == (0.5, pytest.approx(0.19, abs=0.05), 0)
 
 
 @pytest.mark.slow
@@ -55,22 +65,3 @@ def test_heads_that_stand_in_for_each_other_and_are_needed_together_show_beside_
     clean, corrupted, target = model.texts()
     with pytest.raises(HeadwiseError, match="contexts=8 tries all heads"):
         hw.patch(model.model, clean, corrupted, target=target, contexts=8, heads=["L0.H1"])
-
-
-@pytest.mark.slow
-def test_no_head_is_named_where_feed_forwards_do_the_work() -> None:
-    for t in range(len(HEADLESS)):
-        model = known(t, 2, tasks=HEADLESS)
-        assert max(map(abs, model.effects(model.pairs, None).values())) < 0.1
-
-
-def test_marks() -> None:
-    scores = {"a": 0.5, "b": -0.3, "c": 0.3, "d": 0.0, "e": 9.0}
-    auroc, precision, *rest = marks(scores, right={"a", "b"}, beside={"e"})
-    assert (auroc, precision) == (3.5 / 4, (1 + 2 / 3) / 2)  # b and c are tied, and e counts neither way
-    assert rest == [0, 0, pytest.approx(0.3, rel=1e-5)]
-
-
-def test_a_method_of_ones_own() -> None:
-    table = bench(lambda model, clean, corrupted, target: {}, ["relay"])  # a head without a score has 0
-    assert table["relay"][:3] == (0.5, pytest.approx(0.19, abs=0.05), 0)

@@ -49,7 +49,7 @@ def test_a_relation_is_a_role_of_the_head_that_follows_it() -> None:
     assert found.statistics["mine"] == "mass on the right tokens: mine"
 
 
-def test_a_fixed_offset_is_no_relation() -> None:
+def test_examples_and_offsets() -> None:
     texts = documents()
     relations = labelled(texts, [[(i, i - 1) for i in range(1, 61, 3)] for _ in texts])
     score = follow(hand_made(), relations)["mine"]["L0.H0"]
@@ -57,6 +57,16 @@ def test_a_fixed_offset_is_no_relation() -> None:
     assert (described(relations)[0].offset, described(relations)[0].offset_accuracy) == (1, 1.0)
     found = survey(hand_made(), texts, relations=relations, ablate="none")
     assert [head.name for head in found.profiles if "mine" in head.roles] == []
+    shown, texts = lambda ids: [str(i) for i in ids], ([5, 6, 7], [8, 9, 10])
+    plans = [Plan(Labelled(text, {"a": [((2,), (1,))]})) for text in texts]
+    for here, there, first, example in (
+        (0.6, 0.7, 0, "10"),
+        (0.7, 0.6, 0, "7"),
+        (0.6, 0.7, 1, "10"),
+        (0.7, 0.7, 0, "7"),
+    ):
+        numbers = [torch.full((2, 3, 1), mass, dtype=torch.float64) for mass in (here, there)]
+        assert _followed("a", plans, numbers, shown, first)[0].example[0] == example, (here, there, first)
 
 
 def test_every_number_is_that_of_the_whole_map(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,19 +102,6 @@ def test_every_number_is_that_of_the_whole_map(monkeypatch: pytest.MonkeyPatch) 
                 best = max(mass)  # in the first document, and in the only one that has the pair
                 assert score.example[2] == pytest.approx(best, abs=1e-6)
                 assert math.isnan(score.untrained)
-
-
-def test_the_example_is_of_the_first_document_unless_the_head_does_worse_there() -> None:
-    shown, texts = lambda ids: [str(i) for i in ids], ([5, 6, 7], [8, 9, 10])
-    plans = [Plan(Labelled(text, {"a": [((2,), (1,))]})) for text in texts]
-    for here, there, first, example in (
-        (0.6, 0.7, 0, "10"),
-        (0.7, 0.6, 0, "7"),
-        (0.6, 0.7, 1, "10"),
-        (0.7, 0.7, 0, "7"),
-    ):
-        numbers = [torch.full((2, 3, 1), mass, dtype=torch.float64) for mass in (here, there)]
-        assert _followed("a", plans, numbers, shown, first)[0].example[0] == example, (here, there, first)
 
 
 def elsewhere(p: torch.Tensor, queries: tuple[int, ...], keys: tuple[int, ...], looking: set[int]) -> float:

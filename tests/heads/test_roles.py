@@ -25,11 +25,8 @@ def found() -> Survey:
         return survey(hand_made(), Text(documents(), shown))
 
 
-def test_all_and_only_the_built_roles_are_found(found: Survey) -> None:
+def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
     assert {profile.name: profile.roles for profile in found.profiles} == JOBS
-
-
-def test_the_heads_of_a_circuit_have_its_roles() -> None:
     generator = torch.Generator().manual_seed(5)
     texts = [torch.randint(WORDS, (17,), generator=generator).tolist() for _ in range(11)]
     earned = {profile.name: profile.roles for profile in survey(induction_model(), texts, ablate="none").profiles}
@@ -37,6 +34,19 @@ def test_the_heads_of_a_circuit_have_its_roles() -> None:
         "L0.H1": ("previous token",),
         "L1.H0": ("induction", "copying"),
     }
+    assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
+    n = torch.arange(1, 62).double()
+    head = found.profiles[6]  # even attention is its own control
+    assert head.uniform["entropy"] == pytest.approx(float(n.log().mean()), abs=1e-5)
+    assert head.scores["entropy"].mean == pytest.approx(head.uniform["entropy"], abs=1e-4)
+    assert head.uniform["first"] == pytest.approx(float((1 / n).mean()), abs=1e-6)
+    assert found.untrained is not None
+    assert 0 < found.untrained["previous"] < 0.4
+    score = found.profiles[3].scores["delimiter"]
+    assert score.n == 11
+    assert score.low < score.mean < score.high
+    assert all(profile.importance is None and profile.ablation is None for profile in found.profiles)
+    assert any("HandMade does not predict the next token" in note for note in found.notes)
 
 
 SIZES: dict[str, Any] = {
@@ -62,37 +72,12 @@ UNTRAINED: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("family", UNTRAINED)
 def test_no_untrained_head_has_a_role(family: str) -> None:
-    for seed in range(1, 6):  # the control has seed 0
+    for seed in (1, 2):  # the control has seed 0
         torch.manual_seed(seed)
         model: nn.Module = UNTRAINED[family]().eval()
         result = survey(model, Text(documents(5, 41), shown), ablate="none")
         assert not any(profile.roles for profile in result.profiles), (seed, result)
         assert {role.name for role in result.roles} >= {"previous token", "induction", "copying", "rare token"}
-
-
-def test_every_role_has_a_head_that_earns_it(found: Survey) -> None:
-    assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
-
-
-def test_controls_stand_beside_the_scores(found: Survey) -> None:
-    n = torch.arange(1, 62).double()
-    head = found.profiles[6]  # even attention is its own control
-    assert head.uniform["entropy"] == pytest.approx(float(n.log().mean()), abs=1e-5)
-    assert head.scores["entropy"].mean == pytest.approx(head.uniform["entropy"], abs=1e-4)
-    assert head.uniform["first"] == pytest.approx(float((1 / n).mean()), abs=1e-6)
-    assert found.untrained is not None
-    assert 0 < found.untrained["previous"] < 0.4
-
-
-def test_intervals_run_over_documents(found: Survey) -> None:
-    score = found.profiles[3].scores["delimiter"]
-    assert score.n == 11
-    assert score.low < score.mean < score.high
-
-
-def test_without_loss_effects_are_left_out_and_said(found: Survey) -> None:
-    assert all(profile.importance is None and profile.ablation is None for profile in found.profiles)
-    assert any("HandMade does not predict the next token" in note for note in found.notes)
 
 
 RULE = ROLES[0]

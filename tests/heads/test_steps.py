@@ -212,7 +212,7 @@ def test_every_option_of_a_layer_is_in_the_record(name: str) -> None:
     assert sum(key["weight"] for key in s["keys"]) == pytest.approx(1 - (s["sink_weight"] or 0))
 
 
-def test_a_gate_is_in_the_record() -> None:
+def test_positions_without_keys_and_other_gates() -> None:
     model = build("llama")
     gates = torch.tensor([0.5, 0.0, 2.0, 1.0, 1.0, -1.0])
 
@@ -225,16 +225,10 @@ def test_a_gate_is_in_the_record() -> None:
         check_every_line(s)
         assert s["gate"] == gates[head]
     assert plain_steps(model, 1, 1)["norms"][1] == 0
-
-
-def test_a_position_that_sees_nothing_gives_nothing() -> None:
     for sink in (False, True):
         s = plain_steps(with_layer(mask=hw.Causal(offset=-1), sink=sink), 1, 0, 0)
         check_every_line(s)
         assert s["keys"] == [] and s["out"] == [0.0] * 6 and s["sink"] is None
-
-
-def test_a_sink_of_minus_infinity_takes_nothing() -> None:
     model = with_layer(mask=hw.Causal(), sink=True)
     model.blocks[1].attention.sink.data.fill_(-math.inf)  # type: ignore[union-attr]
     s = plain_steps(model)
@@ -242,7 +236,7 @@ def test_a_sink_of_minus_infinity_takes_nothing() -> None:
     assert s["sink"] is None
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_left_alone() -> None:
     model = build("llama").train()
     seen: list[Any] = []
     attention_layers(model)[1].watchers.append(seen.append)
@@ -254,9 +248,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(value.dtype == torch.float32 for value in model.state_dict().values())
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-
-
-def test_dropout_does_not_reach_the_record() -> None:
     config = build("llama").config
     torch.manual_seed(1)
     model = GPT(GPTConfig(**{**asdict(config), "dropout": 0.5})).train()
@@ -288,14 +279,11 @@ def test_what_does_not_exist_is_refused(change: dict[str, Any], message: str) ->
     assert str(refusal.value) == message
 
 
-def test_of_one_there_is_only_number_0() -> None:
+def test_what_a_record_cannot_hold_is_refused() -> None:
     model = GPT(GPTConfig(vocab_size=11, context=5, n_layers=1, n_heads=1, d_model=2))
     with pytest.raises(hw.HeadwiseError, match=r"layer 1: the model has 1, counted from 0; pass --layer 0$"):
         head_steps(model, [1], ["1"], 1, 0, 0, "run")
     check_every_line(json.loads(json.dumps(asdict(head_steps(model, [1], ["1"], 0, 0, 0, "run")))))
-
-
-def test_a_layer_without_output_projection_is_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match="no output projection"):
         plain_steps(with_layer(mask=hw.Causal(), out_proj=False))
 

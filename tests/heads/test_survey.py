@@ -16,13 +16,11 @@ from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads import effect
 from headwise.heads.statistics import all_statistics
-from headwise.heads.survey import EFFECTS, forecast, fresh_model, survey
+from headwise.heads.survey import forecast, fresh_model, survey
 from headwise.heads.table import Survey
 from headwise.heads.tally import copying, vocabulary_product
 from headwise.intervals import interval_of
-from headwise.models import ask
 from headwise.models.open import open_folder
 from headwise.models.sites import sites_of
 
@@ -68,25 +66,24 @@ def test_scores_are_means_over_documents(model: GPT, text: Text, found: Survey) 
         assert (score.mean, score.low, score.n) == pytest.approx((expected.mean, expected.low, 5), abs=2e-6)
 
 
-def test_facts(found: Survey, text: Text) -> None:
+def test_facts_of_a_survey(found: Survey, text: Text, model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.n_documents, found.n_tokens, found.longest) == (5, 143, 41)
     assert found.passage == 31 and len(found.tokens) == 31
     assert [profile.name for profile in found.profiles] == [f"L{n}.H{h}" for n in range(2) for h in range(6)]
     assert set(found.statistics) == set(all_statistics())
-
-
-def test_a_long_text_has_a_forecast(model: GPT, text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     assert forecast(model, text.documents, controls=True) == ""  # it takes less than a second
     monkeypatch.setattr("headwise.heads.survey.PATIENCE", 0)
     once, twice = (forecast(model, [[3] * 7, [5] * 11], controls) for controls in (False, True))
     assert "min: 18 tokens at" in once and "min: 36 tokens at" in twice and "documents= bound" in once
-
-
-def test_marks(text: Text) -> None:
     ids = torch.tensor([3, 7, 36, 2, 9, 9])
     marks = text.marks(ids)
     assert marks["delimiter"].tolist() == [False, False, True, True, False, False]  # the first token is left out
     assert not marks["rare"][2]  # a special token is not rare, however seldom
+    with pytest.raises(hw.HeadwiseError, match="no document of two tokens"):
+        Text([[3], []], shown)
+    found = survey(model, text, controls=False, ablate="none")
+    assert found.untrained is None and found.ablated is None and found.loss is None
+    assert all(profile.ablation is None and profile.importance is not None for profile in found.profiles)
 
 
 def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: Text, found: Survey) -> None:
@@ -101,31 +98,31 @@ def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: 
     assert np.allclose(found.profiles[3].received * 31, found.profiles[3].thumbnail.sum(0), atol=1e-5)
 
 
-def test_effects_are_those_of_the_effect_room(model: GPT, text: Text, found: Survey) -> None:
-    batches = [torch.tensor([list(ids)]) for ids in text.documents]
-    assert sum(map(len, text.documents)) < EFFECTS
-    importance = effect.importance(model, batches)
-    for profile in found.profiles:
-        assert profile.importance == pytest.approx(importance[profile.name], rel=1e-4)
-        with hw.ablate(model, [profile.name]), torch.no_grad():
-            losses = [float(ask.next_token_losses(model, ids)[0]) for ids in batches]
-        assert profile.ablation is not None and found.loss is not None
-        assert profile.ablation.mean == pytest.approx(np.mean(losses) - found.loss, abs=2e-6)
-
-
-def test_without_controls_and_ablation(model: GPT, text: Text) -> None:
-    found = survey(model, text, controls=False, ablate="none")
-    assert found.untrained is None and found.ablated is None and found.loss is None
-    assert all(profile.ablation is None and profile.importance is not None for profile in found.profiles)
-
-
-def test_the_random_state_is_left_alone(model: GPT, text: Text) -> None:
+def test_a_survey_leaves_the_state_alone_and_counts(model: GPT, text: Text, found: Survey) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
     one = survey(model, text, ablate="none", seed=1)
     assert torch.equal(torch.get_rng_state(), before)
     assert survey(model, text, ablate="none", seed=1).untrained == one.untrained
     assert survey(model, text, ablate="none", seed=2).untrained != one.untrained
+    heard: dict[str, tuple[int, int]] = {}
+    calls: list[tuple[str, int]] = []
+
+    def hear(what: str, done: int, total: int) -> None:
+        heard[what] = done, total
+        calls.append((what, done))
+
+    survey(model, text, progress=hear)
+    assert calls[0] == ("running the model", 0)  # said before the first batch, which may take minutes
+    assert set(heard) == {"running the model", "repeated tokens", "untrained control", "importance", "ablation"}
+    assert all(done == total for done, total in heard.values())
+    # The importance of a head is a gradient, which that mode would not have.
+    with torch.inference_mode():
+        again = survey(model, text)
+    assert [head.importance for head in again.profiles] == [head.importance for head in found.profiles]
+    fresh = fresh_model(model, 0)
+    assert isinstance(fresh, GPT) and fresh.config == model.config
+    assert not torch.equal(fresh.lm_head.weight, model.lm_head.weight)
 
 
 def test_too_few_tokens_to_repeat(model: GPT) -> None:
@@ -148,25 +145,6 @@ def test_a_loss_of_a_guess_is_said(text: Text, found: Survey) -> None:
     assert counting.loss is not None and counting.loss < math.log(V) and "guess" not in " ".join(counting.notes)
 
 
-def test_progress_ends_at_the_total(model: GPT, text: Text) -> None:
-    heard: dict[str, tuple[int, int]] = {}
-    calls: list[tuple[str, int]] = []
-
-    def hear(what: str, done: int, total: int) -> None:
-        heard[what] = done, total
-        calls.append((what, done))
-
-    survey(model, text, progress=hear)
-    assert calls[0] == ("running the model", 0)  # said before the first batch, which may take minutes
-    assert set(heard) == {"running the model", "repeated tokens", "untrained control", "importance", "ablation"}
-    assert all(done == total for done, total in heard.values())
-
-
-def test_empty_texts() -> None:
-    with pytest.raises(hw.HeadwiseError, match="no document of two tokens"):
-        Text([[3], []], shown)
-
-
 def test_copying_is_the_eigenvalue_ratio_of_the_whole_product(model: GPT) -> None:
     site = sites_of(model)[1]
     values = copying(site, vocabulary_product(model))
@@ -176,12 +154,6 @@ def test_copying_is_the_eigenvalue_ratio_of_the_whole_product(model: GPT) -> Non
         whole = w_u @ head.wo.detach().double() @ head.wv.detach().double() @ w_e.T  # (V,V)
         eigenvalues = torch.linalg.eigvals(whole)
         assert values[h] == pytest.approx(float(eigenvalues.sum().real / eigenvalues.abs().sum()), abs=1e-6)
-
-
-def test_fresh_model_is_another_of_the_same_kind(model: GPT) -> None:
-    fresh = fresh_model(model, 0)
-    assert isinstance(fresh, GPT) and fresh.config == model.config
-    assert not torch.equal(fresh.lm_head.weight, model.lm_head.weight)
 
 
 # What a survey takes, and what it hands out
@@ -241,7 +213,7 @@ def test_what_a_survey_refuses(folder: Path, texts: Any, options: dict[str, Any]
         survey(folder, texts, **options)
 
 
-def test_a_survey_is_a_mapping_of_heads(found: Survey) -> None:
+def test_a_survey_is_a_mapping_and_shows_itself(found: Survey) -> None:
     assert list(found) == [profile.name for profile in found.profiles] and len(found) == 12
     head = found["L1.H4"]
     assert head.entropy == head["entropy"] == head.scores["entropy"] and head.entropy.n == 5
@@ -254,9 +226,6 @@ def test_a_survey_is_a_mapping_of_heads(found: Survey) -> None:
         f"L1.H4(entropy={head.entropy.mean:.4g}; roles: induction, copying; loss without it +0.25)"
     )
     assert repr(replace(head, scores={}, roles=(), ablation=None)) == "L1.H4(roles: none)"
-
-
-def test_a_survey_in_a_notebook(found: Survey) -> None:
     html = found._repr_html_()
     assert html.count("<img") == 12 and html.count("<tr>") == 13 and f"{found['L1.H4'].entropy.mean:.3f}" in html
     head = replace(found["L1.H4"], name="<b>", roles=("<i>",))
@@ -270,10 +239,3 @@ def test_watching_knows_the_tokens_of_a_folder(folder: Path) -> None:
         opened.model(torch.tensor([[1, 2, 3]]))
     assert opened.tokens is not None
     assert seen["L0.H0"].tokens == (opened.tokens.shown([1, 2, 3]),) * 2
-
-
-def test_inference_mode_changes_nothing(model: GPT, text: Text, found: Survey) -> None:
-    """The importance of a head is a gradient, which that mode would not have."""
-    with torch.inference_mode():
-        again = survey(model, text)
-    assert [head.importance for head in again.profiles] == [head.importance for head in found.profiles]

@@ -17,7 +17,7 @@ TEXT = "the cat sat on the mat\n" * 19
 SHAPE = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 7}
 
 
-def test_a_text_or_its_path_without_a_folder(tmp_path: Path) -> None:
+def test_a_training_in_python(tmp_path: Path) -> None:
     (tmp_path / "cat.txt").write_text(TEXT)
     models = [
         train(text, "nanogpt", steps=3, **SHAPE) for text in (TEXT, tmp_path / "cat.txt", str(tmp_path / "cat.txt"))
@@ -29,9 +29,6 @@ def test_a_text_or_its_path_without_a_folder(tmp_path: Path) -> None:
     assert folder is not None and not folder.path.exists()
     assert len(list(generate(models[0], "the ", 5))) == 5
     assert list(tmp_path.iterdir()) == [tmp_path / "cat.txt"]
-
-
-def test_a_run_folder_keeps_the_text_and_the_settings(tmp_path: Path) -> None:
     model = train(TEXT, "nanogpt", tmp_path / "run", steps=3, seed=5, lines=True, **SHAPE)
     folder, run = described(model), read_run(tmp_path / "run")
     assert folder is not None and folder.path == tmp_path / "run" and run is not None
@@ -40,9 +37,6 @@ def test_a_run_folder_keeps_the_text_and_the_settings(tmp_path: Path) -> None:
     assert settings.items() <= vars(run.settings).items() and run.status == "finished"
     again = open_model(tmp_path / "run")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-def test_the_verb_corpus_is_the_default() -> None:
     model = train(steps=1, n_layers=1, d_model=8, n_heads=2)
     assert next(generate(model, "I work =", 1)) >= 0
 

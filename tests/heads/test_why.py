@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from cases import refuses
 from torch import Tensor, nn
 
 import headwise as hw
@@ -161,11 +162,10 @@ def test_it_tells_what_a_patching_of_its_own_tells(kind: str, counts: str) -> No
         assert read or sites[part.head.rpartition(".")[0]].name.startswith("decoder")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", MODELS)
-def test_half_precision_tells_the_same_story(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["next", "masked", "t5"])
+def test_half_precision_tells_the_same_story(kind: str) -> None:
     """A share is a difference of logits of some nats, each rounded, over one of some nats; clear ones stay clear."""
-    texts = TEXTS.get(kind, TEXTS["next"])
+    texts, dtype = TEXTS.get(kind, TEXTS["next"]), torch.float16 if kind == "masked" else torch.bfloat16
     exact = hw.why(opened(kind), *texts, "i", "j")
     model = opened(kind).to(dtype)
     rough = {part.head: part.brings for part in hw.why(model, *texts, "i", "j").heads}
@@ -199,10 +199,8 @@ def test_a_text_goes_where_ids_go() -> None:
             hw.HeadwiseError, match=r"no tokenizer of this LlamaForCausalLM is known, .* headwise\.open"
         ):
             call(stranger, text, 7) if call is hw.attribute else call(stranger, text)
-    with pytest.raises(hw.HeadwiseError, match="'ij' is 2 tokens, 'i' 'j'; pass one"):
-        hw.attribute(model, text, "ij")
-    with pytest.raises(hw.HeadwiseError, match="98 tokens, and LlamaForCausalLM takes 97"):
-        hw.attribute(model, 98 * "a", "i")
+    refuses(lambda: hw.attribute(model, text, "ij"), "'ij' is 2 tokens, 'i' 'j'; pass one")
+    refuses(lambda: hw.attribute(model, 98 * "a", "i"), "98 tokens, and LlamaForCausalLM takes 97")
 
 
 @pytest.mark.parametrize(
@@ -217,8 +215,7 @@ def test_a_text_goes_where_ids_go() -> None:
     ],
 )
 def test_bad_requests(kind: str, words: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match=message):
-        hw.why(opened(kind), *words)
+    refuses(lambda: hw.why(opened(kind), *words), message)
 
 
 def test_a_story_is_shown_in_words_a_table_and_html() -> None:

@@ -84,7 +84,7 @@ def reach(model: hw.GPT, documents: list[list[int]]) -> Windows:
     return hw.windows(model, documents)
 
 
-def test_all_and_only_planted_heads_retrieve(reach: Windows, documents: list[list[int]]) -> None:
+def test_heads_retrieve_by_their_lift(reach: Windows, documents: list[list[int]]) -> None:
     assert {name for name in reach if reach[name].retrieves} == RETRIEVING
     assert reach.needle_found == 1.0
     assert all((reach[name].needle.mean > 0.9) == (name in RETRIEVING) for name in reach)
@@ -98,10 +98,7 @@ def test_all_and_only_planted_heads_retrieve(reach: Windows, documents: list[lis
     assert without.needle_found is not None and without.needle_found < 0.5
     assert not any(without[name].retrieves for name in without)
     assert any("needles" in note for note in without.notes)
-
-
-def test_heads_retrieve_that_weigh_an_answer_more_than_the_rest_of_its_needle(documents: list[list[int]]) -> None:
-    """Whatever the weight: what counts is the same head, at the same distance, where the answer does not stand."""
+    # Whatever the weight: what counts is the same head, at the same distance, where the answer does not stand.
     weak = hw.windows(planted.retrieval_model(RETRIEVING, pull=0.95), documents)
     assert {name for name in weak if weak[name].retrieves} == RETRIEVING
     assert all(0.01 < weak[name].needle.mean < 0.1 and weak[name].lift.low > 1 for name in RETRIEVING)
@@ -112,9 +109,6 @@ def test_heads_retrieve_that_weigh_an_answer_more_than_the_rest_of_its_needle(do
     strewn = hw.windows(noise, documents)
     assert max(strewn[name].needle.mean for name in strewn) > 0.01  # by chance; they are not sure of it
     assert not any(strewn[name].retrieves for name in strewn)
-
-
-def test_of_the_query_heads_of_a_group_the_largest_counts(documents: list[list[int]]) -> None:
     shape = {"vocab_size": 37, "context": 131, "n_layers": 1, "n_heads": 6, "d_model": 36, "init_std": 0.4}
     torch.manual_seed(0)
     grouped = hw.GPT(hw.GPTConfig(**shape, n_kv_heads=2)).eval()  # type: ignore[arg-type]

@@ -39,19 +39,13 @@ def times_of(**milliseconds: float) -> Callable[..., Times]:
 # Counted
 
 
-def test_split_heads_cost_a_quarter_not_a_sixteenth() -> None:
+def test_what_is_counted() -> None:
     claim, table = split_heads()
     assert table.rows == (("4 heads of 4", 16, 768), ("1 head of 16", 16, 768), ("4 heads of 16", 64, 3072))
     assert claim.verdict == FAILS and "16 multiplications against 64, a factor of 4;" in claim.measured
-
-
-def test_a_single_head_has_4_d2_parameters_unless_it_drops_w_o() -> None:
     claim, table = parameters_with_heads()
     assert [row[2] for row in table.rows] == [3, 4, 4, 3]
     assert claim.verdict == DEPENDS
-
-
-def test_heads_by_size_are_those_of_published_models() -> None:
     claim, table = heads_of_models()
     assert ("MiniLM-L6", 22713216, 12, "4 to 8") in table.rows and ("gpt2", 124439808, 12, "8 to 16") in table.rows
     assert claim.verdict == DEPENDS and claim.measured.endswith("8 have so many; not MiniLM-L6 with 12.")
@@ -73,10 +67,25 @@ def test_products_are_equal_and_the_softmax_decides(
     assert len({row[1] for row in table.rows}) == 1 and [row[2] for row in table.rows][-1] == 16 * 11**2 / 1e6
 
 
-def test_unequal_products_would_refute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = iter(range(5))
     monkeypatch.setattr(measured, "counted_flops", lambda *given: {"linear": next(counts), "attention": 0})
     assert flops_with_heads(width=48, tokens=5, rounds=1)[0].verdict == FAILS
+    heads, _, lookups, *_ = all_comparisons(heads=(0.5, 0.3, 0.2))
+    four = lookups.arms[2]
+    larger = ArmResult(four.name, "", four.parameters + 1, four.scores, None)
+    told = claims.several_heads(heads, type(lookups)(**{**vars(lookups), "arms": (*lookups.arms[:2], larger)}))
+    assert told.verdict == HOLDS and told.measured.count("4 heads") == 1
+    comparisons = []
+    for one in all_comparisons(heads=(0.5, 0.3, 0.2)):
+        last = one.arms[-1]
+        failed = ArmResult(last.name, "", last.parameters, {}, "diverged at step 3")
+        comparisons.append(type(one)(**{**vars(one), "arms": (*one.arms[:-1], failed)}))
+    found = judged(tuple(comparisons))
+    assert [verdict_of(word, found) for word in ("Several", "Quality", "specialise")] == [DEPENDS, DEPENDS, FAILS]
+    assert "4 heads diverged" in found[0].measured
+    claim = claims.ordered_quality(all_comparisons(sharing=(0.5, 0.6, 0.8))[1])
+    assert "GQA less MHA +0.100 ± 0.025, MQA less GQA +0.200 ± 0.000." in claim.measured
 
 
 # Timed
@@ -164,14 +173,6 @@ def test_several_heads_must_win_everywhere(heads: tuple[float, ...], lookups: tu
     assert verdict_of("Several heads", found) == verdict
 
 
-def test_an_arm_with_more_parameters_proves_nothing() -> None:
-    heads, _, lookups, *_ = all_comparisons(heads=(0.5, 0.3, 0.2))
-    four = lookups.arms[2]
-    larger = ArmResult(four.name, "", four.parameters + 1, four.scores, None)
-    told = claims.several_heads(heads, type(lookups)(**{**vars(lookups), "arms": (*lookups.arms[:2], larger)}))
-    assert told.verdict == HOLDS and told.measured.count("4 heads") == 1
-
-
 @pytest.mark.parametrize(
     ("sharing", "verdict"),
     [((0.5, 0.6, 0.7), HOLDS), ((0.5, 0.6, 0.6), DEPENDS), ((0.5, 0.5, 0.5), FAILS), ((0.5, 0.6, 0.4), FAILS)],
@@ -199,28 +200,12 @@ def test_w_o_is_indispensable_where_its_absence_costs(without: float, verdict: s
     assert claim.verdict == verdict and f"without W_O {without - 0.5:+.3f} ± " in claim.measured
 
 
-def test_the_steps_of_sharing_are_told_with_their_intervals() -> None:
-    claim = claims.ordered_quality(all_comparisons(sharing=(0.5, 0.6, 0.8))[1])
-    assert "GQA less MHA +0.100 ± 0.025, MQA less GQA +0.200 ± 0.000." in claim.measured
-
-
 @pytest.mark.parametrize(
     ("masses", "cost", "verdict"), [(0.8, 0.5, HOLDS), (0.8, 0.0, FAILS), (0.35, 0.5, FAILS), (0.2, 0.0, FAILS)]
 )
 def test_a_role_must_be_learned_clear_and_missed(masses: float, cost: float, verdict: str) -> None:
     found = judged(all_comparisons(masses=masses, cost=cost))
     assert verdict_of("specialise", found) == verdict
-
-
-def test_an_arm_that_diverged_shows_nothing() -> None:
-    comparisons = []
-    for one in all_comparisons(heads=(0.5, 0.3, 0.2)):
-        last = one.arms[-1]
-        failed = ArmResult(last.name, "", last.parameters, {}, "diverged at step 3")
-        comparisons.append(type(one)(**{**vars(one), "arms": (*one.arms[:-1], failed)}))
-    found = judged(tuple(comparisons))
-    assert [verdict_of(word, found) for word in ("Several", "Quality", "specialise")] == [DEPENDS, DEPENDS, FAILS]
-    assert "4 heads diverged" in found[0].measured
 
 
 # The page

@@ -84,7 +84,8 @@ def test_all_arms_have_as_many_parameters_as_whole_numbers_allow(name: str) -> N
         assert abs(count - counts[0]) <= (one_wider / 2 if arm.widened else 0), arm.name
 
 
-def test_the_layers_differ_only_in_what_the_arms_say() -> None:
+@pytest.mark.slow
+def test_arms_and_answers() -> None:
     spec = EXPERIMENTS["heads"].config(EXPERIMENTS["heads"].arms[2], 137).attention
     for name in ("heads", "sharing", "output-projection", "scale"):
         for arm in EXPERIMENTS[name].arms:
@@ -95,6 +96,38 @@ def test_the_layers_differ_only_in_what_the_arms_say() -> None:
     assert heads == [1, 2, 4, 8, 16]
     shared = [EXPERIMENTS["sharing"].config(arm, 137).attention.n_kv_heads for arm in EXPERIMENTS["sharing"].arms]
     assert shared == [8, 2, 1]
+    torch.manual_seed(3)
+    plain = GPT(CONFIG)
+    torch.manual_seed(3)
+    model = without_output(CONFIG)
+    (layer,), (other,) = attention_layers(model), attention_layers(plain)
+    assert layer.o_proj is None and torch.equal(layer.q_proj.weight, other.q_proj.weight)
+    other.o_proj.weight.data = torch.eye(24)
+    x = torch.randn(2, 5, 24)
+    torch.testing.assert_close(layer(x), other(x))
+    assert plain.n_parameters - model.n_parameters == 24 * 24
+    drawn = list(lines(50, seed=5))
+    assert drawn == list(lines(50, seed=5)) and drawn != list(lines(50, seed=6))
+    for line in drawn:
+        *facts, question, answer = line.split()
+        assert sorted(fact[0] for fact in facts) == list(NAMES)
+        numbers = {fact[0]: fact[1:] for fact in facts}
+        assert question[0] != question[1]
+        assert answer == numbers[question[0]][0] + numbers[question[1]][1]
+    corpus = lookups(None, 0)
+    batches = [corpus.data.batch(torch.Generator().manual_seed(1), 7), next(corpus.data.held_out_batches(11))]
+    for inputs, targets in batches:
+        assert ((targets != IGNORED).sum(1) == 1).all()
+        rows, at = (targets != IGNORED).nonzero(as_tuple=True)
+        for row, asked, answer in zip(rows, inputs[rows, at], targets[rows, at], strict=True):
+            words = corpus.tokens.shown([*inputs[row].tolist(), int(answer)])
+            numbers = {word[0]: word[1:] for word in words if len(word) == 3 and word[0] in NAMES and "?" not in word}
+            one, other, _ = corpus.tokens.shown([int(asked)])[0]
+            assert words[-1] == numbers[one][0] + numbers[other][1]
+    arm = replace(TWO_LOOKUPS.arms[0], trained=False)
+    scores = run_unit(Unit(TWO_LOOKUPS, arm, 0, None, None)).scores
+    assert scores["accuracy"] < 3 / NUMBERS**2
+    assert str(round(1 / NUMBERS**2, 3)) in TWO_LOOKUPS.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -115,53 +148,7 @@ def test_another_scale_is_that_of_the_scores_alone(build: Callable[[GPTConfig], 
     assert torch.allclose(logits, plain(ids), rtol=0, atol=1e-6) == (scale is None)
 
 
-def test_without_w_o_the_joined_heads_are_the_output() -> None:
-    torch.manual_seed(3)
-    plain = GPT(CONFIG)
-    torch.manual_seed(3)
-    model = without_output(CONFIG)
-    (layer,), (other,) = attention_layers(model), attention_layers(plain)
-    assert layer.o_proj is None and torch.equal(layer.q_proj.weight, other.q_proj.weight)
-    other.o_proj.weight.data = torch.eye(24)
-    x = torch.randn(2, 5, 24)
-    torch.testing.assert_close(layer(x), other(x))
-    assert plain.n_parameters - model.n_parameters == 24 * 24
-
-
 # Two lookups
-
-
-def test_the_answer_is_what_the_question_asks() -> None:
-    drawn = list(lines(50, seed=5))
-    assert drawn == list(lines(50, seed=5)) and drawn != list(lines(50, seed=6))
-    for line in drawn:
-        *facts, question, answer = line.split()
-        assert sorted(fact[0] for fact in facts) == list(NAMES)
-        numbers = {fact[0]: fact[1:] for fact in facts}
-        assert question[0] != question[1]
-        assert answer == numbers[question[0]][0] + numbers[question[1]][1]
-
-
-@pytest.mark.slow
-def test_the_answer_alone_is_learned_and_scored() -> None:
-    corpus = lookups(None, 0)
-    batches = [corpus.data.batch(torch.Generator().manual_seed(1), 7), next(corpus.data.held_out_batches(11))]
-    for inputs, targets in batches:
-        assert ((targets != IGNORED).sum(1) == 1).all()
-        rows, at = (targets != IGNORED).nonzero(as_tuple=True)
-        for row, asked, answer in zip(rows, inputs[rows, at], targets[rows, at], strict=True):
-            words = corpus.tokens.shown([*inputs[row].tolist(), int(answer)])
-            numbers = {word[0]: word[1:] for word in words if len(word) == 3 and word[0] in NAMES and "?" not in word}
-            one, other, _ = corpus.tokens.shown([int(asked)])[0]
-            assert words[-1] == numbers[one][0] + numbers[other][1]
-
-
-@pytest.mark.slow
-def test_untrained_models_are_at_chance() -> None:
-    arm = replace(TWO_LOOKUPS.arms[0], trained=False)
-    scores = run_unit(Unit(TWO_LOOKUPS, arm, 0, None, None)).scores
-    assert scores["accuracy"] < 3 / NUMBERS**2
-    assert str(round(1 / NUMBERS**2, 3)) in TWO_LOOKUPS.notes[0]
 
 
 # Roles
@@ -191,7 +178,7 @@ def test_the_scores_of_roles_come_from_the_maps() -> None:
 # Verdicts
 
 
-def test_sentences_follow_from_the_interval() -> None:
+def test_sentences_and_claims() -> None:
     better, worse, nothing = Interval(-0.2, -0.3, -0.1, 5), Interval(0.2, 0.1, 0.3, 5), Interval(0.2, -0.1, 0.5, 5)
     assert [effect(one, LOSS) for one in (better, worse, nothing)] == [1, -1, 0]
     assert [effect(one, ACCURACY) for one in (better, worse, nothing)] == [-1, 1, 0]
@@ -204,10 +191,16 @@ def test_sentences_follow_from_the_interval() -> None:
     assert sentence("a", "b", nothing, LOSS) == (
         "a against b: no detectable difference in held-out loss (+0.200 nats, half width 0.300, 5 seeds)"
     )
-
-
-def test_a_claim_holds_in_all_cases_or_depends() -> None:
     assert [of_all([True, True]), of_all([True, False]), of_all([False])] == [HOLDS, DEPENDS, FAILS]
+    assert find_experiment("scale") is EXPERIMENTS["scale"]
+    with pytest.raises(HeadwiseError, match=r"no experiment 'two-lookup'; did you mean two-lookups\?"):
+        find_experiment("two-lookup")
+    with pytest.raises(HeadwiseError, match=r"there are heads, .*claims"):
+        find_experiment("xyz")
+    with pytest.raises(HeadwiseError, match="alone; leave text= out"):
+        run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
+    table = experiments.cache_bytes()
+    assert [(row[1], row[2]) for row in table.rows] == [(1024, 1024), (256, 256), (128, 128)]
 
 
 def test_arms_are_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,28 +275,19 @@ def test_experiments_share_what_they_have_in_common() -> None:
 
 
 @pytest.mark.slow
-def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+def test_results_repeat(tmp_path: Path) -> None:
     one = replace(TWO_LOOKUPS, arms=TWO_LOOKUPS.arms[:1])
     alone, beside = (compare(one, tmp_path / str(n), n_seeds=2, steps=2, workers=n) for n in (1, 2))
     assert no_times(alone) == no_times(beside)
-
-
-def test_the_seed_decides_alone() -> None:
     found = []
     for state, seed in ((1, 0), (2, 0), (1, 1)):
         torch.manual_seed(state)
         found.append(run_unit(Unit(tiny(), tiny().arms[0], seed, 2, None)).scores["loss"])
     assert found[0] == found[1] != found[2]
-
-
-def test_nothing_of_torch_s_state_changes(tmp_path: Path) -> None:
     torch.manual_seed(7)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     compare(tiny(), tmp_path, n_seeds=2, steps=1)
     assert torch.equal(torch.get_rng_state(), state) and torch.get_num_threads() == threads
-
-
-def test_an_arm_that_diverges_is_said_to(tmp_path: Path) -> None:
     arms = (Arm(name="two", shape=TINY), Arm(name="bad", shape=TINY, build=broken))
     found = compare(tiny(*arms), tmp_path, n_seeds=2, steps=1)
     assert found.arms[0].scores and not found.arms[1].scores
@@ -368,22 +352,7 @@ def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_names_and_their_neighbours() -> None:
-    assert find_experiment("scale") is EXPERIMENTS["scale"]
-    with pytest.raises(HeadwiseError, match=r"no experiment 'two-lookup'; did you mean two-lookups\?"):
-        find_experiment("two-lookup")
-    with pytest.raises(HeadwiseError, match=r"there are heads, .*claims"):
-        find_experiment("xyz")
-    with pytest.raises(HeadwiseError, match="alone; leave text= out"):
-        run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
-
-
 # Caches and speed
-
-
-def test_the_formula_of_the_cache_is_what_a_cache_holds() -> None:
-    table = experiments.cache_bytes()
-    assert [(row[1], row[2]) for row in table.rows] == [(1024, 1024), (256, 256), (128, 128)]
 
 
 def test_where_sharing_pays() -> None:

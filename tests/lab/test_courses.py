@@ -67,7 +67,7 @@ def test_the_class_is_the_plain_loop_and_a_projection_with_a_bias(bias: bool) ->
     torch.testing.assert_close(out, expected, rtol=0, atol=CLOSE)
 
 
-def test_the_class_is_the_layer_of_this_house() -> None:
+def test_the_class_is_this_layer_there_and_back() -> None:
     course = course_class(bias=True)
     layer = hw.MultiHeadAttention(
         H * D, H, d_in=D_IN, q_bias=True, kv_bias=True, out_bias=True, mask=hw.Causal()
@@ -76,6 +76,23 @@ def test_the_class_is_the_layer_of_this_house() -> None:
     for ours, theirs in (*pairs, (layer.o_proj, course.out_proj)):
         ours.load_state_dict(theirs.state_dict())
     torch.testing.assert_close(layer(text()), course(text()), rtol=0, atol=CLOSE)
+    layer = course_class(bias=True)
+    back = class_from_wrapper(*wrapper_from_class(layer))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    assert before.keys() == back.state_dict().keys()
+    for name, value in back.state_dict().items():
+        assert torch.equal(value, before[name]), name
+        value.zero_()
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    layer = course_class()
+    wrapper, projection = wrapper_from_class(layer)
+    cotangent = torch.randn(B, T, H * D, dtype=torch.float64)
+    for out in (layer(text()), projection(wrapper(text()))):
+        (out * cotangent).sum().backward()
+    for name in ("W_query", "W_key", "W_value"):
+        joined = torch.cat([getattr(head, name).weight.grad for head in wrapper.heads])
+        torch.testing.assert_close(joined, getattr(layer, name).weight.grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(projection.weight.grad, layer.out_proj.weight.grad, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("build", [CausalAttention, MultiHeadAttentionWrapper, MultiHeadAttn])
@@ -108,29 +125,6 @@ def test_heads_put_together_are_the_same_function(bias: bool) -> None:
     x = text()
     assert not layer.training and layer.dropout.p == 0.2 and layer.num_heads == H
     torch.testing.assert_close(layer(x), projection(wrapper(x)), rtol=0, atol=CLOSE)
-
-
-def test_there_and_back_gives_the_very_weights_and_shares_none() -> None:
-    layer = course_class(bias=True)
-    back = class_from_wrapper(*wrapper_from_class(layer))
-    before = {name: value.clone() for name, value in layer.state_dict().items()}
-    assert before.keys() == back.state_dict().keys()
-    for name, value in back.state_dict().items():
-        assert torch.equal(value, before[name]), name
-        value.zero_()
-    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-def test_gradients_follow_the_map() -> None:
-    layer = course_class()
-    wrapper, projection = wrapper_from_class(layer)
-    cotangent = torch.randn(B, T, H * D, dtype=torch.float64)
-    for out in (layer(text()), projection(wrapper(text()))):
-        (out * cotangent).sum().backward()
-    for name in ("W_query", "W_key", "W_value"):
-        joined = torch.cat([getattr(head, name).weight.grad for head in wrapper.heads])
-        torch.testing.assert_close(joined, getattr(layer, name).weight.grad, rtol=0, atol=1e-12)
-    torch.testing.assert_close(projection.weight.grad, layer.out_proj.weight.grad, rtol=0, atol=1e-12)
 
 
 def test_the_wrapper_as_the_course_uses_it_is_another_function() -> None:
@@ -249,16 +243,13 @@ def statistics_of(model: nn.Module, x: torch.Tensor, names: list[str]) -> dict[s
     }
 
 
-def test_the_heads_of_the_class_are_watched_as_those_of_the_imported_layer() -> None:
+def test_heads_of_courses_are_watched() -> None:
     course, names = course_class(bias=True), [f"L0.H{h}" for h in range(H)]
     before = course(text())
     ours = statistics_of(course, text(), names)
     theirs = statistics_of(from_course(course).layer, text(), names)
     assert ours == pytest.approx(theirs, rel=1e-9)
     assert torch.equal(course(text()), before) and course.watchers == []
-
-
-def test_the_heads_of_a_wrapper_are_heads_of_one_attention() -> None:
     course = course_class()
     wrapper, projection = wrapper_from_class(course)
     names = [f"L0.H{h}" for h in range(H)]
@@ -428,7 +419,7 @@ def test_it_stays_in_single_precision(dtype: Any) -> None:
         assert [step.dtype for step in steps] == [np.float32] * 3
 
 
-def test_the_draw_is_frozen() -> None:
+def test_draws_and_rows() -> None:
     layer = course_d()
     for name, (first, last) in DRAWN.items():
         matrix = getattr(layer, name)
@@ -441,6 +432,12 @@ def test_the_draw_is_frozen() -> None:
     assert not np.array_equal(numpy_layer.MultiHeadAttention(WIDTH, HEADS).W_Q, layer.W_Q)  # the seed counts
     again = numpy_layer.MultiHeadAttention(WIDTH, HEADS, seed=0)
     assert np.array_equal(again.W_O, numpy_layer.MultiHeadAttention(WIDTH, HEADS).W_O)  # and is 0 by default
+    mask = np.zeros((11, 11))
+    mask[4] = -np.inf
+    x = np.random.default_rng(3).normal(size=(11, WIDTH))
+    for form in (course_d().forward, course_d().forward_loop):
+        out = form(x, mask)
+        assert not out[4].any() and out[3].any() and np.isfinite(out).all()
 
 
 @pytest.mark.parametrize("attend", [numpy_layer.attend_loop, numpy_layer.attend_batched, numpy_layer.attend_einsum])
@@ -465,15 +462,6 @@ def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
     np.testing.assert_allclose(weights, np.tri(tokens) / np.arange(1, tokens + 1)[:, None], rtol=1e-6)
     with pytest.raises(HeadwiseError, match="T=0 must be a positive whole number"):
         numpy_layer.causal_mask(0)
-
-
-def test_a_row_that_may_look_at_nothing_gives_zeros() -> None:
-    mask = np.zeros((11, 11))
-    mask[4] = -np.inf
-    x = np.random.default_rng(3).normal(size=(11, WIDTH))
-    for form in (course_d().forward, course_d().forward_loop):
-        out = form(x, mask)
-        assert not out[4].any() and out[3].any() and np.isfinite(out).all()
 
 
 @pytest.mark.parametrize(

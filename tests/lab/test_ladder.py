@@ -85,15 +85,12 @@ def test_every_rung_is_the_same_function(sizes: dict[str, int]) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_computed_is_not_zero_and_the_rungs_are_not_one() -> None:
-    """The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings."""
+def test_rungs_differ_and_have_their_form() -> None:
+    # The tolerance is far below the numbers themselves, and different arithmetic leaves different roundings.
     certificate = Certificate(LadderSizes(2, 11, 42, 6, 2), seed=0)
     for name, results in {**certificate.steps, **certificate.slopes}.items():
         assert np.abs(results).max() > 1e8 * certificate.tolerances[name], name
     assert len({str((rung.differences, rung.gradients, rung.timed_difference)) for rung in ladder_of(**GQA).rungs}) > 4
-
-
-def test_a_rung_has_the_weights_of_its_form() -> None:
     course, plain = (rung_of(ladder_of(**GQA), name) for name in ("course class", "torch fused"))
     assert plain.parameters == 2 * 30 * 30 + 2 * 30 * 10
     assert course.parameters == 4 * 30 * 30  # keys and values are copied for each head
@@ -316,7 +313,7 @@ def test_memory_is_what_a_call_holds_at_a_time() -> None:
     assert 2 * held <= study._python_peak(numpy_call, None) < 2 * held + 10_000
 
 
-def test_nothing_is_written_and_torchs_dice_are_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_stays_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -328,9 +325,6 @@ def test_nothing_is_written_and_torchs_dice_are_left_alone(capfd: pytest.Capture
     assert {total for *_, total in told} == {2 * len(NAMES) + 1}
     assert [task for task, *_ in told[-3:]] == ["call cached decode", "time all in turn", "done"]
     assert told[0][0] == "certify plain"
-
-
-def test_the_seed_draws_the_numbers() -> None:
     n = LadderSizes(2, 7, 30, 6, 2)
     one, other = draw_leaves(n, 0), draw_leaves(n, 1)
     assert {name: array.shape for name, array in one.items()} == {
@@ -398,7 +392,7 @@ def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, An
     assert "Every rung that can run this layer gives the same on this draw" in text
 
 
-def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
     monkeypatch.setattr(study, "RUNGS", (RUNGS[0], wrong))
     text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1), width=100)
@@ -406,9 +400,6 @@ def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None
     assert values[-2:] == ["wrong", "NO"] and costs[1:4] == ["-", "-", "-"]
     assert "broken loop is not timed: it disagrees in output, timed float32" in text
     assert "NOT the same function: broken loop" in text
-
-
-def test_the_record_is_plain_data() -> None:
     document = json.loads(json.dumps(asdict(ladder_of(**GQA)), allow_nan=False))
     assert document["agrees"] is True and document["sizes"]["n_kv_heads"] == 2
     assert [rung["name"] for rung in document["rungs"]] == NAMES

@@ -97,34 +97,26 @@ def test_the_streams_of_others_are_left_alone(rung: str) -> None:
     assert (torch.get_rng_state() == of_torch).all()
 
 
-def test_the_tokens() -> None:
+@pytest.mark.slow
+def test_sizes_of_the_model() -> None:
     tokens = Tokens(["cab", "bad"])
     assert (tokens.characters, tokens.end, tokens.size) == (["a", "b", "c", "d"], 4, 5)
     assert tokens.encode("dab") == [4, 3, 0, 1, 4]
     assert tokens.decode([4, 3, 0, 1, 4]) == "dab"
-
-
-def test_a_document_has_at_most_16_predictions() -> None:
     draw = Draw(NAMES, seed=42)
     lengths = {name: len(draw.document(step)) for step, name in enumerate(draw.documents)}
     assert lengths["bartholomewalexander"] == 17
     assert lengths["ole"] == 5
     assert draw.document(2) == draw.document(2 + len(NAMES))
-
-
-@pytest.mark.slow
-def test_4192_parameters() -> None:
     assert sum(rows * columns for rows, columns in shapes(27).values()) == 4192
     for rung in RUNGS:
         parameters = short_run(rung).parameters
         assert {key: (len(matrix), len(matrix[0])) for key, matrix in parameters.items()} == shapes(27)
-
-
-def test_the_learning_rate_falls_in_a_line() -> None:
     assert [learning_rate(step, 1000) for step in (0, 250, 1000)] == [0.01, 0.0075, 0.0]
     assert learning_rate(250, 20) == 0.0075  # a short run is the beginning of the full one
     assert learning_rate(500, 2000) == 0.0075
     assert replay(NAMES, steps=3, n_samples=0).losses == short_run("array").losses[:3]
+    assert replay(["  ada\n", "", "bela", " \t"], steps=2) == replay(["ada", "bela"], steps=2)
 
 
 # The three rungs
@@ -215,10 +207,6 @@ def test_the_report_is_told_every_step(rung: str) -> None:
     run = replay(NAMES, rung, 3, n_samples=0, report=lambda step, loss: told.append((step, loss)))
     assert told == list(enumerate(run.losses, 1))
     assert run.samples == []
-
-
-def test_documents_are_stripped_and_empty_ones_left_out() -> None:
-    assert replay(["  ada\n", "", "bela", " \t"], steps=2) == replay(["ada", "bela"], steps=2)
 
 
 @pytest.mark.parametrize(

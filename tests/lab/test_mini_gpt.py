@@ -19,13 +19,10 @@ LINES = [[7, 0, 3, 1, 7], [7, 2, 2, 5, 4, 6, 0, 7], [7, 1, 7]]  # of unequal len
 WIDTH, LAYERS = 20, 3
 
 
-def test_a_batch_is_filled_up_and_what_fills_up_does_not_count() -> None:
+def test_batches_and_their_gradients() -> None:
     inputs, following = mini_gpt.batch(LINES)
     assert inputs.reshape(3, -1).tolist()[0] == [7, 0, 3, 1, 0, 0, 0]
     assert following.reshape(3, -1).tolist()[2] == [1, 7, -1, -1, -1, -1, -1]
-
-
-def test_the_gradient_of_a_batch_is_that_of_torch() -> None:
     weights = mini_gpt.first_weights(8, seed=3, width=WIDTH, n_layers=LAYERS)
     ours, theirs = Model(weights, mini_gpt.N_HEADS), build(weights, mini_gpt.N_HEADS)
     inputs, following = mini_gpt.batch(LINES)

@@ -143,17 +143,8 @@ def test_a_prompt_read_without_gradients_is_a_constant() -> None:
     assert layer.k_proj.weight.grad.abs().max() > 0
 
 
-def test_what_an_append_returned_stays_as_it_was() -> None:
-    cache, first = hw.KVCache(), torch.randn(2, 3, 5, 7)
-    k, _ = cache.append(first, first)
-    before = k.clone()
-    for _ in range(9):
-        cache.append(torch.randn(2, 3, 1, 7), torch.randn(2, 3, 1, 7))
-    assert torch.equal(k, before)
-
-
 @torch.no_grad()
-def test_growth_by_doubling_moves_the_keys_rarely() -> None:
+def test_a_cache_takes_no_more_room_than_it_needs() -> None:
     cache, place, moves, n = hw.KVCache(), None, 0, 1000
     for _ in range(n):
         k, _ = cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
@@ -161,6 +152,20 @@ def test_growth_by_doubling_moves_the_keys_rarely() -> None:
         place = k.data_ptr()
     assert cache.length == n
     assert moves <= 11  # 1, 2, 4, ..., 1024
+    cache, places = hw.KVCache(max_length=7), set()
+    with torch.no_grad():
+        for _ in range(7):
+            places.add(cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))[0].data_ptr())
+        with pytest.raises(hw.HeadwiseError, match=r"max_length=7 and holds 7; 1 more make 8"):
+            cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
+    assert len(places) == 1
+    assert cache.length == 7
+    cache, first = hw.KVCache(), torch.randn(2, 3, 5, 7)
+    k, _ = cache.append(first, first)
+    before = k.clone()
+    for _ in range(9):
+        cache.append(torch.randn(2, 3, 1, 7), torch.randn(2, 3, 1, 7))
+    assert torch.equal(k, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -194,22 +199,16 @@ def test_keys_of_another_shape_are_refused(other: tuple[int, ...], message: str)
     assert cache.length == 3
 
 
-def test_values_of_another_width_are_refused() -> None:
+def test_what_does_not_fit_a_cache_leaves_it_as_it_was() -> None:
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 11))
     with pytest.raises(hw.HeadwiseError, match=r"holds values of .* \(2, 5, 11\), and these are \(2, 5, 13\)"):
         cache.append(torch.zeros(2, 5, 1, 7), torch.zeros(2, 5, 1, 13))
     assert cache.length == 3
-
-
-def test_another_dtype_is_refused() -> None:
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
     with pytest.raises(hw.HeadwiseError, match=r"holds keys in torch.float32 on cpu, not torch.float64 on cpu"):
         cache.append(torch.zeros(2, 5, 1, 7).double(), torch.zeros(2, 5, 1, 7).double())
-
-
-def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
     layer, x, cache = make({"mask": hw.Causal()}), draw(), hw.KVCache()
     with torch.no_grad():
         layer(x[:, :5], cache=cache)
@@ -217,17 +216,6 @@ def test_a_refused_call_leaves_the_cache_as_it_was() -> None:
             layer(x[:, 5:], cache=cache, mask=hw.Lengths([3, 99]))
         assert cache.length == 5
         assert_same(layer(x[:, 5:], cache=cache), layer(x)[:, 5:])
-
-
-def test_a_static_cache_takes_its_room_once_and_no_more() -> None:
-    cache, places = hw.KVCache(max_length=7), set()
-    with torch.no_grad():
-        for _ in range(7):
-            places.add(cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))[0].data_ptr())
-        with pytest.raises(hw.HeadwiseError, match=r"max_length=7 and holds 7; 1 more make 8"):
-            cache.append(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 5))
-    assert len(places) == 1
-    assert cache.length == 7
 
 
 KINDS: tuple[dict[str, int], ...] = ({}, {"max_length": T}, {"window": 5})
@@ -246,11 +234,15 @@ def test_what_is_cropped_was_never_there(kind: dict[str, int], latent: int | Non
         assert_same(layer(x[:, 2:], cache=cache), layer(x)[:, 2:])
 
 
-def test_a_cache_that_rolled_cannot_bring_back_what_is_gone() -> None:
+def test_a_rolled_cache_is_cropped_to_what_it_has() -> None:
     cache = hw.KVCache(window=3)
     cache.append(torch.zeros(1, 2, 7, 3), torch.zeros(1, 2, 7, 5))
     with pytest.raises(hw.HeadwiseError, match="cannot crop to 5 of 7 tokens: the cache rolls and keeps 3"):
         cache.crop(5)
+    cache = hw.KVCache(window=3)
+    cache.append(torch.zeros(1, 1, 5, 7), torch.zeros(1, 1, 5, 7))
+    cache.crop(5)
+    assert (cache.length, cache.kept) == (5, 3)
 
 
 @pytest.mark.parametrize("latent", [None, 13])
@@ -293,7 +285,7 @@ def cross() -> tuple[hw.MultiHeadAttention, Tensor, Tensor]:
     return layer, draw(), torch.randn(B, 7, 13, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
-def test_a_context_is_projected_once() -> None:
+def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
     layer, x, memory = cross()
     cache, calls = hw.KVCache(), []
     layer.k_proj.register_forward_hook(lambda *arguments: calls.append(1))
@@ -305,9 +297,6 @@ def test_a_context_is_projected_once() -> None:
     assert_same(torch.cat(parts, 1), expected)
     assert len(calls) == 1
     assert cache.length == 7
-
-
-def test_the_latents_of_a_context_are_made_once() -> None:
     layer = hw.MultiHeadAttention(31, 6, d_context=13, head_dim=5, latent_dim=7).double()
     x, memory, cache = draw(), cross()[2], hw.KVCache()
     with torch.no_grad():
@@ -316,21 +305,21 @@ def test_the_latents_of_a_context_are_made_once() -> None:
         layer.kv_down.register_forward_hook(lambda *arguments: pytest.fail("a context is compressed again"))
         assert_same(torch.cat([first, layer(x[:, 9:10], cache=cache), layer(x[:, 10:], cache=cache)], 1), expected)
     assert cache.nbytes == B * 7 * 7 * 8
-
-
-def test_another_context_is_refused() -> None:
     layer, x, memory = cross()
     cache = hw.KVCache()
     layer(x, context=memory, cache=cache)
     with pytest.raises(hw.HeadwiseError, match="the cache holds the keys of another context tensor; use a new KVCache"):
         layer(x, context=memory.clone(), cache=cache)
-
-
-def test_another_layer_s_cache_is_refused() -> None:
     x, cache = draw(), hw.KVCache()
     make({"mask": hw.Causal()})(x, cache=cache)
     with pytest.raises(hw.HeadwiseError, match=r"use one cache for each layer"):
         make({"mask": hw.Causal()})(x, cache=cache)
+    layer, cache, x = hw.MultiHeadAttention(30, 6, 2), hw.KVCache(), torch.randn(B, T, 30)
+    with torch.inference_mode():
+        expected = layer(x, context=x[:, :5], cache=cache)
+    out = layer(x, cache=cache)
+    torch.testing.assert_close(out, expected)
+    out.sum().backward()
 
 
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(5, 0)], ids=repr)
@@ -360,22 +349,6 @@ def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: A
     with mode():
         rest = [layer(x[:, step], cache=second) for step in steps[2:]]
     torch.testing.assert_close(torch.cat([*begun, *rest], 1), expected)
-
-
-def test_a_context_of_inference_mode_is_read_outside_of_it() -> None:
-    layer, cache, x = hw.MultiHeadAttention(30, 6, 2), hw.KVCache(), torch.randn(B, T, 30)
-    with torch.inference_mode():
-        expected = layer(x, context=x[:, :5], cache=cache)
-    out = layer(x, cache=cache)
-    torch.testing.assert_close(out, expected)
-    out.sum().backward()
-
-
-def test_a_cache_that_rolled_may_be_cropped_to_all_that_it_has_seen() -> None:
-    cache = hw.KVCache(window=3)
-    cache.append(torch.zeros(1, 1, 5, 7), torch.zeros(1, 1, 5, 7))
-    cache.crop(5)
-    assert (cache.length, cache.kept) == (5, 3)
 
 
 def test_a_context_is_known_by_its_keys_and_by_its_values() -> None:

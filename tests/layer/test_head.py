@@ -77,7 +77,7 @@ def heads_out(layer: hw.MultiHeadAttention) -> Tensor:
 # --- one head ---
 
 
-def test_the_weights_of_a_head_are_its_slices(layer: hw.MultiHeadAttention) -> None:
+def test_a_head_is_its_slices(layer: hw.MultiHeadAttention, make: Any) -> None:
     assert len(layer.heads) == len(list(layer.heads)) == H
     for h, head in enumerate(layer.heads):
         g = layer.spec.kv_index[h]
@@ -93,9 +93,6 @@ def test_the_weights_of_a_head_are_its_slices(layer: hw.MultiHeadAttention) -> N
         assert head.wo is None or torch.equal(head.wo, layer.o_proj.weight[:, list(range(h * E, h * E + E))])
         assert (head.sink is None) == (layer.sink is None)
         assert head.sink is None or torch.equal(head.sink, layer.sink[h])
-
-
-def test_the_heads_add_up_to_the_layer(layer: hw.MultiHeadAttention) -> None:
     out = heads_out(layer)
     if layer.o_proj is None:
         whole = torch.cat(list(out.unbind(1)), -1)
@@ -103,10 +100,7 @@ def test_the_heads_add_up_to_the_layer(layer: hw.MultiHeadAttention) -> None:
         whole = sum(out[:, head.index] @ head.wo.T for head in layer.heads)
         whole = whole if layer.o_proj.bias is None else whole + layer.o_proj.bias
     torch.testing.assert_close(layer(**inputs(layer)), whole, **CLOSE)
-
-
-def test_a_head_computes_with_its_own_weights(make: Any) -> None:
-    """From its views alone, by the formula: softmax(q k / sqrt(d)) v."""
+    # From its views alone, by the formula: softmax(q k / sqrt(d)) v.
     layer = make(n_kv_heads=3, q_bias=True, kv_bias=True, sink=True)
     x, out, past = draw(B, T, 29), heads_out(layer), torch.ones(T, T, dtype=torch.bool).tril()
     for head in layer.heads:
@@ -151,7 +145,7 @@ def test_who_shares(make: Any, kind: str, expected: tuple[int, ...]) -> None:
     assert make(**KINDS[kind]).heads[4].shared_with == expected
 
 
-def test_lists_and_other_dtypes_are_taken(make: Any) -> None:
+def test_a_head_takes_numbers_and_hands_out_gradients(make: Any) -> None:
     layer = make(**FULL)
     layer.heads[1].bq = [float(n) for n in range(D)]
     layer.heads[1].wq = torch.full((D, 29), 0.5, dtype=torch.bfloat16)
@@ -160,9 +154,6 @@ def test_lists_and_other_dtypes_are_taken(make: Any) -> None:
     assert (layer.q_proj.weight[D : 2 * D] == 0.5).all()
     assert layer.sink[1] == 3
     assert layer.q_proj.weight.dtype == torch.float64
-
-
-def test_gradients_flow_to_what_is_handed_out(make: Any) -> None:
     layer = make()
     layer.heads[2].wq.sum().backward()
     assert layer.q_proj.weight.grad.sum(1).tolist() == [29.0 * (2 * D <= row < 3 * D) for row in range(H * D)]
@@ -184,12 +175,6 @@ def test_writing_what_a_head_has_not(make: Any, name: str) -> None:
         setattr(layer.heads[0], name, torch.ones(1))
     names = "wq, wk, wv, wo, bq, bk, bv, up, sink, relative_bias"
     assert str(refusal.value) == f"a head has no {name!r} to write; it has {names}"
-
-
-def test_reading_what_a_head_has_not(make: Any) -> None:
-    with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
-        _ = make().heads[0].foo
-    assert {"wq", "relative_bias", "cost"} <= set(dir(make().heads[0]))
 
 
 @pytest.mark.parametrize("name", ["bq", "bk", "bv", "sink", "wo"])
@@ -232,8 +217,16 @@ def test_heads_by_name_and_by_slice(make: Any) -> None:
         heads[1.5]
 
 
-def test_qk_is_the_bilinear_form_of_the_scores(make: Any) -> None:
-    """Without biases, norms and positions a score is scale * x_i qk y_j."""
+def test_what_a_head_adds_and_costs(make: Any, layer: hw.MultiHeadAttention) -> None:
+    # With one token to look at each weight is 1, so the layer's answer is the sum of ov over its heads.
+    layer = make(n_kv_heads=3, d_in=11, d_context=13, d_values=19, mask=None)
+    values = draw(B, 1, 19, seed=3)
+    out = layer(draw(B, T, 11), context=draw(B, 1, 13), values=values)
+    assert layer.heads[0].ov.shape == (17, 19)
+    expected = sum(values @ head.ov.T for head in layer.heads).expand_as(out)
+    torch.testing.assert_close(out, expected, **CLOSE)
+    assert make(out_proj=False, d_out=None).heads[0].ov is None
+    # Without biases, norms and positions a score is scale * x_i qk y_j.
     layer, seen = make(n_kv_heads=3, d_in=11, d_context=13, mask=None, scale=0.7), []
     layer.watchers.append(seen.append)
     x, context = draw(B, T, 11), draw(B, 3, 13, seed=2)
@@ -243,20 +236,6 @@ def test_qk_is_the_bilinear_form_of_the_scores(make: Any) -> None:
     for head in layer.heads:
         assert head.qk.shape == (11, 13)
         torch.testing.assert_close(scores[:, head.index], 0.7 * x @ head.qk @ context.transpose(1, 2), **CLOSE)
-
-
-def test_ov_is_what_an_attended_token_adds(make: Any) -> None:
-    """With one token to look at each weight is 1, so the layer's answer is the sum of ov over its heads."""
-    layer = make(n_kv_heads=3, d_in=11, d_context=13, d_values=19, mask=None)
-    values = draw(B, 1, 19, seed=3)
-    out = layer(draw(B, T, 11), context=draw(B, 1, 13), values=values)
-    assert layer.heads[0].ov.shape == (17, 19)
-    expected = sum(values @ head.ov.T for head in layer.heads).expand_as(out)
-    torch.testing.assert_close(out, expected, **CLOSE)
-    assert make(out_proj=False, d_out=None).heads[0].ov is None
-
-
-def test_the_costs_of_all_heads_are_those_of_the_layer(layer: hw.MultiHeadAttention) -> None:
     spec, costs = layer.spec, [head.cost for head in layer.heads]
     read = {head.kv_index for head in layer.heads}
     unread = (spec.n_kv_heads - len(read)) * costs[0].kv_parameters
@@ -264,9 +243,6 @@ def test_the_costs_of_all_heads_are_those_of_the_layer(layer: hw.MultiHeadAttent
     assert sum(cost.parameter_share for cost in costs) == pytest.approx(spec.n_parameters - elsewhere)
     assert sum(cost.cache_share for cost in costs) == pytest.approx(len(read) * (D + E) * 8)
     assert all(cost.cache_bytes == (D + E) * 8 for cost in costs)
-
-
-def test_a_head_says_what_it_reads_and_costs(make: Any) -> None:
     heads = make(**KINDS["GQA"]).heads
     assert repr(heads[-1]) == (
         "Head(H5, reads key/value head 2 with H4; 409 parameters of its own; key/value head: 493 parameters and 136 B "
@@ -345,32 +321,27 @@ def test_the_cache_shrinks_by_whole_groups(make: Any, gone: list[int], groups_le
     assert cache.nbytes == B * T * groups_left * (D + E) * 8
 
 
-def test_without_works_with_a_cache(layer: hw.MultiHeadAttention) -> None:
+def test_without_some_heads(layer: hw.MultiHeadAttention, make: Any) -> None:
     cuts = (0, T) if "context" in inputs(layer) else (0, 2, 3, 5)
     smaller, given, cache = layer.without([1, 4]), inputs(layer), hw.KVCache()
     x = given.pop("x")
     with torch.no_grad():
         parts = [smaller(x[:, start:stop], **given, cache=cache) for start, stop in pairwise(cuts)]
         torch.testing.assert_close(torch.cat(parts, 1), smaller(x, **given), **CLOSE)
-
-
-def test_without_twice_is_without_both(layer: hw.MultiHeadAttention) -> None:
     once, twice = layer.without([1, 3]), layer.without([1]).without([2])
     assert once.spec == twice.spec
     assert all(torch.equal(twice.state_dict()[name], value) for name, value in once.state_dict().items())
-
-
-def test_without_nobody_and_with_repeats(make: Any) -> None:
     layer = make(n_kv_heads=3)
     assert layer.without([]).spec == layer.spec
     assert torch.equal(layer.without([])(draw(B, T, 29)), layer(draw(B, T, 29)))
     assert layer.without([1, 1, -5]).spec == layer.without([1]).spec
-
-
-def test_without_everybody(make: Any) -> None:
     with pytest.raises(hw.HeadwiseError) as refusal:
         make().without(range(H))
     assert str(refusal.value) == "all 6 heads are to go; a layer needs one"
+    layer, order = make(**FULL), ORDERS["across groups"]
+    back = layer.permuted(order).permuted([order.index(h) for h in range(H)])
+    assert back.spec == layer.spec
+    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in back.state_dict().items())
 
 
 # --- permuted ---
@@ -399,13 +370,6 @@ def test_permuted_with_a_cache(make: Any, order: list[int]) -> None:
     with torch.no_grad():
         parts = [other(x[:, start:stop], cache=cache) for start, stop in pairwise((0, 2, 3, 5))]
         torch.testing.assert_close(torch.cat(parts, 1), layer(x), **CLOSE)
-
-
-def test_permuted_back_is_the_same_layer(make: Any) -> None:
-    layer, order = make(**FULL), ORDERS["across groups"]
-    back = layer.permuted(order).permuted([order.index(h) for h in range(H)])
-    assert back.spec == layer.spec
-    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in back.state_dict().items())
 
 
 @pytest.mark.parametrize("order", [[0, 1], [], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, -2], [*range(6), 0]], ids=str)

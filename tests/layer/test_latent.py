@@ -140,7 +140,7 @@ def test_heads_are_those_of_an_ordinary_layer() -> None:
     torch.testing.assert_close(seen[0].v[:, 2], (x @ head.wv.T) / size[..., None])
 
 
-def test_what_is_a_product_is_not_written() -> None:
+def test_heads_of_a_latent_go_and_are_not_written() -> None:
     head = make(q_latent_dim=11).heads[1]
     for name in ("wq", "wk", "wv"):
         with pytest.raises(hw.HeadwiseError, match=f"^{name} of head 1 is a product through the latent .* `up`"):
@@ -150,15 +150,20 @@ def test_what_is_a_product_is_not_written() -> None:
     assert head.bk is None
     assert "496 parameters of its own; latent: 892 parameters and 136 B of cache a token, shared by 6" in str(head.cost)
     assert "latent" in head._repr_html_()
-
-
-def test_heads_go_and_change_places() -> None:
     layer, x = make(mask=hw.Causal() & hw.Alibi(), sink=True, q_latent_dim=11), draw(9)
     gate = torch.ones(H).double().index_fill(0, torch.tensor([1, 4]), 0)
     smaller = layer.without([1, 4])
     torch.testing.assert_close(smaller(x), layer(x, gate=gate), rtol=1e-12, atol=1e-12)
     assert smaller.spec.cache_values_per_token == 17
     torch.testing.assert_close(layer.permuted([5, 0, 3, 1, 2, 4])(x), layer(x), rtol=1e-12, atol=1e-12)
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8).spec.rope_dim == 0
+    rotary = hw.MultiHeadAttention(192, 1, latent_dim=8, rope=hw.RoPE()).spec
+    assert (rotary.rope_dim, rotary.value_dim) == (64, 192)
+    assert rotary.replace(latent_dim=None).rope_dim == 0
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope_dim=4).spec.rope == hw.RoPE()
+    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope=hw.RoPE(dim=6)).spec.rope_dim == 6
+    assert eval(repr(rotary), {**vars(hw)}) == rotary
+    assert "latent_dim" in rotary._repr_html_()
 
 
 @pytest.mark.parametrize("n", [1, 23])
@@ -194,14 +199,3 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], message: 
     with pytest.raises(hw.HeadwiseError) as refusal:
         make(**options)
     assert str(refusal.value).startswith(message)
-
-
-def test_sizes_that_are_left_out() -> None:
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8).spec.rope_dim == 0
-    rotary = hw.MultiHeadAttention(192, 1, latent_dim=8, rope=hw.RoPE()).spec
-    assert (rotary.rope_dim, rotary.value_dim) == (64, 192)
-    assert rotary.replace(latent_dim=None).rope_dim == 0
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope_dim=4).spec.rope == hw.RoPE()
-    assert hw.MultiHeadAttention(48, 4, latent_dim=8, rope=hw.RoPE(dim=6)).spec.rope_dim == 6
-    assert eval(repr(rotary), {**vars(hw)}) == rotary
-    assert "latent_dim" in rotary._repr_html_()

@@ -124,19 +124,21 @@ def test_equals_the_heads_composed_by_hand(layer: hw.MultiHeadAttention, by_pape
     torch.testing.assert_close(layer(x), by_hand(layer, x, by_paper, mask=layer.spec.mask), **tolerance)
 
 
-def test_the_call_s_mask_joins_the_layer_s(layer: hw.MultiHeadAttention, by_paper: Any) -> None:
+def test_calls_and_layers_join(layer: hw.MultiHeadAttention, by_paper: Any, simple: Any) -> None:
     x, lengths = draw(B, T, layer.spec.d_in), hw.Lengths([3, 5])
     both = lengths if layer.spec.mask is None else layer.spec.mask & lengths
     tolerance = ROPE_TOLERANCE if layer.spec.rope else TOLERANCE
     torch.testing.assert_close(layer(x, mask=lengths), by_hand(layer, x, by_paper, mask=both), **tolerance)
     assert not torch.equal(layer(x, mask=lengths), layer(x))
-
-
-def test_gate_multiplies_the_heads(layer: hw.MultiHeadAttention, by_paper: Any) -> None:
     x, gate = draw(B, T, layer.spec.d_in), draw(6, seed=5)
     expected = by_hand(layer, x, by_paper, mask=layer.spec.mask, gate=gate)
     tolerance = ROPE_TOLERANCE if layer.spec.rope else TOLERANCE
     torch.testing.assert_close(layer(x, gate=gate), expected, **tolerance)
+    layer, x = simple(out_bias=True, value_dim=7), draw(B, T, 29)
+    gated = layer(x, gate=torch.tensor([1.0, 1, 1, 0, 1, 1]))
+    with torch.no_grad():
+        layer.o_proj.weight[:, 21:28] = 0
+    torch.testing.assert_close(gated, layer(x), **TOLERANCE)
 
 
 @pytest.mark.parametrize("n_kv_heads", [6, 2, 1])
@@ -148,36 +150,17 @@ def test_cross_attention_between_widths(simple: Any, by_paper: Any, n_kv_heads: 
     torch.testing.assert_close(layer(x, context=memory, mask=mask), expected, **TOLERANCE)
 
 
-def test_spec_counts_the_parameters(layer: hw.MultiHeadAttention) -> None:
+def test_a_layer_is_built_from_its_spec(layer: hw.MultiHeadAttention) -> None:
     assert layer.spec.n_parameters == sum(p.numel() for p in layer.parameters())
-
-
-def test_from_spec_builds_the_same_layer(layer: hw.MultiHeadAttention) -> None:
     x = draw(B, T, layer.spec.d_in)
     again = hw.MultiHeadAttention.from_spec(layer.spec).double().eval()
     assert again.spec == layer.spec
     again.load_state_dict(layer.state_dict())
     assert torch.equal(again(x), layer(x))
-
-
-def test_deepcopy_shares_nothing(layer: hw.MultiHeadAttention) -> None:
-    x = draw(B, T, layer.spec.d_in)
-    before, twin = layer(x), copy.deepcopy(layer)
-    assert torch.equal(twin(x), before)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.zero_()
-    assert torch.equal(layer(x), before)
-
-
-def test_spec_has_every_size_filled_in() -> None:
     spec = hw.MultiHeadAttention(30, 6, n_kv_heads=3, mask=hw.Causal()).spec
     sizes = (spec.head_dim, spec.value_dim, spec.d_in, spec.d_context, spec.d_out)
     assert sizes == (5, 5, 30, 30, 30)
     assert spec == hw.AttentionSpec(d_model=30, n_heads=6, n_kv_heads=3, mask=hw.Causal())
-
-
-def test_layer_and_spec_list_their_fields_in_one_order() -> None:
     fields = [field.name for field in dataclasses.fields(hw.AttentionSpec)]
     assert list(inspect.signature(hw.AttentionSpec).parameters) == fields
     parameters = inspect.signature(hw.MultiHeadAttention).parameters
@@ -186,7 +169,18 @@ def test_layer_and_spec_list_their_fields_in_one_order() -> None:
     assert by_name == list(parameters)[3:]
 
 
-def test_device_and_dtype_are_those_of_every_parameter(simple: Any) -> None:
+def test_a_copy_and_a_state_share_nothing(layer: hw.MultiHeadAttention, simple: Any) -> None:
+    x = draw(B, T, layer.spec.d_in)
+    before, twin = layer(x), copy.deepcopy(layer)
+    assert torch.equal(twin(x), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(layer(x), before)
+    layer = simple(rope=hw.RoPE(), sink=True, qk_norm=True)
+    layer(draw(B, T, 29))
+    matrices = [f"{x}_proj.weight" for x in "kqov"]
+    assert sorted(layer.state_dict()) == sorted([*matrices, "sink", "q_norm.weight", "k_norm.weight"])
     options = {"sink": True, "qk_norm": True, "relative_bias": hw.RelativeBias(), "out_bias": True}
     layer = hw.MultiHeadAttention(**BASE, **options, device="meta", dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
@@ -197,8 +191,8 @@ def test_device_and_dtype_are_those_of_every_parameter(simple: Any) -> None:
     }
 
 
-def test_values_from_another_sequence(simple: Any) -> None:
-    """Against a layer whose values are those of a sequence as wide as the keys'."""
+def test_values_from_another_sequence_or_one_document(simple: Any, layer: hw.MultiHeadAttention) -> None:
+    # Against a layer whose values are those of a sequence as wide as the keys'.
     layer = simple(d_context=13, d_values=11, kv_bias=True)
     x, keys, others = draw(B, T, 29), draw(B, S, 13, seed=4), draw(B, S, 11, seed=5)
     both = simple(d_context=24, kv_bias=True)  # reads keys from the first 13 features, values from the rest
@@ -208,16 +202,10 @@ def test_values_from_another_sequence(simple: Any) -> None:
     both.load_state_dict(state)
     expected = both(x, context=torch.cat([keys, others], -1))
     torch.testing.assert_close(layer(x, context=keys, values=others), expected, **TOLERANCE)
-
-
-def test_values_of_the_context_are_the_context_itself(simple: Any) -> None:
     layer, x, memory = simple(n_kv_heads=2), draw(B, T, 29), draw(B, S, 29, seed=4)
     assert torch.equal(layer(x, context=memory, values=memory), layer(x, context=memory))
     causal = simple(mask=hw.Causal())
     assert torch.equal(causal(x, context=x, values=x), causal(x))
-
-
-def test_one_text_three_times_is_self_attention(layer: hw.MultiHeadAttention) -> None:
     x, gate = draw(B, T, layer.spec.d_in), draw(6, seed=5)
     assert torch.equal(layer(x, x, x), layer(x))
     assert torch.equal(layer(x, x, x, mask=hw.Lengths([3, 5]), gate=gate), layer(x, mask=hw.Lengths([3, 5]), gate=gate))
@@ -226,27 +214,10 @@ def test_one_text_three_times_is_self_attention(layer: hw.MultiHeadAttention) ->
     if layer.spec.mask is not None:  # where later tokens may be seen, steps see fewer
         torch.testing.assert_close(torch.cat(steps, 1), layer(x), **ROPE_TOLERANCE)
     assert (cache.length, cache.holds_context) == (T, False)
-
-
-def test_one_document_needs_no_axis_for_it(layer: hw.MultiHeadAttention) -> None:
     x = draw(T, layer.spec.d_in)
     expected = layer(x[None])[0]
     assert torch.equal(layer(x), expected) and torch.equal(layer(x, x, x), expected)
     assert str(hw.explain(layer, x)) == str(hw.explain(layer, x[None]))
-
-
-@pytest.mark.parametrize("widths", [{}, {"kdim": 11, "vdim": 13}], ids=["packed weights", "separate weights"])
-def test_queries_keys_and_values_are_those_of_torch(widths: dict[str, int]) -> None:
-    torch.manual_seed(3)
-    theirs = torch.nn.MultiheadAttention(35, 5, batch_first=True, **widths).double().eval()
-    ours = hw.import_attention(theirs).layer
-    q, k, v = draw(B, T, 35), draw(B, S, widths.get("kdim", 35), seed=4), draw(B, S, widths.get("vdim", 35), seed=5)
-    real, seen = torch.arange(S) < torch.tensor([[3], [6]]), torch.ones(T, S).tril(2).bool()
-    expected, _ = theirs(q, k, v, key_padding_mask=~real, attn_mask=~seen)
-    both = hw.Lengths([3, 6]) & hw.Allowed(seen)
-    torch.testing.assert_close(ours(q, k, v, mask=both), expected, **TOLERANCE)
-    torch.testing.assert_close(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0])[0], **TOLERANCE)
-    assert hw.explain(ours, q, k, v, mask=both).sizes == hw.explain(ours, q, context=k, values=v, mask=both).sizes
 
 
 def test_queries_keys_and_values_are_watched_and_ablated(simple: Any) -> None:
@@ -265,7 +236,7 @@ def test_queries_keys_and_values_are_watched_and_ablated(simple: Any) -> None:
     assert not torch.allclose(silenced, whole)
 
 
-def test_a_cache_knows_the_context_of_one_document(simple: Any) -> None:
+def test_caches_know_contexts_and_values(simple: Any) -> None:
     layer, x, cache = simple(), draw(T, 29), hw.KVCache()
     keys, others = draw(S, 29, seed=4), draw(S, 29, seed=5)
     steps = [
@@ -276,9 +247,6 @@ def test_a_cache_knows_the_context_of_one_document(simple: Any) -> None:
     torch.testing.assert_close(torch.cat(steps), layer(x, keys, others), **TOLERANCE)
     with pytest.raises(hw.HeadwiseError, match="the cache holds the keys of another context tensor"):
         layer(x, keys.clone(), others, cache=cache)
-
-
-def test_a_cache_holds_values_of_another_sequence(simple: Any) -> None:
     layer, x = simple(d_values=13), draw(B, T, 29)
     keys, others, cache = draw(B, S, 29, seed=4), draw(B, S, 13, seed=5), hw.KVCache()
     whole = layer(x, context=keys, values=others)
@@ -287,20 +255,10 @@ def test_a_cache_holds_values_of_another_sequence(simple: Any) -> None:
     torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
     with pytest.raises(hw.HeadwiseError, match="the cache holds the values of another context tensor"):
         layer(x, context=keys, values=others.clone(), cache=cache)
-
-
-def test_a_cache_tells_values_from_the_context(simple: Any) -> None:
     layer, x, memory, cache = simple(), draw(B, T, 29), draw(B, S, 29, seed=4), hw.KVCache()
     layer(x, context=memory, values=-memory, cache=cache)
     with pytest.raises(hw.HeadwiseError, match="the cache holds the values of another context tensor"):
         layer(x, context=memory, cache=cache)
-
-
-def test_state_dict_holds_weights_and_nothing_else(simple: Any) -> None:
-    layer = simple(rope=hw.RoPE(), sink=True, qk_norm=True)
-    layer(draw(B, T, 29))
-    matrices = [f"{x}_proj.weight" for x in "kqov"]
-    assert sorted(layer.state_dict()) == sorted([*matrices, "sink", "q_norm.weight", "k_norm.weight"])
 
 
 @pytest.mark.parametrize("mask", [hw.Causal(), hw.Window(2, 0), hw.Causal() & hw.Alibi()], ids=repr)
@@ -317,23 +275,14 @@ def test_a_causal_layer_does_not_see_the_future(simple: Any, mask: hw.Mask, opti
         assert changed[t]
 
 
-def test_without_mask_and_positions_tokens_have_no_order(simple: Any) -> None:
+def test_positions_order_the_tokens(simple: Any) -> None:
     layer, x, order = simple(n_kv_heads=2, sink=True), draw(B, T, 29), [3, 0, 4, 1, 2]
     torch.testing.assert_close(layer(x[:, order]), layer(x)[:, order], **TOLERANCE)
-
-
-def test_with_rope_tokens_have_an_order(simple: Any) -> None:
     layer, x, order = simple(rope=hw.RoPE()), draw(B, T, 29), [3, 0, 4, 1, 2]
     assert (layer(x[:, order]) - layer(x)[:, order]).abs().max() > 1e-3
-
-
-def test_positions_say_where_each_token_stands(simple: Any) -> None:
     layer, x, order = simple(rope=hw.RoPE()), draw(B, T, 29), torch.tensor([3, 0, 4, 1, 2])
     torch.testing.assert_close(layer(x[:, order], positions=order), layer(x)[:, order], **ROPE_TOLERANCE)
     torch.testing.assert_close(layer(x, positions=torch.arange(T) + 41), layer(x), **ROPE_TOLERANCE)
-
-
-def test_each_document_can_have_its_own_positions(simple: Any) -> None:
     layer, x = simple(rope=hw.RoPE()), draw(B, T, 29)
     rows = torch.tensor([[0, 2, 3, 5, 7], [1, 4, 6, 11, 13]])
     both = layer(x, positions=rows)
@@ -350,15 +299,6 @@ def heads_out(layer: hw.MultiHeadAttention, x: Tensor) -> Tensor:
     return seen[0].out
 
 
-def test_head_3_owns_its_rows_of_q_proj(simple: Any) -> None:
-    layer, x = simple(), draw(B, T, 29)
-    before = heads_out(layer, x)
-    with torch.no_grad():
-        layer.q_proj.weight[30:40] += 1
-    changed = (heads_out(layer, x) != before).flatten(2).any(-1).any(0)
-    assert changed.tolist() == [False, False, False, True, False, False]
-
-
 @pytest.mark.parametrize("matrix, width", [("k_proj", 10), ("v_proj", 7)])
 def test_a_key_value_head_serves_its_group(simple: Any, matrix: str, width: int) -> None:
     layer, x = simple(n_kv_heads=3, value_dim=7), draw(B, T, 29)
@@ -369,15 +309,7 @@ def test_a_key_value_head_serves_its_group(simple: Any, matrix: str, width: int)
     assert changed.tolist() == [False, False, True, True, False, False]
 
 
-def test_gate_0_silences_exactly_one_head(simple: Any) -> None:
-    layer, x = simple(out_bias=True, value_dim=7), draw(B, T, 29)
-    gated = layer(x, gate=torch.tensor([1.0, 1, 1, 0, 1, 1]))
-    with torch.no_grad():
-        layer.o_proj.weight[:, 21:28] = 0
-    torch.testing.assert_close(gated, layer(x), **TOLERANCE)
-
-
-def test_dropout_acts_in_training_only(simple: Any) -> None:
+def test_dropout_acts_in_training_and_keeps_the_mean(simple: Any) -> None:
     layer, x = simple(dropout=0.5), draw(B, T, 29)
     plain = simple()(x)
     assert torch.equal(layer.eval()(x), plain)
@@ -386,9 +318,6 @@ def test_dropout_acts_in_training_only(simple: Any) -> None:
     first, second = layer(x), layer(x)
     assert not torch.equal(first, second)
     assert not torch.equal(first, plain)
-
-
-def test_dropout_keeps_the_mean(simple: Any) -> None:
     layer, x = simple(dropout=0.3), draw(B, T, 29)
     expected = layer(x)
     torch.manual_seed(0)
@@ -398,7 +327,7 @@ def test_dropout_keeps_the_mean(simple: Any) -> None:
     assert ((runs.mean(0) - expected).abs() < 5 * error).all()
 
 
-def test_watchers_receive_the_call(layer: hw.MultiHeadAttention) -> None:
+def test_watchers_receive_the_call_and_what_it_read(layer: hw.MultiHeadAttention, simple: Any) -> None:
     seen: list[Call] = []
     layer.watchers.append(seen.append)
     x, spec = draw(B, T, layer.spec.d_in), layer.spec
@@ -409,18 +338,12 @@ def test_watchers_receive_the_call(layer: hw.MultiHeadAttention) -> None:
     assert call.k.shape == (B, spec.n_kv_heads, T, spec.head_dim)
     assert call.v.shape == (B, spec.n_kv_heads, T, spec.value_dim)
     assert torch.equal(hw.attend(call.q, call.k, call.v, **call.options._asdict()), call.out)
-
-
-def test_watchers_see_what_the_cache_held(simple: Any) -> None:
     layer, x, cache, seen = simple(mask=hw.Causal()), draw(B, T, 29), hw.KVCache(), []
     layer(x[:, :3], cache=cache)
     layer.watchers.append(seen.append)
     layer(x[:, 3:], cache=cache)
     assert seen[0].q.shape[2] == 2
     assert seen[0].k.shape[2] == 5
-
-
-def test_whoever_watches_reads_the_scale(simple: Any) -> None:
     layer, x, calls = simple(scale=0.9, mask=hw.Causal()), draw(B, T, 29), []
     layer.watchers.append(calls.append)
     with hw.watch(layer) as seen:
@@ -435,14 +358,6 @@ def test_whoever_watches_reads_the_scale(simple: Any) -> None:
 def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
     layer = hw.MultiHeadAttention(30, 3, rope=hw.RoPE(), qk_norm=True, sink=True).to(dtype)
     assert layer(draw(B, T, 30).to(dtype)).dtype == dtype
-
-
-def test_inference_mode_leaves_the_layer_fit_for_training() -> None:
-    layer, x = hw.MultiHeadAttention(30, 3, rope=hw.RoPE()), torch.randn(B, T, 30)
-    with torch.inference_mode():
-        layer(x)
-    layer(x).sum().backward()
-    assert layer.q_proj.weight.grad is not None
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,10 @@ def kernel_queries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-def test_every_argument_of_the_function_has_a_row() -> None:
+def test_every_argument_has_a_row() -> None:
     assert tuple(FUNCTION_ROWS) == ARGUMENTS
+    assert set(LAYER_ROWS) == set(CONSTRUCTOR) - {"device", "dtype"}  # these say where, not what: see test_layer
+    assert set(CALL_ROWS) == set(FORWARD)
 
 
 @pytest.mark.parametrize("path", FUNCTION_PATHS)
@@ -350,11 +352,6 @@ def width_of_x(case: Case) -> int:
     return changed.get("d_in", changed["d_model"])
 
 
-def test_every_argument_of_the_layer_has_a_row() -> None:
-    assert set(LAYER_ROWS) == set(CONSTRUCTOR) - {"device", "dtype"}  # these say where, not what: see test_layer
-    assert set(CALL_ROWS) == set(FORWARD)
-
-
 COMPILED = (
     "out_proj",
     "kv_index",
@@ -556,14 +553,11 @@ def test_two_arguments_that_contradict_are_both_named(build: dict[str, Any], bot
         assert name in str(refusal.value)
 
 
-def test_a_cache_of_a_text_takes_no_context() -> None:
+def test_caches_of_others_are_refused() -> None:
     layer, cache = Case({"mask": None}).layer(), hw.KVCache()
     layer(X, cache=cache)
     with pytest.raises(hw.HeadwiseError, match="context"):
         layer(X, context=numbers("a", B, S, 29), cache=cache)
-
-
-def test_a_copied_layer_takes_no_cache_of_the_original() -> None:
     layer, cache = Case().layer(), hw.KVCache()
     layer(X, cache=cache)
     with pytest.raises(hw.HeadwiseError, match="use one cache for each layer"):

@@ -87,7 +87,7 @@ def test_it_gives_what_its_mask_gives(spec: dict[str, Any], keep: list, at: list
 
 
 @pytest.mark.slow
-def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "CHUNK", 5)
     for mask in (hw.Causal(), hw.Causal() & hw.Alibi(), hw.Causal() & hw.Lengths([11, 23])):
         layer, x, keep = make({"n_kv_heads": 3, "mask": mask}), draw(23), [hw.Keep(3, 4), None, hw.Keep(0, 7)]
@@ -97,6 +97,13 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
                 assert_same(layer(x, cache=cache), layer(x, mask=spoken(keep, H, 23)))
             else:
                 assert_same(in_chunks(layer, x, [0, 17, 18, 19, 23], cache), layer(x, mask=spoken(keep, H, 23)))
+    # Pieces of 1, of a number that divides the prompt, and of one that does not.
+    layer, x, keep = make({"n_kv_heads": 2, "mask": hw.Causal()}), draw(), [(1, 3), (0, 2)]
+    with torch.no_grad():
+        whole = layer(x, mask=spoken([hw.Keep(*pair) for pair in keep], H, T))
+        for size in (1, 2, 3, T):
+            monkeypatch.setattr(cache_module, "CHUNK", size)
+            assert_same(in_chunks(layer, x, [0, T - 3, T], hw.KVCache(plan=keep)), whole)
 
 
 @settings(max_examples=15)
@@ -133,13 +140,19 @@ def test_key_value_heads_in_any_order_and_a_prompt_without_gradients() -> None:
     assert layer.k_proj.weight.grad.abs().max() > 0
 
 
-def test_a_crop_that_is_refused_changes_nothing() -> None:
+def test_a_refused_crop_changes_nothing_and_reorders_are_counted() -> None:
     layer, x, cache = make({"n_kv_heads": 3, "mask": hw.Causal()}), draw(), hw.KVCache(plan=[(0, 9), None, (2, 3)])
     with torch.no_grad():
         layer(x[:, :7], cache=cache)
         with pytest.raises(hw.HeadwiseError, match="cannot crop to 6 of 7 tokens"):
             cache.crop(6)
         assert [part.length for _, part in cache._kinds] == [7, 7, 7]
+    # Who follows a text through its cache must know that its documents have changed places.
+    for cache in (hw.KVCache(), hw.KVCache(plan=[None, (1, 2)])):
+        assert cache.reorders == 0
+        for times in (1, 2):
+            cache.reorder(torch.tensor([0]))
+            assert cache.reorders == times
 
 
 def test_rows_are_reordered_cropped_and_copied() -> None:
@@ -227,22 +240,3 @@ def test_what_it_cannot_do_is_refused_and_leaves_it_as_it_was(act: Any, message:
 def watched(layer: hw.MultiHeadAttention, cache: hw.KVCache) -> None:
     with hw.watch(layer):
         layer(draw(), cache=cache)
-
-
-def test_reorders_are_counted() -> None:
-    """Who follows a text through its cache must know that its documents have changed places."""
-    for cache in (hw.KVCache(), hw.KVCache(plan=[None, (1, 2)])):
-        assert cache.reorders == 0
-        for times in (1, 2):
-            cache.reorder(torch.tensor([0]))
-            assert cache.reorders == times
-
-
-def test_a_prompt_in_pieces_equals_the_whole_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pieces of 1, of a number that divides the prompt, and of one that does not."""
-    layer, x, keep = make({"n_kv_heads": 2, "mask": hw.Causal()}), draw(), [(1, 3), (0, 2)]
-    with torch.no_grad():
-        whole = layer(x, mask=spoken([hw.Keep(*pair) for pair in keep], H, T))
-        for size in (1, 2, 3, T):
-            monkeypatch.setattr(cache_module, "CHUNK", size)
-            assert_same(in_chunks(layer, x, [0, T - 3, T], hw.KVCache(plan=keep)), whole)

@@ -59,7 +59,7 @@ def test_the_call_gives_what_torch_gives(batch_first: bool, name: str) -> None:
         assert close(mine, right)
 
 
-def test_a_text_without_a_batch_and_a_row_that_sees_nothing() -> None:
+def test_a_text_alone_and_a_module_at_two_places() -> None:
     theirs = nn.MultiheadAttention(WIDTH, HEADS).eval()
     ours, x = hw.replace(theirs).model, drawn(T, WIDTH)
     arguments: dict[str, Any] = {"key_padding_mask": torch.arange(T) > 2, "average_attn_weights": False}
@@ -67,6 +67,10 @@ def test_a_text_without_a_batch_and_a_row_that_sees_nothing() -> None:
         assert close(mine, right)
     blind = torch.eye(T, dtype=torch.bool)[0].expand(T, T).T  # row 0 may look nowhere
     assert ours(x, x, x, attn_mask=blind)[1][0].eq(0).all() and theirs(x, x, x, attn_mask=blind)[1][0].isnan().all()
+    shared = nn.MultiheadAttention(WIDTH, HEADS)
+    done = hw.replace(nn.ModuleList([shared, shared]))
+    places = dict(done.model.named_modules(remove_duplicate=False))
+    assert places["0"] is places["1"] and isinstance(places["0"], TorchAttention) and len(done.layers) == 1
 
 
 def test_a_transformer_is_replaced_watched_and_measured() -> None:
@@ -113,10 +117,3 @@ def test_what_cannot_be_replaced_is_named_and_nothing_is() -> None:
         hw.replace(nn.Linear(2, 3))
     with pytest.raises(hw.HeadwiseError, match=r"call model.eval\(\) first"):
         hw.replace(nn.MultiheadAttention(WIDTH, HEADS), inputs=(drawn(T, WIDTH),) * 3)
-
-
-def test_one_module_at_two_places_stays_one() -> None:
-    shared = nn.MultiheadAttention(WIDTH, HEADS)
-    done = hw.replace(nn.ModuleList([shared, shared]))
-    places = dict(done.model.named_modules(remove_duplicate=False))
-    assert places["0"] is places["1"] and isinstance(places["0"], TorchAttention) and len(done.layers) == 1

@@ -46,23 +46,14 @@ def test_positions_in_any_order(rope: RoPE, positions: list[Any], by_paper: Any)
     torch.testing.assert_close(turned, by_paper(x, rope, places.expand(B, T)), **CLOSE)
 
 
-def test_position_0_turns_nothing(rope: RoPE) -> None:
+def test_what_is_not_rotated_stays(rope: RoPE) -> None:
     x = draw(B, H, 1, D)
     assert torch.equal(Rotation(rope, D)(x, 0), x)
-
-
-def test_features_beyond_dim_stay(rope: RoPE) -> None:
     x = draw(B, H, T, D)
     dim = rope.dim or D
     assert torch.equal(Rotation(rope, D)(x, 29)[..., dim:], x[..., dim:])
-
-
-def test_lengths_stay(rope: RoPE) -> None:
     x = draw(B, H, T, D)
     torch.testing.assert_close(Rotation(rope, D)(x, 97).norm(dim=-1), x.norm(dim=-1), **CLOSE)
-
-
-def test_scores_depend_on_the_distance_alone(rope: RoPE) -> None:
     q, k, turn = draw(1, 1, 1, D), draw(1, 1, 2, D)[:, :, 1:], Rotation(rope, D)
 
     def score(i: int, j: int) -> float:
@@ -72,6 +63,9 @@ def test_scores_depend_on_the_distance_alone(rope: RoPE) -> None:
     assert score(113, 110) == pytest.approx(score(3, 0), abs=1e-5)
     assert abs(score(3, 0) - score(4, 0)) > 1e-4
     assert abs(score(3, 0) - score(0, 3)) > 1e-4
+    x = draw(B, H, T, D).bfloat16()
+    wide = Rotation(rope, D)(x.float(), 1009)
+    assert torch.equal(Rotation(rope, D)(x, 1009), wide.bfloat16())
 
 
 @pytest.mark.parametrize("way", ["start", "positions"])
@@ -86,13 +80,10 @@ def test_position_100_000_is_accurate_in_float32(way: str) -> None:
         assert turned[0, 0, 0, m + D // 2].item() == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=1e-6)
 
 
-def test_the_table_grows_as_longer_texts_come(rope: RoPE) -> None:
+def test_the_table_grows_and_is_made_anew_rarely(rope: RoPE) -> None:
     turn, x = Rotation(rope, D), draw(B, H, 2, D)
     for start in (0, 3, 1, 40, 5, 41, 300, 299, 0):
         assert torch.equal(turn(x, start), turn(x, 0, torch.arange(start, start + 2)))
-
-
-def test_the_table_is_made_anew_rarely() -> None:
     turn, x, made = Rotation(RoPE(), D), draw(1, 1, 1, D), 0
     make = turn._cos_sin
 
@@ -110,12 +101,6 @@ def test_the_table_is_made_anew_rarely() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_the_dtype_stays(rope: RoPE, dtype: torch.dtype) -> None:
     assert Rotation(rope, D)(draw(B, H, T, D, dtype=dtype), 5).dtype == dtype
-
-
-def test_half_precision_rounds_only_the_result(rope: RoPE) -> None:
-    x = draw(B, H, T, D).bfloat16()
-    wide = Rotation(rope, D)(x.float(), 1009)
-    assert torch.equal(Rotation(rope, D)(x, 1009), wide.bfloat16())
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_yarn(dim: int, factor: float, original: int, theta: float, betas: dict[
     assert ours[1] == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-15)
 
 
-def test_yarn_has_fast_slow_and_mixed_features() -> None:
+def test_fast_slow_and_single_pairs() -> None:
     plain, _ = hw.RoPE().frequencies(64)
     scaled, _ = hw.RoPE(scaling="yarn", factor=8.0, original_context=4096).frequencies(64)
     ratios = [f / p for f, p in zip(scaled, plain, strict=True)]
@@ -82,6 +82,7 @@ def test_yarn_has_fast_slow_and_mixed_features() -> None:
     assert ratios[-1] == pytest.approx(1 / 8, rel=1e-12)
     assert ratios == sorted(ratios, reverse=True)
     assert any(1 / 8 + 0.01 < ratio < 0.99 for ratio in ratios)
+    assert hw.RoPE(scaling="ntk", factor=7.0).frequencies(2) == ([1.0], 1.0)
 
 
 @every("theta", [10_000.0, 31.0])
@@ -94,10 +95,6 @@ def test_ntk(dim: int, factor: float, theta: float) -> None:
     assert frequencies == pytest.approx([base ** (-2 * m / dim) for m in range(dim // 2)], rel=1e-14)
     assert frequencies[0] == attention == 1
     assert frequencies[-1] == pytest.approx(theta ** (-(dim - 2) / dim) / factor, rel=1e-12)
-
-
-def test_ntk_of_one_pair_stays_finite() -> None:
-    assert hw.RoPE(scaling="ntk", factor=7.0).frequencies(2) == ([1.0], 1.0)
 
 
 @pytest.mark.parametrize("scaling", ["linear", "ntk", "yarn"])

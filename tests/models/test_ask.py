@@ -60,16 +60,13 @@ def test_what_is_predicted(build: Callable[[], nn.Module], expected: str | None)
     assert ask.predicts(build()) == expected
 
 
-def test_logits_of_the_last_position_are_the_last_of_all(model: nn.Module) -> None:
+def test_logits_and_losses(model: nn.Module) -> None:
     ids = torch.arange(7)[None].repeat(3, 1)
     with torch.no_grad():
         every, last = ask.logits(model, ids), ask.logits(model, ids, last=True)
     assert every.shape == (3, 7, V) and last.shape == (3, 1, V)
     assert torch.allclose(every[:, -1:], last, atol=1e-6)
     assert torch.equal(ask.answers(model, ids), every)
-
-
-def test_losses_are_those_of_the_next_token(model: nn.Module) -> None:
     ids = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         losses, predicted = ask.next_token_losses(model, ids), ask.logits(model, ids)
@@ -77,9 +74,6 @@ def test_losses_are_those_of_the_next_token(model: nn.Module) -> None:
         assert torch.allclose(losses[row], F.cross_entropy(predicted[row, :-1], ids[row, 1:]), atol=1e-6)
     with pytest.raises(HeadwiseError, match="documents of 1 tokens have no next token"):
         ask.next_token_losses(model, ids[:, :1])
-
-
-def test_a_model_without_words_answers_with_hidden_states() -> None:
     encoder = tf.BertModel(BERT).eval()
     assert ask.answers(encoder, torch.arange(7)[None]).shape == (1, 7, 20)
     with pytest.raises(HeadwiseError, match="BertModel does not predict the next token"):

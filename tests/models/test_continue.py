@@ -81,16 +81,6 @@ def test_a_plan_is_kept_and_refused_by_name() -> None:
         list(generate(model, PROMPT, 3, plan=hw.Plan(plan.keep[:1])))
 
 
-def test_ids_come_as_they_are_made() -> None:
-    model, calls = llama(), []
-    predicts(model)  # tries the model once
-    model.register_forward_hook(lambda *_: calls.append(1))
-    stream = generate(model, PROMPT, 7)
-    for n in range(1, 4):
-        next(stream)
-        assert len(calls) == n
-
-
 def word_tokenizer(start: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(18)} | {"</s>": 18}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -112,15 +102,12 @@ def test_a_sharded_folder_and_a_text(tmp_path: Path, dtype: torch.dtype) -> None
     assert list(generate(tmp_path, "w3 w5", 9, temperature=0)) == expected
 
 
-def test_the_end_that_a_folder_names_ends_the_text(tmp_path: Path) -> None:
+def test_ends_and_texts(tmp_path: Path, tiny: Any) -> None:
     model = llama()
     whole = list(generate(model, PROMPT, 23, temperature=0))
     model.generation_config.eos_token_id = [whole[5], 18]
     model.save_pretrained(tmp_path)
     assert list(generate(tmp_path, PROMPT, 23, temperature=0)) == whole[: whole.index(whole[5])]
-
-
-def test_our_runs_by_their_texts(tmp_path: Path, tiny: Any) -> None:
     tokens = Tokens.words(LINES)
     save_model(tmp_path, tiny("verbs", len(tokens), context=29), tokens)
     model = open_model(tmp_path)
@@ -129,6 +116,13 @@ def test_our_runs_by_their_texts(tmp_path: Path, tiny: Any) -> None:
         assert list(generate(model, text, 17)) == expected == list(generate(tmp_path, ids, 17))
     with pytest.raises(HeadwiseError, match="has not seen the words 'flies'"):
         generate(model, "he flies", 3)
+    model, calls = llama(), []
+    predicts(model)  # tries the model once
+    model.register_forward_hook(lambda *_: calls.append(1))
+    stream = generate(model, PROMPT, 7)
+    for n in range(1, 4):
+        next(stream)
+        assert len(calls) == n
 
 
 def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:

@@ -69,12 +69,9 @@ def test_a_plan_means_what_its_mask_says(name: str) -> None:
     assert list(hw.generate(model, PROMPT, 23, temperature=0, plan=plan)) != whole
 
 
-def test_a_plan_that_our_form_cannot_keep_is_refused() -> None:
+def test_who_has_no_form_or_plan(tmp_path: Path) -> None:
     with pytest.raises(HeadwiseError, match="rope_type='llama3' cannot be represented"):
         next(hw.generate(foreign("llama 3"), PROMPT, 3, plan=hw.Plan(((None, None),) * 2)))
-
-
-def test_who_has_no_form(tmp_path: Path) -> None:
     gpt2 = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=19, n_embd=12, n_head=3, n_layer=2, n_positions=31)).eval()
     with pytest.raises(HeadwiseError, match="gpt2 is none of llama, mistral, qwen2, qwen3"):
         decode_form(gpt2)

@@ -57,16 +57,13 @@ def words(folder: Path, framed: bool) -> None:
 # Models
 
 
-def test_a_folder_of_transformers(folder: Path) -> None:
-    """With its own class, in eval mode, and the weights that were saved."""
+def test_folders_of_weights(folder: Path) -> None:
+    # With its own class, in eval mode, and the weights that were saved.
     model = load_folder(folder)
     assert type(model) is tf.GPT2LMHeadModel and not model.training
     ids = torch.arange(7)[None]
     with torch.no_grad():
         assert torch.equal(model(ids).logits, gpt2()(ids).logits)
-
-
-def test_a_folder_in_several_files(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     gpt2().save_pretrained(folder, max_shard_size="5KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
@@ -75,8 +72,8 @@ def test_a_folder_in_several_files(folder: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No bar, no warning, on neither stream; and the library speaks afterwards as it did before."""
+def test_the_library_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # No bar, no warning, on neither stream; and the library speaks afterwards as it did before.
     words(folder, framed=True)
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     capfd.readouterr()
@@ -86,9 +83,6 @@ def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> N
     said = capfd.readouterr()
     assert (said.out, said.err) == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
-def test_the_library_speaks_again_after_a_failure(folder: Path) -> None:
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(hw.HeadwiseError):
@@ -120,14 +114,6 @@ def test_no_weights(folder: Path) -> None:
         load_folder(folder)
 
 
-@pytest.mark.parametrize("size", [0, 7, 100, 3000])
-def test_weights_cut_short(folder: Path, size: int) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:size])
-    with pytest.raises(hw.HeadwiseError, match="does not load as GPT2LMHeadModel: "):
-        load_folder(folder)
-
-
 def test_weights_that_are_not_all_there(folder: Path) -> None:
     """Random numbers in their place would be reported as the model's own."""
     path = folder / "model.safetensors"
@@ -145,6 +131,30 @@ def test_weights_of_another_shape(folder: Path) -> None:
     name = next(name for name in tensors if name.endswith("h.1.attn.c_proj.weight"))
     tensors[name] = torch.zeros(3, 5)
     save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(hw.HeadwiseError, match="does not load as GPT2LMHeadModel: "):
+        load_folder(folder)
+
+
+def test_weights_of_others_that_are_no_numbers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(hw.HeadwiseError, match=r"has NaN or inf in transformer\.h\.1\.mlp\.c_fc\.weight"):
+        load_folder(folder)
+
+
+def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(hw.HeadwiseError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 3000])
+def test_weights_cut_short(folder: Path, size: int) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:size])
     with pytest.raises(hw.HeadwiseError, match="does not load as GPT2LMHeadModel: "):
         load_folder(folder)
 
@@ -187,26 +197,16 @@ def test_a_config_that_makes_no_sense(folder: Path, fields: dict[str, Any]) -> N
         load_folder(folder)
 
 
-def test_without_a_named_architecture_it_is_the_body(folder: Path) -> None:
-    change(folder, architectures=None)
-    model = load_folder(folder)
-    assert type(model) is tf.GPT2Model
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, gpt2().transformer.state_dict()[name])
-
-
-def test_no_code_of_the_folder_is_run(folder: Path) -> None:
+def test_code_and_pipes_of_a_folder(folder: Path) -> None:
     (folder / "evil.py").write_text("raise SystemExit('ran')\n")
     change(
         folder, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoModel": "evil.Model", "AutoConfig": "evil.Config"}
     )
     assert type(load_folder(folder)) is tf.GPT2LMHeadModel
-
-
-def test_a_tokenizer_that_fails_says_so() -> None:
-    broken = tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, unk_token="[UNK]")))
-    with pytest.raises(hw.HeadwiseError, match=r"cannot tokenise: WordLevel error: Missing \[UNK\]"):
-        FolderTokens(broken)
+    os.mkfifo(folder / "tokenizer.json")  # whoever opens it waits for a writer
+    for read in (load_folder, FolderTokens):
+        with pytest.raises(hw.HeadwiseError, match=r"tokenizer\.json is a pipe or a device; a model folder has files"):
+            read(folder)
 
 
 # config.json
@@ -239,6 +239,20 @@ def test_no_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", Path(__file__)):
         with pytest.raises(hw.HeadwiseError, match="is no folder; pass a run folder or a model in Hugging Face layout"):
             load_folder(path)
+
+
+def test_without_a_named_architecture_it_is_the_body(folder: Path) -> None:
+    change(folder, architectures=None)
+    model = load_folder(folder)
+    assert type(model) is tf.GPT2Model
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, gpt2().transformer.state_dict()[name])
+
+
+def test_a_tokenizer_that_fails_says_so() -> None:
+    broken = tf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, unk_token="[UNK]")))
+    with pytest.raises(hw.HeadwiseError, match=r"cannot tokenise: WordLevel error: Missing \[UNK\]"):
+        FolderTokens(broken)
 
 
 # Tokenizers
@@ -372,23 +386,7 @@ def test_an_index_that_names_other_files_is_refused(name: object, folder: Path) 
         load_folder(folder)
 
 
-def test_a_shard_that_is_missing_is_named(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    with pytest.raises(hw.HeadwiseError, match=r"names model-00002-of-00002\.safetensors, which is not there"):
-        load_folder(folder)
-
-
 # What is looked at before the library is
-
-
-def test_weights_of_others_that_are_no_numbers(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = float("nan")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(hw.HeadwiseError, match=r"has NaN or inf in transformer\.h\.1\.mlp\.c_fc\.weight"):
-        load_folder(folder)
 
 
 def test_sizes_in_a_config_are_believed_only_with_the_weights(folder: Path) -> None:
@@ -402,10 +400,3 @@ def test_sizes_in_a_config_are_believed_only_with_the_weights(folder: Path) -> N
         path.write_text(json.dumps({**whole, name: value}))
         with pytest.raises(hw.HeadwiseError, match=words):
             load_folder(folder)
-
-
-def test_a_pipe_among_the_files_is_not_opened(folder: Path) -> None:
-    os.mkfifo(folder / "tokenizer.json")  # whoever opens it waits for a writer
-    for read in (load_folder, FolderTokens):
-        with pytest.raises(hw.HeadwiseError, match=r"tokenizer\.json is a pipe or a device; a model folder has files"):
-            read(folder)

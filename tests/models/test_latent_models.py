@@ -61,17 +61,28 @@ def test_it_is_watched_while_it_writes(model: GPT) -> None:
 
 
 @torch.no_grad()
-def test_a_silenced_head_is_one_that_writes_nothing(model: GPT) -> None:
+def test_heads_and_matrices_of_a_latent(model: GPT) -> None:
     with hw.ablate(model, ["L0.H4"], how="zero"):
         silenced = model(IDS)
     model.blocks[0].attention.heads[4].wo = torch.zeros(24, 4)
     torch.testing.assert_close(model(IDS), silenced)
-
-
-def test_its_matrices_are_the_products(model: GPT) -> None:
     site, head = sites_of(model)[1], model.blocks[1].attention.heads[2]
     for name in "qkv":
         assert torch.equal(getattr(site, f"w_{name}")[8:12], getattr(head, f"w{name}"))
+    whole, cached = (list(generate(model, [3, 1], 8, temperature=0.0, cache=cache)) for cache in (False, True))
+    assert whole == cached
+    price, caches = hw.price(model, dtype="fp32"), model.new_caches()
+    assert price.parameters.total == model.n_parameters
+    model(IDS, caches)
+    assert sum(cache.nbytes for cache in caches) == 11 * 2 * (7 + 2) * 4 == 11 * price.cache.bytes_per_token
+    for reads in (family_of, read_layers):
+        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: heads that share a latent cannot be reshaped yet"):
+            reads(model)
+    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: the steps are those of four matrices"):
+        head_steps(model, [1, 2], ["a", "b"], 0, 0, 1, "tiny")
+    assert pack_model(model, Tokens.characters("abc", boundary=True)) == {"reason": "latent"}
+    with pytest.raises(hw.HeadwiseError, match="a cache with a plan keeps rows for each head, and a latent is one"):
+        model.blocks[0].attention(torch.zeros(1, 2, 24), cache=hw.KVCache(plan=[None] * 6))
 
 
 @torch.no_grad()
@@ -98,27 +109,6 @@ def test_the_matrices_of_deepseek_are_what_its_heads_read(q_lora_rank: int | Non
         torch.testing.assert_close(made, given * factor, rtol=1e-4, atol=1e-6)
     assert hw.survey(model, IDS.tolist(), controls=False)["L0.H0"].copying.n == 1
     assert hw.circuits(model).heads["L0.H2"].ov.shape == (7,)
-
-
-@torch.no_grad()
-def test_what_it_writes_and_what_it_costs(model: GPT) -> None:
-    whole, cached = (list(generate(model, [3, 1], 8, temperature=0.0, cache=cache)) for cache in (False, True))
-    assert whole == cached
-    price, caches = hw.price(model, dtype="fp32"), model.new_caches()
-    assert price.parameters.total == model.n_parameters
-    model(IDS, caches)
-    assert sum(cache.nbytes for cache in caches) == 11 * 2 * (7 + 2) * 4 == 11 * price.cache.bytes_per_token
-
-
-def test_what_cannot_be_done_with_it_is_refused_by_name(model: GPT) -> None:
-    for reads in (family_of, read_layers):
-        with pytest.raises(hw.HeadwiseError, match="latent_dim=7: heads that share a latent cannot be reshaped yet"):
-            reads(model)
-    with pytest.raises(hw.HeadwiseError, match="latent_dim=7: the steps are those of four matrices"):
-        head_steps(model, [1, 2], ["a", "b"], 0, 0, 1, "tiny")
-    assert pack_model(model, Tokens.characters("abc", boundary=True)) == {"reason": "latent"}
-    with pytest.raises(hw.HeadwiseError, match="a cache with a plan keeps rows for each head, and a latent is one"):
-        model.blocks[0].attention(torch.zeros(1, 2, 24), cache=hw.KVCache(plan=[None] * 6))
 
 
 def test_a_latent_takes_the_place_of_what_a_preset_has_instead() -> None:

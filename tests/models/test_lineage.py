@@ -50,30 +50,21 @@ def test_heads_are_followed_to_the_first_parent_and_back(family: dict[str, Path]
     }
 
 
-def test_two_children_of_one_parent_are_matched_by_it(family: dict[str, Path]) -> None:
+def test_models_are_known_by_their_weights(family: dict[str, Path], tmp_path: Path) -> None:
     assert counterparts(family["grandchild"], family["sibling"]) == {
         "L0.H0": "L0.H1",
         "L0.H1": "L0.H0",
         "L1.H1": "L1.H1",
     }
-
-
-def test_a_model_is_known_by_its_weights_wherever_it_lies(family: dict[str, Path], tmp_path: Path) -> None:
     before = counterparts(family["child"], family["parent"])
     moved = family["parent"].rename(tmp_path / "elsewhere")
     assert counterparts(family["child"], moved) == before
     (moved / "model.safetensors").write_bytes(b"5")
     assert counterparts(family["child"], moved) is None
-
-
-def test_strangers_have_no_counterparts(family: dict[str, Path], tmp_path: Path) -> None:
     stranger = folder(tmp_path / "stranger", b"7")
     assert counterparts(stranger, family["child"]) is None
     assert counterparts(stranger, family["parent"]) is None
     assert counterparts(family["child"], family["child"]) is None  # the names are the same anyway
-
-
-def test_weights_in_several_files_are_all_read(tmp_path: Path) -> None:
     path = folder(tmp_path / "one", b"1")
     (path / "state.safetensors").write_bytes(b"not the model")
     whole = digest(path)

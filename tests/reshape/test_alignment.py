@@ -49,14 +49,6 @@ def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -
             assert (before.wk - after.wk).abs().max() > 0.1
 
 
-def test_a_partial_rotation_that_the_family_ignores_is_ignored_here() -> None:
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4}
-    torch.manual_seed(0)
-    model = tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, rope_parameters=rope)).double().eval()
-    turned = [aligned(w, root, 2) for w, root in zip(read_layers(model), moments(model, [texts()]), strict=True)]
-    assert far(model, with_layers(model, turned)) < 1e-10
-
-
 @pytest.mark.parametrize("name", BUILD)
 def test_the_order_of_heads_is_free(name: str) -> None:
     model = build(name)
@@ -95,7 +87,7 @@ def test_only_turns_within_a_plane_are_free(name: str) -> None:
     assert far(model, changed(model, {0: half})) < 1e-10
 
 
-def test_equal_gains_let_a_plane_turn() -> None:
+def test_free_bases() -> None:
     model = build("qk-norm")
     with torch.no_grad():
         for block in model.blocks:  # type: ignore[union-attr]
@@ -107,28 +99,31 @@ def test_equal_gains_let_a_plane_turn() -> None:
     assert len(rule.signs) == 4
     turned = folded(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1))
     assert far(model, changed(model, {0: turned})) < 1e-10
-
-
-def test_values_may_take_any_basis() -> None:
     model = build("llama")
     weights = read_layers(model)[0].double()
     maps = torch.randn(6, 10, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert far(model, changed(model, {0: folded(weights, v=maps)})) < 1e-10
-
-
-def test_without_rope_keys_may_take_any_basis() -> None:
     model = build("gpt2")
     weights = read_layers(model)[0].double()
     maps = torch.randn(3, 11, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert far(model, changed(model, {0: folded(weights, maps)})) < 1e-10
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.4}
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, rope_parameters=rope)).double().eval()
+    turned = [aligned(w, root, 2) for w, root in zip(read_layers(model), moments(model, [texts()]), strict=True)]
+    assert far(model, with_layers(model, turned)) < 1e-10
 
 
-def test_the_rule_names_every_feature_once() -> None:
+def test_rules() -> None:
     for name in BUILD:
         weights = read_layers(build(name))[0]
         rule = key_rule(weights)
         named = [d for features in (*rule.planes, *rule.signs, rule.free) for d in features]
         assert sorted(named) == list(range(weights.wk.shape[1])), name
+    words = {name: key_rule(read_layers(build(name))[0]).description for name in ("rope", "gpt2", "qk-norm")}
+    assert words["rope"] == "5 RoPE planes by a turn each"
+    assert words["gpt2"] == "11 features by one orthogonal matrix"
+    assert words["qk-norm"] == "5 sets of features by sign alone, for their qk-norm gains differ"
 
 
 def heads_of_one(seed: int, n: int = 3, complex_: bool = False) -> tuple[Tensor, Tensor]:
@@ -234,10 +229,3 @@ def test_turns_do_not_ask_how_long_keys_are() -> None:
     planes[:, 2] = 0
     for heads in (planes, planes[:2]):  # in rounds, and at once
         assert (turns(heads)[:, 2] == 1).all()
-
-
-def test_the_rule_says_what_may_turn_and_no_more() -> None:
-    words = {name: key_rule(read_layers(build(name))[0]).description for name in ("rope", "gpt2", "qk-norm")}
-    assert words["rope"] == "5 RoPE planes by a turn each"
-    assert words["gpt2"] == "11 features by one orthogonal matrix"
-    assert words["qk-norm"] == "5 sets of features by sign alone, for their qk-norm gains differ"

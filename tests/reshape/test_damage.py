@@ -50,7 +50,7 @@ def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype
         assert held == cache_bytes(model) * ids.numel(), head_counts(model)
 
 
-def test_an_encoder_keeps_no_cache_and_generates_nothing() -> None:
+def test_models_without_caches_or_heads() -> None:
     parent = build("bert", dtype=torch.float32)
     child = prune_heads(parent, ((1,), ())).model
     damage = measure(parent, child, [texts()], [[(0, 0), (2, 2)], [(0, 0), (1, 1), (2, 2)]], 17)
@@ -58,9 +58,6 @@ def test_an_encoder_keeps_no_cache_and_generates_nothing() -> None:
     assert damage.cache_bytes.before == damage.cache_bytes.after == 0
     assert damage.kl is not None and damage.kl > 0 and damage.error is None
     assert damage.parameters.before == damage.parameters.after
-
-
-def test_a_model_without_a_head_is_compared_by_its_hidden_states() -> None:
     torch.manual_seed(0)
     parent = tf.BertModel(tf.BertConfig(**BERT)).eval()
     damage = measure(parent, prune_heads(parent, ((1,), ())).model, [texts()], [[(0, 0)], [(0, 0)]], 17)
@@ -68,7 +65,7 @@ def test_a_model_without_a_head_is_compared_by_its_hidden_states() -> None:
     assert damage.error is not None and 0 < damage.error < 1
 
 
-def test_entropies_are_those_of_the_maps() -> None:
+def test_entropies() -> None:
     model = build("rope", dtype=torch.float32)
     assert isinstance(model, GPT)
     ids = texts()[:1]
@@ -82,16 +79,10 @@ def test_entropies_are_those_of_the_maps() -> None:
                 found.append(-(p * p.clamp(min=1e-30).log()).sum(1).mean().item())
         assert rows[layer].before == pytest.approx(sum(found) / len(found), abs=1e-5)
         assert rows[layer].after == rows[layer].before
-
-
-def test_entropies_follow_a_head_to_its_new_place() -> None:
     model = build("rope", dtype=torch.float32)
     pruned = prune_heads(model, ((0, 1), (0, 1)))
     moved = entropies(model, pruned.model, texts(), [[(h, h - 2) for h in range(2, 6)], [(2, 0)]])
     assert moved[0].before == pytest.approx(moved[0].after, abs=1e-6)  # what comes before layer 0 did not change
-
-
-def test_entropies_tell_the_parent_from_the_child() -> None:
     model = build("rope", dtype=torch.float32)
     child = share_heads(model, 2, "mean", "adjacent").model
     same = [[(h, h) for h in range(6)]] * 2
@@ -135,14 +126,13 @@ def test_a_model_is_not_told_apart_from_itself() -> None:
     assert not speed.told_apart
 
 
-def test_nothing_changed_is_no_damage() -> None:
-    model = build("llama", dtype=torch.float32)
-    damage = measure(model, model, [texts()], SAME, 17)
-    assert damage.kl == pytest.approx(0, abs=1e-6)
-    assert damage.loss is not None and damage.loss.before == damage.loss.after
-    assert all(pair.before == pair.after for pair in damage.entropy)
-    assert damage.tokens_per_second is None
-    assert damage.decode_context == 17 - 8
+def test_parameters_are_counted_once() -> None:
+    model = build("llama, tied", dtype=torch.float32)
+    child = share_heads(model, 3, "mean", "adjacent", [*moments(model, [texts()])]).model
+    damage = measure(model, child, [texts()], SAME, None)
+    gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
+    assert damage.parameters.before - damage.parameters.after == gone
+    assert damage.parameters.before == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["rope", "llama"])
@@ -156,12 +146,3 @@ def test_speed_is_measured_with_a_full_cache(name: str) -> None:
     hook.remove()
     assert speed.before > 0 and speed.runs == 9
     assert seen.count(1) >= 2 * 9 * 8  # both models, one token at a time
-
-
-def test_parameters_are_counted_once() -> None:
-    model = build("llama, tied", dtype=torch.float32)
-    child = share_heads(model, 3, "mean", "adjacent", [*moments(model, [texts()])]).model
-    damage = measure(model, child, [texts()], SAME, None)
-    gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
-    assert damage.parameters.before - damage.parameters.after == gone
-    assert damage.parameters.before == sum(p.numel() for p in model.parameters())

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +14,6 @@ from reshape_models import build
 from torch import Tensor, nn
 
 from headwise import HeadwiseError
-from headwise.gpt.checkpoint import read_metadata
 from headwise.gpt.train import Stopped
 from headwise.models.ask import answers
 from headwise.reshape.align import moments
@@ -61,22 +56,9 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
     assert all(torch.equal(kept[key], tensor) for key, tensor in parent.state_dict().items())
 
 
-def test_hidden_states_pull_as_well() -> None:
+def test_curves_and_rates() -> None:
     ends = [Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden)).run().model for hidden in (0.0, 3.0)]
     assert any(not torch.equal(a, b) for a, b in zip(weights(ends[0]), weights(ends[1]), strict=True))
-
-
-@pytest.mark.parametrize("name", ["rope", "llama", "gpt2"])
-def test_attention_alone_learns(name: str) -> None:
-    parent, child = pair(name)
-    before = {key: tensor.clone() for key, tensor in child.state_dict().items()}
-    after = Healing(parent, child, TRAIN, HELD_OUT, RECIPE).run().model.state_dict()
-    changed = {key for key, tensor in before.items() if not torch.equal(tensor, after[key])}
-    assert changed and all("attention" in key or "attn" in key for key in changed)
-    assert len(changed) >= 2 * (2 if name == "gpt2" else 4)  # matrices of two layers, at least
-
-
-def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
     work = Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, steps=20, warmup=0.2))
     factors = []
     for step in (0, 3, 4, 12, 19):
@@ -86,9 +68,6 @@ def test_the_learning_rate_rises_and_falls_to_nothing() -> None:
         )
     assert [len(factor) for factor in factors] == [1] * 5
     assert [factor.pop() for factor in factors] == pytest.approx([0.25, 1, 1, 0.5, 0.5 - 0.5 * math.cos(math.pi / 16)])
-
-
-def test_the_curve_counts_steps_and_tokens() -> None:
     heard: list[tuple[HealPoint, int]] = []
     parent, child = pair()
     healed = Healing(
@@ -100,12 +79,19 @@ def test_the_curve_counts_steps_and_tokens() -> None:
     assert all(point.train_loss is not None for point in healed.curve[1:])
     assert 12 * 2 * 11 <= healed.curve[-1].tokens <= 12 * 2 * 13
     assert all(point.held_out_loss is not None for point in healed.curve)
-
-
-def test_a_model_without_a_next_token_has_no_loss_but_a_distance() -> None:
     parent, child = pair("bert")
     healed = Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1)).run()
     assert all(point.held_out_loss is None and point.distance > 0 for point in healed.curve)
+
+
+@pytest.mark.parametrize("name", ["rope", "llama", "gpt2"])
+def test_attention_alone_learns(name: str) -> None:
+    parent, child = pair(name)
+    before = {key: tensor.clone() for key, tensor in child.state_dict().items()}
+    after = Healing(parent, child, TRAIN, HELD_OUT, RECIPE).run().model.state_dict()
+    changed = {key for key, tensor in before.items() if not torch.equal(tensor, after[key])}
+    assert changed and all("attention" in key or "attn" in key for key in changed)
+    assert len(changed) >= 2 * (2 if name == "gpt2" else 4)  # matrices of two layers, at least
 
 
 def test_zeroed_heads_stay_zero() -> None:
@@ -207,18 +193,6 @@ def die(point, steps):
 
 Healing(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die).run()
 """
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """SIGKILL in the sixth step: the state is that of the fifth."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=environment, check=False, timeout=100)
-    assert done.returncode == -signal.SIGKILL
-    assert read_metadata(tmp_path / STATE) == {"step": "5"}
-    whole, resumed = (Healing(*pair(), TRAIN, HELD_OUT, RECIPE, folder).run() for folder in (None, tmp_path))
-    assert resumed.curve == whole.curve
-    assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(resumed.model), strict=True))
 
 
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:

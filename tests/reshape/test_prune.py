@@ -64,7 +64,7 @@ def test_a_gate_of_zero_changes_something(name: str) -> None:
         assert (gated(model, ["L0.H1"]) - answers(model, texts(1))).abs().max() > 1e-3
 
 
-def test_a_whole_group_takes_its_keys_and_values_along() -> None:
+def test_groups_and_their_caches() -> None:
     model = build("rope, GQA")  # 12 query heads on 6
     pruned = prune_heads(model, named_heads(model, "L0.H2,L0.H3,L1.H10,L1.H11"))
     assert not pruned.silent
@@ -72,9 +72,6 @@ def test_a_whole_group_takes_its_keys_and_values_along() -> None:
     assert cache_bytes(pruned.model) * 6 == cache_bytes(model) * 5
     assert difference(model, pruned.model, pruned.details["heads"]) < 1e-9
     assert "shrinks from 6 to 5" in pruned.notes[-1]
-
-
-def test_one_query_head_of_each_group_leaves_the_weights_but_not_the_cache() -> None:
     model = build("rope, GQA")
     heads = tuple(tuple(range(layer, 12, 2)) for layer in (0, 1))
     pruned = prune_heads(model, heads)
@@ -85,6 +82,11 @@ def test_one_query_head_of_each_group_leaves_the_weights_but_not_the_cache() -> 
     note = pruned.notes[-1]
     assert "does not shrink: each key/value head is read by 2 query heads, and all 2 must go" in note
     assert "headwise share" in note
+    # Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone.
+    config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
+    pruned = prune_heads(GPT(config), ((1,),))
+    assert "num_attention_heads to divide hidden_size=24, and 5 does not" in pruned.notes[0]
+    assert not prune_heads(GPT(config), ((1, 4),)).silent
 
 
 REASONS = [
@@ -112,14 +114,6 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
         prune_heads(model, chosen, uniform=True)
 
 
-def test_a_run_that_transformers_reads_stays_one() -> None:
-    """Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone."""
-    config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
-    pruned = prune_heads(GPT(config), ((1,),))
-    assert "num_attention_heads to divide hidden_size=24, and 5 does not" in pruned.notes[0]
-    assert not prune_heads(GPT(config), ((1, 4),)).silent
-
-
 def test_zeroed_heads_stay_zero_when_put_back() -> None:
     model = build("gpt2")
     heads: Gone = ((1,), (0, 2))
@@ -141,28 +135,19 @@ def scores(model: nn.Module) -> dict[str, float]:
     return {f"L{n}.H{h}": 100.0 * n + (h - 4) ** 2 for n in range(n_layers) for h in range(n_heads)}
 
 
-def test_the_weakest_heads_go_wherever_they_are() -> None:
+def test_ranking() -> None:
     model = build("rope")
     assert weakest(model, scores(model), 0.75, uniform=False) == ((3, 4, 5), ())
     assert weakest(model, scores(model), 0.67, uniform=True) == ((3, 4), (3, 4))
     assert weakest(model, scores(model), 0.75, uniform=True) == ((4,), (4,))  # 1.5 of 6: rather fewer than more
-
-
-def test_a_layer_keeps_one_head() -> None:
     model = build("rope")
     assert weakest(model, scores(model), 0.5, uniform=False) == ((1, 2, 3, 4, 5), (4,))
-
-
-def test_uniform_takes_whole_groups_before_heads_of_each() -> None:
     model = build("rope, GQA")  # groups (0,1) (2,3) (4,5) ...; the weakest are (4,5), then (2,3)
     assert weakest(model, scores(model), 0.83, uniform=True) == ((4, 5), (4, 5))
     assert weakest(model, scores(model), 0.6, uniform=True) == ((2, 3, 4, 5), (2, 3, 4, 5))
     grouped = build("rope, GQA")
     with pytest.raises(HeadwiseError, match=r"keep=0.95 with uniform=True removes no head of a layer; 0.833, 0.667"):
         weakest(grouped, scores(grouped), 0.95, uniform=True)
-
-
-def test_uniform_takes_from_each_group_where_a_group_is_too_much() -> None:
     model = hw_mqa()
     assert weakest(model, scores(model), 0.75, uniform=True) == ((3, 4), (3, 4))
     assert not prune_heads(model, ((3, 4), (3, 4)), uniform=True).silent
@@ -195,14 +180,6 @@ def test_a_share_lies_between_none_and_all(keep: float) -> None:
     model = build("rope")
     with pytest.raises(HeadwiseError, match=r"must lie between 0 and 1; 0.75 removes a quarter"):
         weakest(model, scores(model), keep, uniform=False)
-
-
-def test_a_share_that_removes_nothing_says_so() -> None:
-    model = build("rope")
-    with pytest.raises(HeadwiseError, match=r"keep=1.0 keeps every head: nothing changes, nothing is written"):
-        weakest(model, scores(model), 1.0, uniform=True)
-    with pytest.raises(HeadwiseError, match=r"keep=0.99 of 12 heads removes none"):
-        weakest(model, scores(model), 0.99, uniform=False)
 
 
 def test_the_layer_s_own_pruning_agrees() -> None:

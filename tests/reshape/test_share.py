@@ -114,23 +114,32 @@ def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
     assert far(model, share_heads(model, 3, "aligned", "adjacent", roots).model) > 1e-4
 
 
-def test_under_a_qk_norm_the_size_of_a_key_head_does_not_count() -> None:
-    """The norm divides it out, but for its eps."""
+def test_what_does_not_count() -> None:
+    # The norm divides it out, but for its eps.
     model = build("qk-norm")
     factors = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.7], dtype=torch.float64)[:, None, None]
     scaled = with_layers(model, [dataclasses.replace(w, wk=w.wk * factors) for w in read_layers(model)])
     assert far(model, scaled) < 1e-3
     shared, other = (share_heads(x, 3, "aligned", "adjacent", roots_of(model)).model for x in (model, scaled))
     assert far(shared, other) < 1e-3 < far(model, shared)
-
-
-def test_the_mean_is_what_it_is_called() -> None:
     model = build("llama")
     roots = roots_of(model)
     before = read_layers(model)[0]
     after = read_layers(share_heads(model, 2, "mean", "adjacent", roots).model)[0]
     torch.testing.assert_close(after.wk, torch.stack([before.wk[:3].mean(0), before.wk[3:].mean(0)]))
     assert torch.equal(after.wq, before.wq) and torch.equal(after.wo, before.wo)
+    model = build("rope, GQA")
+    shared = share_heads(model, 2, "aligned+norm", "best", roots_of(model))
+    assert head_counts(shared.model) == (12, 2, 10)
+    weights = read_layers(shared.model)[0]
+    assert weights.wq.shape[0] == 12 and weights.group_size == 6
+    model = build("llama")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    roots = roots_of(model)
+    for method in POOLS:
+        share_heads(model, 2, method, "adjacent", roots)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert head_counts(model) == (6, 6, 10)
 
 
 def test_the_best_groups_are_found() -> None:
@@ -258,24 +267,6 @@ def test_principal_errs_least(name: str) -> None:
             assert moved[field in ("wv", "wo")] > least[field in ("wv", "wo")]
 
 
-def test_the_parent_is_left_alone() -> None:
-    model = build("llama")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    roots = roots_of(model)
-    for method in POOLS:
-        share_heads(model, 2, method, "adjacent", roots)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert head_counts(model) == (6, 6, 10)
-
-
-def test_a_grouped_model_can_be_shared_further() -> None:
-    model = build("rope, GQA")
-    shared = share_heads(model, 2, "aligned+norm", "best", roots_of(model))
-    assert head_counts(shared.model) == (12, 2, 10)
-    weights = read_layers(shared.model)[0]
-    assert weights.wq.shape[0] == 12 and weights.group_size == 6
-
-
 REFUSED = [
     ("rope", 6, "n_kv_heads=6: the model has 6 key/value heads already, so nothing changes and nothing is written"),
     ("rope", 4, "kv_heads=4 does not divide the model's 6 key/value heads; pass one of 1, 2, 3"),
@@ -295,22 +286,16 @@ def test_what_cannot_be_shared_says_why(name: str, n_kv_heads: int, said: str) -
     assert said in str(refusal.value)
 
 
-def test_unknown_ways_are_refused_with_those_that_exist() -> None:
+def test_ways_and_families() -> None:
     model = build("rope")
     with pytest.raises(HeadwiseError, match=r"method='average' is not known; there are mean, aligned"):
         share_heads(model, 2, "average", "adjacent", roots_of(model))
     with pytest.raises(HeadwiseError, match=r"groups='near' is not known; there are adjacent, best"):
         share_heads(model, 2, "mean", "near", roots_of(model))
-
-
-def test_other_families_are_refused_by_name() -> None:
     with pytest.raises(
         HeadwiseError, match=r"Linear is a family whose heads cannot be reshaped yet; there are headwise"
     ):
         share_heads(nn.Linear(2, 2), 1, "mean", "adjacent", [])
-
-
-def test_a_small_gain_is_a_gain() -> None:
-    """Neighbours and dealt heads cost the same, and the third way to pair four heads 4 % less."""
+    # Neighbours and dealt heads cost the same, and the third way to pair four heads 4 % less.
     prices = {(0, 3): 0.95, (1, 2): 0.97}
     assert cheapest(4, 2, lambda group: prices.get(group, 1.0)) == ((0, 3), (1, 2))

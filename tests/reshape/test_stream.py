@@ -109,7 +109,14 @@ def test_sharing_and_pruning_are_the_same(folder: Any, tmp_path: Path, name: str
             assert not list(outs[1].parent.glob("*.partial"))
 
 
-def test_effects_that_read_a_layer_again(folder: Any) -> None:
+def test_each_layer_is_read_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    borrow = stream.Stream.borrow
+    monkeypatch.setattr(stream.Stream, "borrow", lambda self, name: (read.append(name), borrow(self, name))[1])
+    parts = hw.open(folder("llama"), stream=True)
+    assert survey(parts, text(), controls=False)["L0.H1"].scores["induction"].n > 1
+    twice = {name for name in read if read.count(name) > 1}
+    assert "model.layers.1.mlp.up_proj.weight" in read and not twice
     whole, parts = both(folder("qwen3"))
     assert importance(parts, [IDS[:3]]) == importance(whole, [IDS[:3]])
     assert hw.attribute(parts, IDS[0], 7).heads == hw.attribute(whole, IDS[0], 7).heads
@@ -121,19 +128,6 @@ def test_effects_that_read_a_layer_again(folder: Any) -> None:
     for head, other in zip(story.heads, streamed.heads, strict=True):  # the means of the silenced round otherwise
         assert (head.head, head.adds) == (other.head, other.adds)
         assert [other.brings, other.without] == pytest.approx([head.brings, head.without], abs=1e-6)
-
-
-def test_a_survey_reads_each_layer_once(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    borrow = stream.Stream.borrow
-    monkeypatch.setattr(stream.Stream, "borrow", lambda self, name: (read.append(name), borrow(self, name))[1])
-    parts = hw.open(folder("llama"), stream=True)
-    assert survey(parts, text(), controls=False)["L0.H1"].scores["induction"].n > 1
-    twice = {name for name in read if read.count(name) > 1}
-    assert "model.layers.1.mlp.up_proj.weight" in read and not twice
-
-
-def test_a_large_model_has_a_control_of_a_few_layers(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import headwise.heads.survey as module
 
     monkeypatch.setattr(module, "WHOLE", 10)
@@ -171,6 +165,13 @@ def test_free_memory_knows_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory.free_memory() == memory.Room(7, "cgroup")
 
 
+def test_the_command(folder: Any, tmp_path: Path, invoke: Any) -> None:
+    file = tmp_path / "ids.txt"
+    file.write_text("\n".join(" ".join(map(str, row)) for row in IDS.tolist()))
+    done = invoke("heads", str(folder("llama")), "--ids", str(file), "--stream", "--json")
+    assert done.code == 0 and "layer by layer: " in done.err and json.loads(done.out)
+
+
 def test_bad_folders(folder: Any, tmp_path: Path) -> None:
     import shutil
 
@@ -204,10 +205,3 @@ def test_bad_folders(folder: Any, tmp_path: Path) -> None:
         hw.open(folder("llama"), dtype="fp8")
     assert next(hw.open(folder("llama"), dtype="bfloat16", stream=True).parameters()).dtype == torch.bfloat16
     assert is_hf(hw.open(folder("llama"), stream=True))
-
-
-def test_the_command(folder: Any, tmp_path: Path, invoke: Any) -> None:
-    file = tmp_path / "ids.txt"
-    file.write_text("\n".join(" ".join(map(str, row)) for row in IDS.tolist()))
-    done = invoke("heads", str(folder("llama")), "--ids", str(file), "--stream", "--json")
-    assert done.code == 0 and "layer by layer: " in done.err and json.loads(done.out)

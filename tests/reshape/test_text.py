@@ -61,7 +61,7 @@ def test_a_stream_is_cut_side_by_side_and_its_last_tenth_held_out(path: Path) ->
     assert stream._cut == cut  # what a run of headwise held out of its own text stays held out
 
 
-def test_a_model_of_lines_gets_a_document_a_line(path: Path) -> None:
+def test_documents_of_a_text(path: Path) -> None:
     tokens = Tokens.characters(TEXT.replace("\n", ""), boundary=True)
     found = read_calibration(path, folder(tokens, context=64))
     assert len(found.train) == 54 and len(found.held_out) == 6
@@ -69,19 +69,23 @@ def test_a_model_of_lines_gets_a_document_a_line(path: Path) -> None:
     assert found.held_out[0].tolist() == tokens.document("line 54 of many")
     short = read_calibration(path, folder(tokens, context=9))
     assert short.train[3].tolist() == tokens.document("line 3 of many")[:9]
-
-
-def test_documents_are_framed_as_the_model_expects(path: Path) -> None:
     found = read_calibration(path, folder(Framed(), family="bert"), tokens=11)
     for document in (*found.train, *found.held_out):
         assert document[0] == 7 and document[-2:].tolist() == [8, 9] and len(document) <= 11
     assert "".join(map(chr, torch.cat([x[1:-2] for x in found.train]).tolist())) == TEXT[: int(len(TEXT) * 0.9)]
-
-
-def test_a_model_without_a_bound_gets_documents_of_a_thousand(path: Path) -> None:
     path.write_text(TEXT * 20)
     found = read_calibration(path, folder(Framed(), context=None, family="t5"))
     assert max(map(len, found.train)) == 1024
+    documents = [torch.full((10,), n) for n in range(100)]
+    some = [int(x[0]) for x in spread(documents, 200)]
+    assert len(some) == 20 and some[0] == 0 and some[-1] >= 95 and some == sorted(set(some))
+    assert len(spread(documents, 1000)) == 100
+    assert len(spread(documents, 1)) == 1
+    documents = [torch.full((n,), i) for i, n in enumerate((5, 3, 5, 5, 2))]
+    assert [tuple(x.shape) for x in batches(documents, 2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
+    assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
+    long = [torch.zeros(BATCH) for _ in range(3)]
+    assert [len(x) for x in batches(long)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -96,18 +100,6 @@ def test_lengths_that_make_no_sense_are_refused(path: Path, tokens: int, said: s
     with pytest.raises(HeadwiseError) as refusal:
         read_calibration(path, folder(Framed(), family="bert"), tokens)
     assert said in str(refusal.value)
-
-
-def test_texts_that_are_too_short_are_refused(path: Path) -> None:
-    path.write_text("abc")
-    with pytest.raises(
-        HeadwiseError,
-        match=r"is too short: of documents of 2 to 16 tokens it makes 1 to .* and 0 to measure on",
-    ):
-        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
-    path.write_text(" \n ")
-    with pytest.raises(HeadwiseError, match=r"is empty, or holds nothing but white space"):
-        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
 
 
 @pytest.mark.slow
@@ -135,29 +127,19 @@ def quiet(progress: object) -> None:
     pass
 
 
-def test_a_folder_without_a_tokenizer_is_refused(path: Path) -> None:
+def test_tokenizers_of_others(path: Path) -> None:
     with pytest.raises(HeadwiseError, match=r"has no tokenizer; pass token ids, or put tokenizer\.json beside"):
         read_calibration(path, folder(None))
-
-
-def test_a_tokenizer_of_another_model_is_refused(path: Path) -> None:
     with pytest.raises(
         HeadwiseError, match=r"has the token id 121 and the model knows 100 tokens: they do not belong together"
     ):
         read_calibration(path, folder(Framed(), vocab_size=100, family="bert"))
-
-
-def test_what_is_spread_covers_the_whole_text() -> None:
-    documents = [torch.full((10,), n) for n in range(100)]
-    some = [int(x[0]) for x in spread(documents, 200)]
-    assert len(some) == 20 and some[0] == 0 and some[-1] >= 95 and some == sorted(set(some))
-    assert len(spread(documents, 1000)) == 100
-    assert len(spread(documents, 1)) == 1
-
-
-def test_batches_hold_documents_of_one_length() -> None:
-    documents = [torch.full((n,), i) for i, n in enumerate((5, 3, 5, 5, 2))]
-    assert [tuple(x.shape) for x in batches(documents, 2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
-    assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
-    long = [torch.zeros(BATCH) for _ in range(3)]
-    assert [len(x) for x in batches(long)] == [1, 1, 1]
+    path.write_text("abc")
+    with pytest.raises(
+        HeadwiseError,
+        match=r"is too short: of documents of 2 to 16 tokens it makes 1 to .* and 0 to measure on",
+    ):
+        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))
+    path.write_text(" \n ")
+    with pytest.raises(HeadwiseError, match=r"is empty, or holds nothing but white space"):
+        read_calibration(path, folder(Tokens.characters("abc", boundary=False)))

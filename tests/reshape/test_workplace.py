@@ -49,6 +49,13 @@ def test_what_is_finished_gets_its_name_and_the_rest_goes(source: Path, tmp_path
     assert said(tmp_path / "out") == "new" and names(tmp_path) == ["out", "source"]
 
 
+def test_what_a_killed_job_had_set_aside_comes_back(source: Path, tmp_path: Path) -> None:
+    model(tmp_path / "out.partial" / "replaced", "old")
+    with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, tmp_path / "out", force=False):
+        pass
+    assert said(tmp_path / "out") == "old" and names(tmp_path) == ["out", "source"]
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_model_that_was_to_be_replaced_survives_whatever_happens(
@@ -74,13 +81,6 @@ def test_a_model_that_was_to_be_replaced_survives_whatever_happens(
             workplace.finish()
         assert said(out) == ("new" if failing == 2 and after else "old")
         assert names(tmp_path) == ["out", "source"]
-
-
-def test_what_a_killed_job_had_set_aside_comes_back(source: Path, tmp_path: Path) -> None:
-    model(tmp_path / "out.partial" / "replaced", "old")
-    with pytest.raises(HeadwiseError, match="exists already"), Workplace(source, tmp_path / "out", force=False):
-        pass
-    assert said(tmp_path / "out") == "old" and names(tmp_path) == ["out", "source"]
 
 
 KILLED = """
@@ -144,6 +144,35 @@ def test_a_job_that_is_killed_at_its_end_leaves_nothing_that_the_next_one_does_n
     assert ends.count("old") < left < MOMENTS  # killed before and after the new one had its name, and not at all
 
 
+def test_a_folder_that_appeared_meanwhile_is_left_alone(source: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(HeadwiseError, match=r"has no headwise\.json"),
+        Workplace(source, tmp_path / "out", force=True) as workplace,
+    ):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "letter.txt").write_text("dear")
+        write(workplace, "new")
+    assert names(tmp_path / "out") == ["letter.txt"] and names(tmp_path) == ["out", "source"]
+
+
+def test_links_and_files_are_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    for name, said_ in (("link", "is a link"), ("file", "is a file"), ("no/out", "does not exist")):
+        with pytest.raises(HeadwiseError, match=said_), Workplace(source, tmp_path / name, force=True):
+            pass
+    assert names(tmp_path) == ["file", "link", "source"]
+
+
+def test_hidden_files_of_others_are_in_the_way_and_stay(source: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    (partial / ".mine.tmp").write_text("mine")
+    with pytest.raises(HeadwiseError, match="is in the way"), Workplace(source, tmp_path / "out", force=True):
+        pass
+    assert names(partial) == [".mine.tmp"]
+
+
 def test_what_is_refused_deletes_nothing(source: Path, tmp_path: Path) -> None:
     for name in ("letters", "out"):
         (tmp_path / name).mkdir()
@@ -155,17 +184,6 @@ def test_what_is_refused_deletes_nothing(source: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["letters", "letters.partial", "out", "source"]
     assert said(tmp_path / "letters.partial" / "replaced") == "old"
     assert names(tmp_path / "letters") == names(tmp_path / "out") == [".letter.txt.7.tmp"]
-
-
-def test_a_folder_that_appeared_meanwhile_is_left_alone(source: Path, tmp_path: Path) -> None:
-    with (
-        pytest.raises(HeadwiseError, match=r"has no headwise\.json"),
-        Workplace(source, tmp_path / "out", force=True) as workplace,
-    ):
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out" / "letter.txt").write_text("dear")
-        write(workplace, "new")
-    assert names(tmp_path / "out") == ["letter.txt"] and names(tmp_path) == ["out", "source"]
 
 
 def test_a_second_job_is_refused_and_disturbs_nothing(source: Path, tmp_path: Path) -> None:
@@ -218,21 +236,3 @@ def test_damaged_settings_are_named(source: Path, tmp_path: Path, text: str) -> 
         Workplace(source, tmp_path / "out", force=False) as workplace,
     ):
         workplace.claim({"share": 2}, resume=True)
-
-
-def test_links_and_files_are_refused(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "file").write_text("x")
-    for name, said_ in (("link", "is a link"), ("file", "is a file"), ("no/out", "does not exist")):
-        with pytest.raises(HeadwiseError, match=said_), Workplace(source, tmp_path / name, force=True):
-            pass
-    assert names(tmp_path) == ["file", "link", "source"]
-
-
-def test_hidden_files_of_others_are_in_the_way_and_stay(source: Path, tmp_path: Path) -> None:
-    partial = tmp_path / "out.partial"
-    partial.mkdir()
-    (partial / ".mine.tmp").write_text("mine")
-    with pytest.raises(HeadwiseError, match="is in the way"), Workplace(source, tmp_path / "out", force=True):
-        pass
-    assert names(partial) == [".mine.tmp"]

@@ -60,79 +60,55 @@ def test_plain_floats_stay_plain(f) -> None:
     assert f(0.5) == getattr(math, f.__name__)(0.5)
 
 
-def test_dot_of_plain_floats_is_plain() -> None:
+def test_slopes_of_dots_and_reuse() -> None:
     assert dot([1.0, 2.0], [3.0, 4.0]) == 11.0
+    with pytest.raises(ValueError, match="zip"):
+        dot([1.0], [1.0, 2.0])
+    xs = [Value(1.0) for _ in range(7)]
+    assert set(dot(xs, xs)._inputs) == set(xs)
+    x = Value(3.0)
+    (x * x + x).backward()
+    assert x.grad == 2 * 3 + 1
+    x = Value(3.0)
+    dot([x], [x]).backward()
+    assert x.grad == 6
 
 
 def test_log_sum_exp_does_not_overflow() -> None:
     assert log_sum_exp([1000.0, 1000.0]) == pytest.approx(1000 + math.log(2))
 
 
-def test_dot_refuses_unequal_lengths() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        dot([1.0], [1.0, 2.0])
-
-
-def test_dot_is_one_node() -> None:
-    xs = [Value(1.0) for _ in range(7)]
-    assert set(dot(xs, xs)._inputs) == set(xs)
-
-
-def test_a_value_used_twice_adds_up() -> None:
-    x = Value(3.0)
-    (x * x + x).backward()
-    assert x.grad == 2 * 3 + 1
-
-
-def test_a_value_against_itself_in_a_dot() -> None:
-    x = Value(3.0)
-    dot([x], [x]).backward()
-    assert x.grad == 6
-
-
-def test_a_diamond_is_walked_once() -> None:
-    """2^60 paths from end to beginning, 60 nodes."""
+def test_large_graphs_are_walked_once() -> None:
+    # 2^60 paths from end to beginning, 60 nodes.
     x = node = Value(1.0)
     for _ in range(60):
         node = node + node
     node.backward()
     assert x.grad == 2.0**60
-
-
-def test_a_deep_chain() -> None:
     assert sys.getrecursionlimit() < 50_000
     x = node = Value(1.0)
     for _ in range(50_000):
         node = node + 1.0
     node.backward()
     assert (node.data, x.grad) == (50_001.0, 1.0)
-
-
-def test_a_number_on_its_own() -> None:
     x = Value(2.0)
     x.backward()
     assert x.grad == 1.0
     assert repr(x) == "Value(2.0)"
 
 
-def test_gradients_add_to_what_is_there() -> None:
-    """Two losses over one parameter, as in gradient accumulation."""
+def test_gradients_add_up() -> None:
+    # Two losses over one parameter, as in gradient accumulation.
     x = Value(3.0)
     (x * 2.0).backward()
     (x * 5.0).backward()
     assert x.grad == 7
-
-
-def test_two_losses_over_one_intermediate_add_up() -> None:
-    """What the first walk left on the shared number is not sent down again by the second."""
+    # What the first walk left on the shared number is not sent down again by the second.
     x = Value(3.0)
     y = x * 2.0
     (y * 1.0).backward()
     (y * 1.0).backward()
     assert (y.grad, x.grad) == (2.0, 4.0)
-
-
-def test_relu_has_no_slope_at_zero_and_below() -> None:
     for data, slope in ((-0.5, 0.0), (0.0, 0.0), (0.5, 1.0)):
         x = Value(data)
         x.relu().backward()

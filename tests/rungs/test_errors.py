@@ -36,11 +36,6 @@ def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape)
 
 
-def test_the_call_is_sound_before_it_is_spoilt() -> None:
-    for path in PATHS:
-        call(path)
-
-
 SHAPES = {
     "batch": ({"k": zeros(4, 3, 7, 11)}, "batch sizes differ: q has 2, k has 4, v has 2"),
     "batch of v": ({"v": zeros(1, 3, 7, 13)}, "batch sizes differ: q has 2, k has 2, v has 1"),
@@ -253,13 +248,18 @@ def test_a_bare_mask_joined_to_a_mask_names_both_meanings(mask: Any) -> None:
             join()
 
 
-def test_mixed_rungs() -> None:
+def test_mixed_kinds_are_refused() -> None:
     q, k, v = (np.zeros(shape) for shape in ((2, 6, 5, 11), (2, 3, 7, 11), (2, 3, 7, 13)))
     message = "q is on the array rung, k is on the tensor rung, v is on the plain rung; " + (
         "pass all three as lists, as NumPy arrays or as torch tensors"
     )
     with pytest.raises(hw.HeadwiseError, match=f"^{message}$"):
         hw.attend(q, torch.tensor(k), v.tolist())
+    arrays = [np.ones((1, 1, 2, 3))] * 3
+    for place, name in enumerate("qkv"):
+        mixed = [array.tolist() if n == place else array for n, array in enumerate(arrays)]
+        with pytest.raises(hw.HeadwiseError, match=f"{name} is on the plain rung.*; pass all three as"):
+            hw.attend(*mixed)
 
 
 @pytest.mark.parametrize(("q", "kind"), [(None, "NoneType"), (3.0, "float"), ("q", "str"), ({}, "dict")])
@@ -271,29 +271,15 @@ def test_an_unknown_kind(q: Any, kind: str) -> None:
 
 
 @torch_only
-def test_dtypes_that_differ_in_torch(path: str) -> None:
+def test_dtypes_and_devices_that_differ(path: str) -> None:
     message = "dtypes differ: q is torch.float64, k is torch.float32, v is torch.float64; cast them to one"
     assert_refused(path, message, k=torch.zeros(2, 3, 7, 11))
-
-
-def test_dtypes_that_differ_in_numpy() -> None:
     message = "dtypes differ: q is float64, k is float64, v is float16; cast them to one"
     assert_refused("array", message, v=np.zeros((2, 3, 7, 13), np.float16))
-
-
-@torch_only
-def test_whole_numbers_in_torch(path: str) -> None:
     arrays = {name: torch.tensor(getattr(draw(N), name)).long() for name in "qkv"}
     assert_refused(path, "q, k, v are torch.int64; attention needs floats: pass .float()", **arrays)
-
-
-def test_whole_numbers_in_numpy() -> None:
     arrays = {name: getattr(draw(N), name).astype(np.int32) for name in "qkv"}
     assert_refused("array", "q, k, v are int32; attention needs floats: pass .astype(numpy.float32)", **arrays)
-
-
-@torch_only
-def test_devices_that_differ(path: str) -> None:
     message = "devices differ: q is on cpu, k on meta, v on cpu; move them to one"
     assert_refused(path, message, k=torch.zeros(2, 3, 7, 11, dtype=torch.float64, device="meta"))
 
@@ -320,26 +306,10 @@ def test_ragged_lists(spoil: str, name: str) -> None:
 
 
 @one_path
-def test_ragged_mask_lists(path: str) -> None:
+def test_ragged_masks_and_broken_indices(path: str) -> None:
     with pytest.raises(hw.HeadwiseError, match="Allowed"):
         call(path, mask=hw.Allowed([[True] * 7] * 4 + [[True] * 8]))
-
-
-@one_path
-def test_a_broken_kv_index(path: str) -> None:
     with pytest.raises(hw.HeadwiseError, match="kv_index"):
         call(path, kv_index=[0.6, 1.0, 2.0, 0.0, 1.0, 2.0])
-
-
-@one_path
-def test_a_broken_offset(path: str) -> None:
     with pytest.raises(hw.HeadwiseError, match="offset"):
         call(path, mask=hw.Causal(offset=1.7))
-
-
-def test_two_kinds_of_arrays_are_refused_whichever_is_the_odd_one() -> None:
-    arrays = [np.ones((1, 1, 2, 3))] * 3
-    for place, name in enumerate("qkv"):
-        mixed = [array.tolist() if n == place else array for n, array in enumerate(arrays)]
-        with pytest.raises(hw.HeadwiseError, match=f"{name} is on the plain rung.*; pass all three as"):
-            hw.attend(*mixed)

@@ -63,28 +63,20 @@ def test_a_trace_in_a_notebook_shows_the_weights_of_each_head(rung: str) -> None
     assert pictures == [((7, 5), b"".join(rows))] * 6
 
 
-def test_a_trace_without_a_batch_axis_or_with_gradients_shows_its_heads_too() -> None:
+def test_traces_at_the_edge_show_themselves() -> None:
     q = [[[Value(1.0)], [Value(2.0)]]]
     assert len(pixels(hw.trace(q, q, q)._repr_html_())) == 1
     x = torch.ones(1, 2, 3, 5, dtype=torch.bfloat16, requires_grad=True)
     assert len(pixels(hw.trace(x, x, x)._repr_html_())) == 2
-
-
-def test_a_large_trace_shows_its_beginning_and_says_so() -> None:
     x = torch.ones(5, 37, 101, 1)
     html = hw.trace(x, x, x)._repr_html_()
     pictures = pixels(html)
     assert len(pictures) == PICTURED["documents"] * PICTURED["heads"]
     assert pictures[0][0] == (96, 96)
     assert "96 of 101 queries, 96 of 101 keys" in html
-
-
-def test_a_trace_of_nothing_has_no_pictures() -> None:
     x = torch.ones(1, 2, 0, 5)
     assert hw.trace(x, x, x)._repr_html_() == repr(hw.trace(x, x, x))
 
-
-def test_what_a_trace_shows_is_escaped() -> None:
     class Odd:
         shape, dtype = (0,), "<script>"
 

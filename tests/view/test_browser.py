@@ -72,7 +72,7 @@ def test_the_policy_stops_a_script_that_got_in(browser: Browser, report: Path, t
     page.close()
 
 
-def test_small_pictures_show_the_weights(open_report: Opener) -> None:
+def test_pictures_and_the_pointer(open_report: Opener) -> None:
     page = open_report()
     assert page.locator("#grid .head").count() == LAYERS * HEADS
     assert page.locator("#grid .head .title").all_inner_texts()[:6] == [
@@ -83,9 +83,6 @@ def test_small_pictures_show_the_weights(open_report: Opener) -> None:
     assert pixel(page, 0, 2, 1) not in (ramp(page, 0), ramp(page, 3))
     tops = [page.locator(f".head[data-number='{n}']").bounding_box()["y"] for n in (0, 4, 5)]  # type: ignore[index]
     assert tops[0] == tops[1] < tops[2]  # a row of pictures is a layer
-
-
-def test_a_click_enlarges_and_the_pointer_reads_a_cell(open_report: Opener) -> None:
     page = open_report()
     open_head(page, "L0.H0")
     assert title(page) == "L0.H0"
@@ -133,21 +130,6 @@ def test_keys_open_move_and_close_and_focus_comes_back(open_report: Opener) -> N
     assert page.evaluate("document.activeElement.closest('.head').dataset.number") == "6"
 
 
-def test_focus_can_be_seen(open_report: Opener) -> None:
-    page = open_report()
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        style = page.evaluate(
-            "(() => { const e = document.activeElement, s = getComputedStyle(e);"
-            " return [e.tagName, s.outlineStyle, s.outlineWidth]; })()"
-        )
-        if style[0] == "BODY":
-            break
-        assert style[1] == "solid" and style[2] in ("3px", "4px"), style
-    else:
-        pytest.fail("Tab never left the page")
-
-
 def test_the_scale_is_the_pictures_own_or_one_for_all(open_report: Opener) -> None:
     page = open_report()
     page.check("main .hide-first")
@@ -178,7 +160,43 @@ def test_the_scale_is_the_pictures_own_or_one_for_all(open_report: Opener) -> No
     assert "Without the first token" not in page.inner_text("#scale-note")
 
 
-def test_a_phone_has_no_sideways_scroll_and_no_tiny_targets(open_report: Opener) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("hide", [False, True])
+def test_text_is_readable_in_light_and_dark(open_report: Opener, scheme: str, hide: bool) -> None:
+    page = open_report(color_scheme=scheme)
+    open_head(page, "L0.H0")
+    page.set_checked("dialog .hide-first", hide)
+    page.evaluate("chooseCell(2, 1)")
+    drawn(page)
+    assert unreadable(page) == []
+
+
+def test_looks_of_the_page(open_report: Opener) -> None:
+    page = open_report(color_scheme="light")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    light = pixel(page, 0, 0, 1)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"getComputedStyle(document.body).backgroundColor !== '{paper}'")
+    drawn(page)
+    dark = pixel(page, 0, 0, 1)
+    assert sum(light) > 600 and sum(dark) < 200
+    assert pixel(page, 0, 0, 0) == ramp(page, 3)
+    page = open_report(reduced_motion="reduce")
+    open_head(page, "L0.H0")
+    assert page.locator("dialog").evaluate("e => e.getAnimations({subtree: true}).length") == 0
+    assert page.locator("dialog").evaluate("e => getComputedStyle(e).animationName") == "none"
+    page = open_report()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        style = page.evaluate(
+            "(() => { const e = document.activeElement, s = getComputedStyle(e);"
+            " return [e.tagName, s.outlineStyle, s.outlineWidth]; })()"
+        )
+        if style[0] == "BODY":
+            break
+        assert style[1] == "solid" and style[2] in ("3px", "4px"), style
+    else:
+        pytest.fail("Tab never left the page")
     page = open_report(360, 740, has_touch=True, is_mobile=True)
     page.locator("#run > summary").tap()
     page.locator("#curve summary").tap()
@@ -194,36 +212,6 @@ def test_a_phone_has_no_sideways_scroll_and_no_tiny_targets(open_report: Opener)
     for name in ("#previous", "#next-head", "#close"):
         box = page.locator(name).bounding_box()
         assert box is not None and min(box["width"], box["height"]) >= 40
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("hide", [False, True])
-def test_text_is_readable_in_light_and_dark(open_report: Opener, scheme: str, hide: bool) -> None:
-    page = open_report(color_scheme=scheme)
-    open_head(page, "L0.H0")
-    page.set_checked("dialog .hide-first", hide)
-    page.evaluate("chooseCell(2, 1)")
-    drawn(page)
-    assert unreadable(page) == []
-
-
-def test_the_dark_page_is_dark_and_follows_a_change(open_report: Opener) -> None:
-    page = open_report(color_scheme="light")
-    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    light = pixel(page, 0, 0, 1)
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"getComputedStyle(document.body).backgroundColor !== '{paper}'")
-    drawn(page)
-    dark = pixel(page, 0, 0, 1)
-    assert sum(light) > 600 and sum(dark) < 200
-    assert pixel(page, 0, 0, 0) == ramp(page, 3)
-
-
-def test_motion_stops_where_it_is_not_wanted(open_report: Opener) -> None:
-    page = open_report(reduced_motion="reduce")
-    open_head(page, "L0.H0")
-    assert page.locator("dialog").evaluate("e => e.getAnimations({subtree: true}).length") == 0
-    assert page.locator("dialog").evaluate("e => getComputedStyle(e).animationName") == "none"
 
 
 def test_a_long_text_keeps_thin_lines_and_stays_quick(open_report: Opener, tmp_path: Path) -> None:
@@ -251,7 +239,7 @@ def test_a_long_text_keeps_thin_lines_and_stays_quick(open_report: Opener, tmp_p
     assert took < 500
 
 
-def test_one_token_is_enough(open_report: Opener, tmp_path: Path) -> None:
+def test_one_token_and_no_scripts(open_report: Opener, tmp_path: Path, browser: Browser, report: Path) -> None:
     single = HeadMaps("one", ("a",), (HeadMap(0, 0, np.ones((1, 1), dtype=np.float32)),))
     write_report(tmp_path / "one.html", survey_of_maps(single), single)
     page = open_report(path=tmp_path / "one.html")
@@ -259,18 +247,12 @@ def test_one_token_is_enough(open_report: Opener, tmp_path: Path) -> None:
     assert readout(page) == "token 0 'a' looks at token 0 'a': 1.000"
     page.check("dialog .hide-first")
     assert readout(page) == "token 0 'a' looks at token 0 'a': 1.000"
-
-
-def test_without_scripts_the_page_says_why_it_is_empty(browser: Browser, report: Path) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
     assert page.locator("noscript p, .notice").first.inner_text().startswith("This page is drawn by a script")
     assert not page.locator("#look").is_visible()
     context.close()
-
-
-def test_no_serious_fault_of_accessibility(open_report: Opener) -> None:
     for options in ({}, {"width": 390, "color_scheme": "dark"}):
         page = open_report(reduced_motion="reduce", **options)
         assert faults(page) == []

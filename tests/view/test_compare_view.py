@@ -56,19 +56,13 @@ def printed(record: Comparison | Ledger, width: int = 100) -> str:
 # In words
 
 
-def test_numbers_keep_their_digits() -> None:
+def test_tables_and_terminal() -> None:
     cells = (7, 12345, 0.012345, 99.96, 100.04, 1234.5, -0.5, "word")
     assert [shown(cell) for cell in cells] == ["7", "12,345", "0.0123", "100", "100", "1,234", "-0.5", "word"]
-
-
-def test_a_table_has_means_differences_and_intervals() -> None:
     first, worse, same = metric_table(plain(), LOSS).rows
     assert first == ("a", 31, "0.500", "0.025", "the first", "-")
     assert worse == ("b", 31, "0.700", "0.050", "+0.200", "+0.175 to +0.225")
     assert same[4:] == ("+0.000", "-0.025 to +0.025")
-
-
-def test_the_terminal_says_everything() -> None:
     text = printed(with_failure())
     assert "scale: What about scale?" in text and "On made-up data, 7 steps, seeds 0 to 2." in text
     assert re.search(r"b +31 +0\.700 +0\.050 +\+0\.200 +\+0\.175 to \+0\.225", text)
@@ -76,9 +70,6 @@ def test_the_terminal_says_everything() -> None:
     assert all(" ".join(verdict.split()) in " ".join(text.split()) for verdict in plain().verdicts)
     told = printed(book())
     assert "HOLDS: c" in told and "DEPENDS: <script>" in told and "Took 1.5 minutes" in told
-
-
-def test_markup_in_names_is_text_in_the_terminal() -> None:
     record = comparison("[red]x[/red]", {"[bold]a[/bold]": {"loss": 0.5}, "b": {"loss": 0.6}})
     assert "[bold]a[/bold]" in printed(record) and "[red]x[/red]" in printed(record)
 

@@ -123,7 +123,7 @@ def test_roles_are_marked_where_they_are_earned_for_good(open_page: Opener, path
     assert opened.locator("#film-now").inner_text().startswith("paso 4 de 25 · pérdida de entrenamiento")
 
 
-def test_it_plays_to_the_end_and_stops(open_page: Opener, path: Path) -> None:
+def test_films_at_the_end_and_none(open_page: Opener, path: Path, tmp_path: Path) -> None:
     opened = open_page(path)
     play = opened.locator("#film-play")
     play.focus()
@@ -135,6 +135,9 @@ def test_it_plays_to_the_end_and_stops(open_page: Opener, path: Path) -> None:
     opened.locator("#film-at").focus()
     opened.keyboard.press("End")  # who takes the slider stops the film
     assert play.inner_text() == "Play" and at(opened) == 6
+    body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
+    (tmp_path / "x.html").write_text(page("x", body, title="x", styles=FILM_STYLES, script="film.js", words=FILM_WORDS))
+    assert not open_page(tmp_path / "x.html").locator("#film").is_visible()
 
 
 def test_it_reads_well_everywhere(open_page: Opener, path: Path) -> None:
@@ -145,12 +148,6 @@ def test_it_reads_well_everywhere(open_page: Opener, path: Path) -> None:
         opened.locator("#film-lines input").nth(1).check()
         opened.locator("#film-heads canvas").first.hover()
         assert "L0.H0: " in opened.locator("#film-said").inner_text()
-
-
-def test_without_a_film_there_is_nothing(open_page: Opener, tmp_path: Path) -> None:
-    body = f'<header><h1>x</h1></header><main id="main">{film_section()}</main>'
-    (tmp_path / "x.html").write_text(page("x", body, title="x", styles=FILM_STYLES, script="film.js", words=FILM_WORDS))
-    assert not open_page(tmp_path / "x.html").locator("#film").is_visible()
 
 
 def test_a_live_page_follows_and_becomes_the_report(browser: Any, film: Filmed) -> None:

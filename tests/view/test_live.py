@@ -67,16 +67,13 @@ def test_the_page_and_the_news(live: Live) -> None:
     assert ask(live, f"http://127.0.0.1:{live.server_port}/")[0] == 200  # as a proxy would ask
 
 
-def test_other_hosts_are_refused(live: Live) -> None:
-    """Else the name of another site, made to lead here, could read the page."""
+def test_nobody_else_reads_or_changes(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
+    # Else the name of another site, made to lead here, could read the page.
     for host in ("evil.example", f"evil.example:{live.server_port}", "127.0.0.1", "127.0.0.1:1", "", "[::1]:80"):
         status, content, _ = ask(live, Host=host)
         assert status == 403 and "<title>" not in content, host
     assert ask(live, "/news", Host=f"localhost:{live.server_port}")[0] == 200
     assert b"403" in raw(live, b"GET / HTTP/1.0\r\n\r\n").splitlines()[0]
-
-
-def test_nothing_can_be_changed(live: Live) -> None:
     before = live.document, live.news(0)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT"):
         assert ask(live, "/news", method)[0] == 501, method
@@ -85,9 +82,6 @@ def test_nothing_can_be_changed(live: Live) -> None:
     for path in ("/news?after=x", "/news?after=-1", f"/news?after={'9' * 9999}", "/news?after=1.5"):
         assert ask(live, path)[0] == 400, path
     assert (live.document, live.news(0)) == before
-
-
-def test_clients_that_rubbish_come_to_nothing(live: Live, capfd: pytest.CaptureFixture[str]) -> None:
     for data in (b"", b"\0" * 999, b"GET\r\n\r\n", b"x" * 70000, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 99):
         assert b"<title>x" not in raw(live, data)
     assert ask(live)[0] == 200
@@ -125,12 +119,9 @@ def test_a_full_pipe_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
         client.close()
 
 
-def test_a_port_that_is_taken_is_said(live: Live) -> None:
+def test_ports_and_questions(live: Live, asking: Live) -> None:
     with pytest.raises(HeadwiseError, match=rf"^--port {live.server_port} of 127.0.0.1 cannot be had \(.*\); pass"):
         Live(live.server_port, "")
-
-
-def test_it_stays_while_somebody_asks(live: Live) -> None:
     began = time.monotonic()
     live.linger(60.0)  # nobody ever asked
     assert time.monotonic() - began < 1.0
@@ -139,6 +130,11 @@ def test_it_stays_while_somebody_asks(live: Live) -> None:
     live.linger(0.3)
     assert 0.2 < time.monotonic() - began < 5.0
     live.linger(60.0, at_most=0.1)
+    for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
+        assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
+    assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
+    assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
+    assert post(asking, f"{asking.base}/rm")[0] == 404
 
 
 @every("options, message", [
@@ -229,11 +225,3 @@ def test_a_page_that_asks_has_a_secret(asking: Live) -> None:
     )
     assert post(asking, f"/{secret}/ask", Origin=f"http://127.0.0.1:{asking.server_port}")[0] == 200
     assert post(asking, f"/{secret}/ask", Origin="http://evil.example")[0] == 403
-
-
-def test_a_question_is_a_small_json_object(asking: Live) -> None:
-    for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
-        assert post(asking, f"{asking.base}/ask", content)[0] == 400, content[:9]
-    assert post(asking, f"{asking.base}/ask", **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
-    assert post(asking, f"{asking.base}/ask", **{"Content-Length": "-1"})[0] == 413
-    assert post(asking, f"{asking.base}/rm")[0] == 404

@@ -279,15 +279,12 @@ def test_a_slider_scales_a_head_and_the_prediction_follows(page: Page) -> None:
     assert page.evaluate("view.changes.size") == 0 and page.inner_text("#factor-shown") == "\u00d7 1"
 
 
-def test_the_browser_s_language_opens_the_page_and_a_choice_stays(report: Path, open_page: Opener) -> None:
+def test_languages_and_motion(report: Path, open_page: Opener) -> None:
     page = open_page(report, inside=True, locale="es-AR")
     assert page.locator("html").get_attribute("lang") == "es" and page.inner_text("#own label") == "Tu propia frase"
     page.click("#languages [lang=en]")
     page.locator("#sentence .word").nth(4).click()
     assert page.url.endswith("?lang=en#/4") and page.evaluate("firstLanguage()") == "en"
-
-
-def test_one_motion_invites_and_ends_where_motion_is_wanted(report: Path, open_page: Opener) -> None:
     for wish, arcs in (("no-preference", 1), ("reduce", 0)):
         page = open_page(report, inside=True, reduced_motion=wish)
         page.evaluate("byId('arcs').replaceChildren(); invite()")  # again: the first may be over by now

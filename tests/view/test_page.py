@@ -28,16 +28,13 @@ def sources() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
-def test_every_phrase_is_there_in_every_language_with_the_same_values() -> None:
+def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, texts in table().items():
         assert set(texts) == set(LANGUAGES) and all(texts.values()), key
         english, spanish = ({name for name, _ in PLACE.findall(texts[lang])} for lang in LANGUAGES)
         assert english == spanish, key
         if " " in PLACE.sub("", texts["en"]).strip() and re.search("[a-z]{3}", PLACE.sub("", texts["en"])):
             assert texts["en"] != texts["es"], f"{key} is not translated"
-
-
-def test_every_phrase_is_used_and_every_used_phrase_is_there() -> None:
     text, sections = sources(), {key.split(".")[0] for key in table()}
     named = {key for key in re.findall(r"['\"]([a-z]+\.[\w]+)['\"]", text) if key.split(".")[0] in sections}
     prefixes = tuple(re.findall(r"[`'\"]([a-z]+\.(?:\w+_)?)(?:\$?\{|['\"] \+)", text))  # f"role.{name}", 'step.' + name
@@ -46,9 +43,13 @@ def test_every_phrase_is_used_and_every_used_phrase_is_there() -> None:
     assert known - set(table()) == set()
     unused = [key for key in table() if key not in known and not key.startswith(prefixes)]
     assert unused == []
-
-
-def test_a_page_gets_keys_and_facts_of_what_python_says() -> None:
+    text = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
+    monkeypatch.setitem(table(), "page.test", {"en": text, "es": text})
+    html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
+    assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
+    assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
+    with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
+        page("test", "", title="x", lang="fr")
     note = Note.of("note.silent", heads="L0.H1")
     assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
     assert copy.deepcopy(note).key == "note.silent"
@@ -59,19 +60,6 @@ def test_a_page_gets_keys_and_facts_of_what_python_says() -> None:
     assert data["texts"] == [("source.verb_corpus", {}), "book.txt"]
     assert data["run"]["facts"] == [("text", ("source.verb_corpus", {})), ("seed", "3")]
     assert {role["meaning"][0] for role in data["roles"]} <= {key for key in table() if key.startswith("job.")}
-
-
-def test_a_phrase_with_values_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
-    monkeypatch.setitem(table(), "page.test", {"en": text, "es": text})
-    html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
-    assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
-    assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
-
-
-def test_an_unknown_language_is_refused() -> None:
-    with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
-        page("test", "", title="x", lang="fr")
 
 
 def test_json_in_a_page_is_no_markup() -> None:

@@ -93,13 +93,10 @@ def test_the_comparison_is_said_as_it_is(page: Page) -> None:
         assert (page.locator("#curve svg.curve .baseline").count() == 1) == (baseline in (2.5, 2.0, 2.3)), baseline
 
 
-def test_the_bars_start_at_zero_and_share_a_scale(page: Page) -> None:
+def test_curves_bars_and_steps(page: Page) -> None:
     told(page, SUMMARY)
     widths = [page.locator(f"#losses rect.{kind}").get_attribute("width") for kind in ("ours", "theirs")]
     assert widths == ["92.00%", "100.00%"]
-
-
-def test_the_curve_has_words_for_those_who_do_not_see_it(page: Page) -> None:
     told(page, SUMMARY)
     words = page.locator("svg.curve").get_attribute("aria-label") or ""
     assert "From step 0 to step 130 the training loss goes from 5.300 to 2.000" in words
@@ -107,24 +104,18 @@ def test_the_curve_has_words_for_those_who_do_not_see_it(page: Page) -> None:
     assert page.locator("#curve tr").last.locator("td").all_text_contents() == ["130", "2.000", "2.300"]
     assert page.locator("#facts dd").last.inner_text() == "<script>alert(2)</script>"
     assert page.locator(".samples pre").first.inner_text() == "</pre><script>alert(3)</script>"
-
-
-def test_short_and_broken_curves_are_drawn_or_explained(page: Page) -> None:
     for losses in ((), (math.nan,), (math.inf, 2.0), (3.0,), (2.0, 2.0)):
         curve = tuple(CurvePoint(index * 7, loss, loss) for index, loss in enumerate(losses))
         told(page, replace(SUMMARY, curve=curve, baseline_loss=None))
         assert (page.locator("svg.curve path").count() > 0) == any(map(math.isfinite, losses)), losses
         assert not re.search(r"nan|inf", page.locator("#curve").inner_html(), re.IGNORECASE), losses
-
-
-def test_round_steps_hold_the_range_and_are_few(page: Page) -> None:
     for low, high in ((0.0, 1.0), (1.7, 6.4), (2.0, 2.0), (0.001, 0.0011), (0.0, 0.0), (3, 9000)):
         steps = page.evaluate("([low, high]) => roundSteps(low, high)", [low, high])
         assert steps[0] <= low and steps[-1] >= high and 2 <= len(steps) <= 7, (low, high)
         assert np.ptp(np.diff(steps)) < 1e-9, (low, high)
 
 
-def test_the_table_says_each_number_with_interval_and_control(page: Page) -> None:
+def test_tables_badges_and_dashes(page: Page, open_page: Opener, tmp_path: Path) -> None:
     survey, rows, names = survey_of(2, 3), cells(page), headings(page)
     assert len(rows) == 6 and names[:5] == ["head", "roles", "looks at", "ablation", "importance"]
     assert "previous" in names and names[5:7] == ["entropy", "confidence"]
@@ -136,9 +127,6 @@ def test_the_table_says_each_number_with_interval_and_control(page: Page) -> Non
     ablation = names.index("ablation")
     assert re.fullmatch(r"[+\u2212]0\.\d{4}", rows[1][ablation])
     assert re.search(r"[+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", tip(page, 1, ablation)[1])
-
-
-def test_a_table_wider_than_the_page_says_so_and_goes_on(page: Page) -> None:
     button, frame = page.locator("#more-columns"), page.locator(".wide")
     page.set_viewport_size({"width": 390, "height": 844})
     button.wait_for()
@@ -154,14 +142,18 @@ def test_a_table_wider_than_the_page_says_so_and_goes_on(page: Page) -> None:
     page.set_viewport_size({"width": 2000, "height": 900})
     button.wait_for(state="hidden")
     page.set_viewport_size({"width": 1280, "height": 900})
-
-
-def test_badges_are_words_in_both_languages(page: Page) -> None:
     badges = page.locator("#grid .head").first.locator(".badge")
     assert badges.all_inner_texts() == ["previous token"]
     page.click("#languages [lang=es]")
     assert badges.all_inner_texts() == ["token anterior"] and "lang=es" in page.url
     page.click("#languages [lang=en]")
+    page = opened_report(open_page, tmp_path / "broken.html", broken_survey())
+    rows, names = cells(page), headings(page)
+    distance, self_, ablation = (names.index(name) for name in ("distance", "self", "ablation"))
+    assert rows[0][distance] == "\u2013" and tip(page, 0, distance)[1:] == ["not defined here"]
+    assert rows[0][self_] == "0.500" and tip(page, 0, self_)[1] == "95 % interval: one document"
+    assert rows[0][ablation] == rows[1][distance] == "\u2013"
+    assert not re.search(r"\b(nan|inf|NaN|Infinity|undefined|null)\b", page.inner_text("body"))
 
 
 def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tmp_path: Path) -> None:
@@ -183,17 +175,7 @@ def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tm
     assert "untrained" not in other.inner_text("main")
 
 
-def test_what_is_missing_is_a_dash_and_said(open_page: Opener, tmp_path: Path) -> None:
-    page = opened_report(open_page, tmp_path / "broken.html", broken_survey())
-    rows, names = cells(page), headings(page)
-    distance, self_, ablation = (names.index(name) for name in ("distance", "self", "ablation"))
-    assert rows[0][distance] == "\u2013" and tip(page, 0, distance)[1:] == ["not defined here"]
-    assert rows[0][self_] == "0.500" and tip(page, 0, self_)[1] == "95 % interval: one document"
-    assert rows[0][ablation] == rows[1][distance] == "\u2013"
-    assert not re.search(r"\b(nan|inf|NaN|Infinity|undefined|null)\b", page.inner_text("body"))
-
-
-def test_a_comparison_shows_both_and_the_difference(open_page: Opener, tmp_path: Path) -> None:
+def test_comparisons(open_page: Opener, tmp_path: Path) -> None:
     survey, other = survey_of(2, 3), survey_of(2, 4, seed=1, model="<other>")
     other = replace(other, profiles=other.profiles[1:])
     page = opened_report(open_page, tmp_path / "two.html", replace(survey, profiles=survey.profiles[:5]), against=other)
@@ -204,19 +186,16 @@ def test_a_comparison_shows_both_and_the_difference(open_page: Opener, tmp_path:
     assert page.locator("#only p").all_inner_texts() == ["Only in toy: L0.H0.", "Only in <other>: L0.H3, L1.H2, L1.H3."]
     assert page.inner_text("h1").split() == ["toy", "against", "<other>"]
     assert faults(page) == []
-
-
-def notes(open_page: Opener, path: Path, survey: Survey, other: Survey) -> list[str]:
-    page = opened_report(open_page, path, survey, against=other)
-    return page.locator("#notes li").all_inner_texts()
-
-
-def test_a_comparison_of_unlike_surveys_says_so(open_page: Opener, tmp_path: Path) -> None:
     survey = survey_of(1, 2)
     other = replace(survey, model="other", statistics={"entropy": "nats", "odd": "?"}, tokens=("x",) * 41)
     said = " ".join(notes(open_page, tmp_path / "unlike.html", survey, other))
     assert "Only toy has confidence" in said and "Only other has odd" in said and "may come from the text" in said
     assert notes(open_page, tmp_path / "same.html", survey, replace(survey, model="other")) == []
+
+
+def notes(open_page: Opener, path: Path, survey: Survey, other: Survey) -> list[str]:
+    page = opened_report(open_page, path, survey, against=other)
+    return page.locator("#notes li").all_inner_texts()
 
 
 def test_two_heads_and_two_models_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:

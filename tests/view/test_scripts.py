@@ -85,21 +85,15 @@ def test_modules_import_what_they_take() -> None:
     ]
 
 
-def test_one_script_says_nothing_of_modules() -> None:
+def test_scripts() -> None:
     for entry in ENTRIES:
         script = module_script(entry)
         assert "function byId" in script and not re.search(r"^(import|export)\b", script, re.MULTILINE), entry
     names = list(modules("report_start.js"))
     assert names[0] == "page/base.js" and names[-1] == "report_start.js"
-
-
-def test_every_script_is_of_a_page() -> None:
     reached = {name for entry in ENTRIES for name in modules(entry)}
     assert {path.relative_to(ROOM).as_posix() for path in ROOM.rglob("*.js")} == reached
-
-
-def test_the_seams_state_their_types() -> None:
-    """What many modules take from one says the types of its parameters."""
+    # What many modules take from one says the types of its parameters.
     for file in SEAMS:
         text = (ROOM / file).read_text(encoding="utf-8")
         typed = {name: types for types, name in re.findall(r"(@(?:(?!\*/).)*)\*/\nexport \w+ (\w+)", text, re.DOTALL)}

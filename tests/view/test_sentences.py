@@ -60,13 +60,6 @@ def test_a_labelled_role_and_what_is_lost(ablation: Interval | None, english: st
     assert said.startswith("En *él* mira a *write* (0.97; traducción, 0.76 en promedio).") and said.endswith(spanish)
 
 
-def test_a_relation_of_the_reader_keeps_its_name() -> None:
-    survey = survey_of()
-    head = head_of(survey, roles=("{mine}",), relations={"{mine}": followed(0.6, "{a}", "*b*")})
-    assert "(0.97; {mine}, 0.60 en promedio)" in head_sentence(survey, head, "es")
-    assert "*{a}*" in head_sentence(survey, head) and "**b**" in head_sentence(survey, head)
-
-
 @pytest.mark.parametrize("lang", ["en", "es"])
 def test_every_role_has_a_sentence_of_its_own_with_its_score(lang: str) -> None:
     assert set(TELLING) == {role.name for role in ROLES}
@@ -83,7 +76,7 @@ def test_every_role_has_a_sentence_of_its_own_with_its_score(lang: str) -> None:
     assert "0.70" in head_sentence(survey, both, lang)
 
 
-def test_a_head_without_a_role_says_where_it_looks_hardest() -> None:
+def test_sentences_of_heads() -> None:
     survey = survey_of()
     examples = (Example(3, 4, 3, " sea", "the", 0.31), Example(0, 2, 1, "a", "b", 0.2))
     head = head_of(survey, examples=examples)
@@ -95,19 +88,17 @@ def test_a_head_without_a_role_says_where_it_looks_hardest() -> None:
     assert head_sentence(survey, silent, "es") == "Está callada: lo que añade es cero."
     with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
         head_sentence(survey, head, "fr")
-
-
-def test_every_head_of_any_survey_has_a_sentence() -> None:
     for survey in (survey_of(3, 5), broken_survey()):
         for profile in survey.profiles:
             for lang in ("en", "es"):
                 sentence = head_sentence(survey, profile, lang)
                 assert sentence.endswith(".") and "{" not in sentence.replace("${data}", "") and "nan" not in sentence
-
-
-def test_a_token_is_no_mark() -> None:
     said = marked("sentence.strongest", "en", {"looks": "*", "at": "a*", "weight": "0.3"}, ("“", "”"))
     assert "from “*” at “a*” (0.3)" in said
+    survey = survey_of()
+    head = head_of(survey, roles=("{mine}",), relations={"{mine}": followed(0.6, "{a}", "*b*")})
+    assert "(0.97; {mine}, 0.60 en promedio)" in head_sentence(survey, head, "es")
+    assert "*{a}*" in head_sentence(survey, head) and "**b**" in head_sentence(survey, head)
 
 
 def labelled() -> Survey:

@@ -411,16 +411,7 @@ def test_sums_and_products_keep_the_stated_rule(name: str) -> None:
                 assert abs(a * b - float(shown)) <= ((abs(a) + abs(b) + 1) / 2 + unit) * unit
 
 
-def test_small_numbers_get_more_decimals() -> None:
-    assert decimals_for(steps_of("example")) == 4
-    assert 4 < decimals_for(steps_of("tiny weights")) <= 8
-    wo = tables_of(steps_of("tiny weights"))["added"]
-    assert all(max(abs(float(cell)) for cell in cells) >= 100 * 10.0 ** -decimals_for(steps_of("tiny weights"))
-               for _, cells in wo.rows)  # fmt: skip
-    assert not re.search(r"-0\.0+\b", printed(steps_of("llama")))
-
-
-def test_the_steps_come_in_order_and_say_what_was_done() -> None:
+def test_steps_are_told() -> None:
     text = printed(steps_of("verbs"))
     titles = ["The text", "The query and the keys", "Query times key", "Scale", "Softmax", "Weighted values",
               "Through W_O", "The residual stream"]  # fmt: skip
@@ -434,9 +425,6 @@ def test_the_steps_come_in_order_and_say_what_was_done() -> None:
     assert "→5 t5" in flat and "(6 t6)" in flat and "6 of 7 positions" in flat
     assert "rounded to 4 decimals" in flat
     assert "1e-06" in flat and "(0, 8), (1, 9)" in flat
-
-
-def test_shared_keys_and_wide_heads_are_said_and_every_key_and_head_is_shown() -> None:
     flat = " ".join(printed(steps_of("many heads")).split())
     assert "Key/value head 1 is read by the query heads 5, 6, 7, 8, 9." in flat
     assert "Of 40 features 8 are shown" in flat
@@ -444,28 +432,33 @@ def test_shared_keys_and_wide_heads_are_said_and_every_key_and_head_is_shown() -
     assert labels == [*(f"k{j}" for j in range(44)), "total"]
     assert [label for label, _ in tables_of(steps_of("many heads"))["added"].rows][7] == "→head 7"
     assert "Of " not in printed(steps_of("example"))
-
-
-def test_a_position_that_sees_nothing_says_so() -> None:
     steps = option_steps(mask=hw.Causal(offset=-9))
     assert "look at nothing" in printed(steps)
     assert "nada" in printed(steps, "es")
-
-
-def test_the_sink_and_the_gate_are_said() -> None:
     assert "a learned logit" in printed(steps_of("sink")) and "its gate, -0.6000" in printed(steps_of("gate"))
+    assert decimals_for(steps_of("example")) == 4
+    assert 4 < decimals_for(steps_of("tiny weights")) <= 8
+    wo = tables_of(steps_of("tiny weights"))["added"]
+    assert all(max(abs(float(cell)) for cell in cells) >= 100 * 10.0 ** -decimals_for(steps_of("tiny weights"))
+               for _, cells in wo.rows)  # fmt: skip
+    assert not re.search(r"-0\.0+\b", printed(steps_of("llama")))
 
 
 @pytest.mark.slow
-def test_spanish_has_no_english_left() -> None:
+def test_languages_and_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CASES:
         text = printed(steps_of(name), "es")
         assert not re.findall(r"\b(the|of|head|keys?|weight|layer|sum|are|at|is|and)\b", text, re.IGNORECASE)
-
-
-def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(hw.HeadwiseError, match=r"^lang='fr' is not known; one of en, es$"):
         printed(steps_of("example"), "fr")
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print_steps(Console(file=file, width=80), hostile_steps(), "es")
+    file.seek(0)
+    text = file.read()
+    assert r"\u05e2" in text and "sqrt 6" in text and "posicion" in text
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = printed(steps_of("example"), force_terminal=True, no_color=False)
+    assert re.search(r"\x1b\[1m  total", text)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -490,17 +483,3 @@ def test_tokens_are_text_and_nothing_else() -> None:
     labels = [label for label, _ in tables["softmax"].rows]
     assert labels[0] == "k0 <script>alert(1)</script>" and labels[4] == "k4 עברית"
     assert Calculator(tables, steps).wrong == []
-
-
-def test_a_terminal_without_unicode_gets_ascii() -> None:
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    print_steps(Console(file=file, width=80), hostile_steps(), "es")
-    file.seek(0)
-    text = file.read()
-    assert r"\u05e2" in text and "sqrt 6" in text and "posicion" in text
-
-
-def test_a_terminal_marks_totals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    text = printed(steps_of("example"), force_terminal=True, no_color=False)
-    assert re.search(r"\x1b\[1m  total", text)

@@ -94,12 +94,21 @@ def test_the_table_sorts_by_any_column_both_ways(open_report: Opener) -> None:
     assert rows(page) == order
 
 
-def test_what_is_missing_is_sorted_last(open_report: Opener, tmp_path: Path) -> None:
+def test_sorting_and_filters(open_report: Opener, tmp_path: Path) -> None:
     write_report(tmp_path / "broken.html", broken_survey())
     page = open_report(path=tmp_path / "broken.html")
     for _ in range(2):
         heading(page, "distance")
         assert set(rows(page)[-2:]) == {"encoder.L0.H0", "encoder.L0.H1"}
+    page = open_report()
+    page.fill("#find", "L1.")
+    assert rows(page) == [f"L1.H{head}" for head in range(HEADS)]
+    page.fill("#find", "delim l0")
+    assert rows(page) == ["L0.H3"]
+    page.fill("#find", "nothing like it")
+    assert rows(page) == [] and page.locator(".matches").first.inner_text().startswith("0 of")
+    page.fill("#find", "")
+    assert len(rows(page)) == LAYERS * HEADS and page.locator(".matches").first.inner_text() == ""
 
 
 def test_a_role_filters_the_table_and_fades_the_pictures(open_report: Opener) -> None:
@@ -117,18 +126,6 @@ def test_a_role_filters_the_table_and_fades_the_pictures(open_report: Opener) ->
     page.get_by_role("button", name="Show all heads").click()
     assert len(rows(page)) == LAYERS * HEADS and page.locator(".head.faded").count() == 0
     assert page.evaluate("document.activeElement.id") == "find"
-
-
-def test_text_filters_by_name_and_role(open_report: Opener) -> None:
-    page = open_report()
-    page.fill("#find", "L1.")
-    assert rows(page) == [f"L1.H{head}" for head in range(HEADS)]
-    page.fill("#find", "delim l0")
-    assert rows(page) == ["L0.H3"]
-    page.fill("#find", "nothing like it")
-    assert rows(page) == [] and page.locator(".matches").first.inner_text().startswith("0 of")
-    page.fill("#find", "")
-    assert len(rows(page)) == LAYERS * HEADS and page.locator(".matches").first.inner_text() == ""
 
 
 def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
@@ -155,7 +152,7 @@ def test_the_arrow_keys_walk_over_the_table(open_report: Opener) -> None:
     assert stops == 1
 
 
-def test_a_hovered_cell_tells_its_controls(open_report: Opener) -> None:
+def test_tips_and_columns(open_report: Opener) -> None:
     page = open_report()
     page.locator("#table tbody td:nth-child(7)").first.hover()
     assert "best untrained head: 0.090" in page.inner_text("#tip")
@@ -163,9 +160,6 @@ def test_a_hovered_cell_tells_its_controls(open_report: Opener) -> None:
     assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 1280
     page.locator("h1").hover()
     assert page.is_hidden("#tip")
-
-
-def test_all_statistics_on_demand(open_report: Opener) -> None:
     page = open_report()
     shown = page.locator("#table thead th:visible").count()
     page.check("#all-columns")
@@ -229,26 +223,6 @@ def test_a_token_marks_what_it_looks_at(open_report: Opener) -> None:
 
     words.nth(7).click()
     assert page.inner_text("#row-title") == "What each token receives"
-
-
-def test_the_large_view_by_keyboard_alone(open_report: Opener) -> None:
-    page = open_report()
-    page.locator("#grid .picture").nth(1).focus()
-    page.keyboard.press("Enter")
-    assert title(page) == "L0.H1"
-    page.locator("#row-text .word").first.focus()
-    for _ in range(7):
-        page.keyboard.press("ArrowRight")
-    assert title(page) == "L0.H1"  # inside the text the arrows belong to the tokens
-    page.keyboard.press("Enter")
-    assert [at for at in range(PASSAGE) if "marked" in classes(page, at)] == [3, 5]
-    assert page.evaluate("document.activeElement.textContent") == "w7"
-    page.focus("#close")
-    page.keyboard.press("ArrowRight")
-    assert title(page) == "L0.H2" and "w7" in page.inner_text("#row-title")
-    page.keyboard.press("Escape")
-    page.wait_for_selector("dialog:not([open])", state="attached")
-    assert page.evaluate("document.activeElement.closest('.head').dataset.number") == "1"
 
 
 def test_the_large_view_steps_through_what_the_filter_leaves(open_report: Opener) -> None:

@@ -27,7 +27,7 @@ def plain(survey: Any) -> dict[str, Any]:
     return json.loads(json.dumps(plain_data(survey), allow_nan=False))  # type: ignore[no-any-return]
 
 
-def test_json_holds_everything() -> None:
+def test_json_and_csv() -> None:
     survey = survey_of(2, 3, k=5)
     document = plain(survey)
     assert document["model"] == "toy" and document["tokens"] == list(survey.tokens)
@@ -38,16 +38,10 @@ def test_json_holds_everything() -> None:
         assert stored["importance"] == profile.importance
         assert np.abs(np.array(stored["thumbnail"]) - profile.thumbnail).max() <= 5e-7
         assert stored["top_keys"] == profile.top_keys.tolist()
-
-
-def test_json_has_null_for_what_is_no_number() -> None:
     first, second, *_ = plain(broken_survey())["profiles"]
     assert first["scores"]["distance"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert first["scores"]["self"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
     assert first["ablation"] is None and second["importance"] is None and second["uniform"] == {"entropy": None}
-
-
-def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
     survey = survey_of(2, 3)
     lines = list(csv.DictReader(io.StringIO(Table.of(survey.records()).csv())))
     assert [line["name"] for line in lines] == [profile.name for profile in survey.profiles]
@@ -59,9 +53,6 @@ def test_csv_has_a_line_a_head_and_survives_a_spreadsheet() -> None:
         assert profile.ablation is not None and float(line["ablation_low"]) == pytest.approx(profile.ablation.low, 1e-6)
     assert lines[0]["roles"] == "previous token" and lines[0]["copying_uniform"] == ""
     assert float(lines[1]["entropy_uniform"]) == pytest.approx(0.021)
-
-
-def test_csv_leaves_out_what_is_no_number() -> None:
     first, second, *rest = csv.DictReader(io.StringIO(Table.of(broken_survey().records()).csv()))
     assert first["distance"] == "" and (first["self"], first["self_low"], first["self_high"]) == ("0.5", "", "")
     assert first["ablation"] == "" and second["importance"] == "" and second["distance"] == ""

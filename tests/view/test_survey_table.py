@@ -32,7 +32,7 @@ def names(text: str) -> list[str]:
     return [row[0] for row in rows(text)]
 
 
-def test_every_head_has_a_line_with_its_numbers_in_the_order_of_the_model() -> None:
+def test_rows_and_roles() -> None:
     survey = survey_of(3, 5)
     text = printed(survey)
     assert names(text) == [profile.name for profile in survey.profiles]
@@ -41,9 +41,6 @@ def test_every_head_has_a_line_with_its_numbers_in_the_order_of_the_model() -> N
     assert rows(text)[0][1] == "previous" and float(rows(text)[0][6]) == 0.95
     header = next(line for line in text.splitlines() if "entropy" in line)
     assert " ".join(header.split()) == "head roles entropy distance conf. first prev. import. ablation"
-
-
-def test_roles_are_listed_with_their_heads() -> None:
     text = printed(survey_of(3, 5))
     assert re.search(r"^previous token +1  L0\.H0$", text, re.MULTILINE)
     assert re.search(r"^roles without a head: .*copying", text, re.MULTILINE)
@@ -51,6 +48,14 @@ def test_roles_are_listed_with_their_heads() -> None:
         replace(survey_of(2, 9), profiles=tuple(replace(p, roles=("self",)) for p in survey_of(2, 9).profiles))
     )
     assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)
+    assert "norm" not in printed(survey_of()) and "norm" in printed(survey_of(), "norm")
+    text = printed(broken_survey(), "distance", width=120)
+    assert set(names(text)[-2:]) == {"encoder.L0.H0", "encoder.L0.H1"}
+    assert "nan" not in text and "inf" not in text.replace("inference", "")
+    survey = survey_of()
+    bare = replace(survey, profiles=tuple(replace(p, importance=None, ablation=None) for p in survey.profiles))
+    text = printed(bare)
+    assert "import." not in text and "ablation" not in text and "entropy" in text
 
 
 @pytest.mark.parametrize("key", ["importance", "ablation", "previous", "norm", "rare_top"])
@@ -75,16 +80,6 @@ def test_it_sorts_by_any_number_the_largest_first(key: str) -> None:
 def test_the_order_may_be_named_as_the_table_does(heading: str, key: str) -> None:
     assert heading in printed(survey_of(), width=120)
     assert names(printed(survey_of(), heading)) == names(printed(survey_of(), key)) != names(printed(survey_of()))
-
-
-def test_a_statistic_that_is_not_shown_gets_a_column() -> None:
-    assert "norm" not in printed(survey_of()) and "norm" in printed(survey_of(), "norm")
-
-
-def test_what_has_no_number_comes_last_with_a_dash() -> None:
-    text = printed(broken_survey(), "distance", width=120)
-    assert set(names(text)[-2:]) == {"encoder.L0.H0", "encoder.L0.H1"}
-    assert "nan" not in text and "inf" not in text.replace("inference", "")
 
 
 @pytest.mark.parametrize(
@@ -119,33 +114,20 @@ def test_differences_from_another_model() -> None:
     assert text.rstrip().endswith("only in toy: L1.H2")
 
 
-def test_a_difference_of_settings_is_said() -> None:
+def test_other_models() -> None:
     other = replace(survey_of(), model="other", n_tokens=5, ablated="mean", statistics={"entropy": "nats"})
     text = " ".join(printed(survey_of(), against=other).split())
     assert "Only toy has confidence, distance" in text and "the tokens are not the same" in text
     assert "silenced by zero, those of other by mean" in text
     assert "same" not in printed(survey_of(), against=replace(survey_of(), model="other"))
-
-
-def test_models_of_other_sizes_are_compared_by_name_and_it_is_said() -> None:
     text = " ".join(printed(survey_of(2, 3), against=replace(survey_of(1, 5), model="other")).split())
     assert "do not have the same layers and heads" in text and "compared by name alone" in text
-
-
-def test_heads_that_got_another_number_are_shown_with_both_names() -> None:
     survey = survey_of(1, 3)
     other = replace(survey, model="other").renamed({"L0.H0": "L0.H2", "L0.H1": "L0.H1"})
     text = printed(replace(survey, profiles=survey.profiles[:2]), against=other)
     assert " L0.H0 (L0.H2) " in text and " L0.H1   " in text
     assert "that they belong to; where the name there is another, it stands in brackets" in " ".join(text.split())
     assert text.rstrip().endswith("only in other: L0.H0 (gone)")
-
-
-def test_columns_without_a_number_are_left_out() -> None:
-    survey = survey_of()
-    bare = replace(survey, profiles=tuple(replace(p, importance=None, ablation=None) for p in survey.profiles))
-    text = printed(bare)
-    assert "import." not in text and "ablation" not in text and "entropy" in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
@@ -156,13 +138,10 @@ def test_no_line_is_wider_than_the_console_and_no_number_is_cut(width: int, part
     assert "…" not in text and "norm" in text and len(rows(text)) % (22 * len(parts)) == 0
 
 
-def test_a_pipe_gets_plain_text_and_markup_is_text() -> None:
+def test_pipes_and_ascii() -> None:
     survey = survey_of(model="[red]m[/red] :smile:", notes=("A [bold]note[/bold].",))
     text = printed(survey)
     assert "\x1b" not in text and "[red]m[/red] :smile:" in text and "A [bold]note[/bold]." in text
-
-
-def test_ascii_consoles_get_ascii() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     print_survey(Console(file=file, width=80), survey_of(), against=replace(survey_of(seed=3), model="other"))
     file.flush()

@@ -83,14 +83,11 @@ def test_no_digit_is_cut_and_no_column_vanishes(name: str, width: int) -> None:
     assert words(drawn(VIEWS[name], 500)) <= words(narrow)
 
 
-def test_on_a_hardly_usable_console_numbers_are_folded_not_cut() -> None:
+def test_consoles_of_any_width() -> None:
     def digits(width: int) -> list[str]:
         return sorted("".join(re.findall(r"\d", " ".join(drawn(VIEWS["plain"], width)))))
 
     assert set(digits(9)) == set(digits(500)) and len(digits(9)) >= len(digits(500))
-
-
-def test_a_wide_console_gets_one_table() -> None:
     lines = drawn(VIEWS["plain"], 500)
     assert sum(line.startswith("Many") for line in lines) == 1
     assert sum(line.startswith("Many") for line in drawn(VIEWS["plain"], 60)) > 2

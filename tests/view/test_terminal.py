@@ -34,20 +34,15 @@ def printed(maps: HeadMaps, width: int = 80, **options: object) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def test_cells_have_the_shade_of_their_weight() -> None:
+def test_shades_blocks_and_pipes() -> None:
     text = printed(one_map([[1, 0, 0], [0.3, 0.7, 0], [0.04, 0.5, 0.1]], ("a", "b", "c")))
     rows = [line[14:].rstrip() for line in text.splitlines() if line[:14].strip() in ("a", "b", "c")]
     assert rows == ["█", "▒█", " ▓░"]
-
-
-def test_a_pipe_gets_no_colour_codes_and_no_line_over_the_width() -> None:
     text = printed(causal_maps(), width=61)
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 61
     assert all(f"L{layer}.H{head}" in text for layer in range(2) for head in range(3))
 
-
-def test_as_many_heads_side_by_side_as_fit() -> None:
     def names_in_first_band(width: int) -> int:
         return next(line for line in printed(causal_maps(), width).splitlines() if "L0.H0" in line).count(".H")
 
@@ -55,22 +50,13 @@ def test_as_many_heads_side_by_side_as_fit() -> None:
     assert [names_in_first_band(width) for width in (30, 31, 40, 41, 70, 71)] == [1, 2, 2, 3, 5, 6]
     # Below 26 columns the row tokens give way to the pictures.
     assert names_in_first_band(17) == 2
-
-
-def test_a_terminal_gets_half_blocks_of_two_rows() -> None:
     text = printed(causal_maps(), force_terminal=True, color_system="truecolor", no_color=False)
     assert "▀" in text and "\x1b[38;2;" in text
     assert sum("▀" in line for line in text.splitlines()) == 4  # 7 rows in pairs, all six heads in one band of 80
-
-
-def test_a_long_text_is_drawn_in_blocks_and_says_so() -> None:
     text = printed(causal_maps(length=83, layers=1, heads=1))
     assert "83 tokens: each cell is a block of 3 x 3, shown by its largest weight" in text
     assert "81-82" in text
     assert "block" not in printed(causal_maps(length=37, layers=1, heads=1))
-
-
-def test_a_block_shows_its_largest_weight() -> None:
     weights = np.zeros((7, 7), dtype=np.float32)
     weights[5, 2] = 0.9
     small = block_maximum(weights, 4)
@@ -78,39 +64,27 @@ def test_a_block_shows_its_largest_weight() -> None:
     assert small[2, 1] == np.float32(0.9) and np.count_nonzero(small) == 1
 
 
-def test_markup_and_control_characters_in_a_token_are_text() -> None:
+def test_letters_of_any_console() -> None:
     tokens = ("[red]", "\x1b[31m", "\n", " he", "")
     text = printed(one_map(np.eye(5).tolist(), tokens))
     assert "[red]" in text and "<U+001B>[31m" in text and "⏎" in text and "␣he" in text and "∅" in text
     assert "\x1b" not in text
-
-
-def test_ascii_consoles_get_ascii() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     console = Console(file=file, width=80)
     print_maps(console, causal_maps(tokens=("é", "a much longer token", " he", "d", "e", "f", "g")))
     file.flush()
     assert b"#" in file.buffer.getvalue()  # type: ignore[attr-defined]
-
-
-def test_wide_characters_keep_the_pictures_aligned() -> None:
     text = printed(one_map(np.eye(3).tolist(), ("日本語日本語日本語", "é", "ab")))
     starts = [cell_len(line[: line.index("█")]) for line in text.splitlines() if "█" in line and "from" not in line]
     assert starts == [14, 15, 16]
+    assert visible("a\tb") == "a⇥b"
+    assert visible("\u202e\u2028\u00a0\ud800") == "<U+202E><U+2028><U+00A0><U+D800>"
+    family = "👩\u200d👧"
+    assert visible(family) == family
+    assert max(map(len, printed(causal_maps(), 1).splitlines())) == 1
 
 
 @pytest.mark.parametrize("width", [5, 7, 25, 27])
 def test_a_very_narrow_console_still_gets_every_head(width: int) -> None:
     text = printed(causal_maps(), width)
     assert all(f"L{layer}.H{head}" in text for layer in range(2) for head in range(3))
-
-
-def test_a_console_one_column_wide_is_no_crash() -> None:
-    assert max(map(len, printed(causal_maps(), 1).splitlines())) == 1
-
-
-def test_what_cannot_be_seen_is_spelled_out() -> None:
-    assert visible("a\tb") == "a⇥b"
-    assert visible("\u202e\u2028\u00a0\ud800") == "<U+202E><U+2028><U+00A0><U+D800>"
-    family = "👩\u200d👧"
-    assert visible(family) == family
