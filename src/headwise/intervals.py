@@ -50,8 +50,10 @@ def interval_of(values: Sequence[float], level: float = LEVEL) -> Interval:
 
 def interval_from(n: int, mean: float, squares: float, level: float = LEVEL) -> Interval:
     """The interval of n values whose mean and whose sum of squares around it are known."""
-    if n < 2:
-        return Interval(mean if n else math.nan, -math.inf if n else math.nan, math.inf if n else math.nan, n)
+    if n == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    if n == 1:  # one value says nothing of how far others lie
+        return Interval(mean, -math.inf, math.inf, 1)
     reach = t_quantile(n - 1, level) * math.sqrt(squares / (n - 1) / n)
     return Interval(mean, mean - reach, mean + reach, n)
 

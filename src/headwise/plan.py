@@ -81,9 +81,15 @@ class Plan:
             n: the layer, from 0
             n_heads: query heads of the layer; default: as many as key/value heads
         """
-        heads = [kept for kept in self.layer(n) for _ in range((n_heads or self.n_kv_heads) // self.n_kv_heads)]
-        sinks, windows = zip(*((x.sinks, x.window) if x else (0, LARGEST_POSITION) for x in heads), strict=True)
-        return Streaming(sinks, windows) if any(heads) else Causal()
+        if not any(self.layer(n)):
+            return Causal()
+        group = (n_heads or self.n_kv_heads) // self.n_kv_heads  # query heads that read one key/value head
+        sinks: list[int] = []
+        windows: list[int] = []
+        for kept in self.layer(n):
+            sinks += [kept.sinks if kept else 0] * group
+            windows += [kept.window if kept else LARGEST_POSITION] * group
+        return Streaming(tuple(sinks), tuple(windows))
 
     def check(self, n_layers: int, n_kv_heads: int) -> None:
         """Raise HeadwiseError for a model of other sizes."""
@@ -152,13 +158,16 @@ class _Document:
 
 def _of_duo(text: str, sizes: Any) -> Plan:
     """Of the matrix of a folder of DuoAttention, layers x key/value heads of 0 to 1, and its config.json."""
-    sinks, window = (sizes.get(name) if isinstance(sizes, dict) else None for name in ("sink_size", "recent_size"))
-    keep = from_json(Keep, {"sinks": sinks, "window": window}, "config.json")
+    config = sizes if isinstance(sizes, dict) else {}
+    keep = from_json(Keep, {"sinks": config.get("sink_size"), "window": config.get("recent_size")}, "config.json")
     try:
         matrix = [[float(number) for number in line.split("\t")] for line in text.splitlines()]
     except ValueError:
         raise HeadwiseError(f"{DUO_HEADS} has no numbers between tabs") from None
-    return Plan(tuple(tuple(None if number >= DUO_THRESHOLD else keep for number in line) for line in matrix))
+    layers: list[tuple[Kept, ...]] = []
+    for line in matrix:
+        layers.append(tuple(None if number >= DUO_THRESHOLD else keep for number in line))
+    return Plan(tuple(layers))
 
 
 def _write(path: str | Path, document: Any) -> None:
@@ -179,8 +188,10 @@ def layer_keep(plan: Plan | Sequence[Kept | tuple[int, int]]) -> tuple[Kept, ...
     """What the key/value heads of one layer keep, out of None, Keep or (sinks, window) for each."""
     if isinstance(plan, Plan):
         raise HeadwiseError(f"the plan has {plan.n_layers} layers, and a cache serves one; pass plan.layer(n)")
+    heads: list[Kept] = []
     try:
-        keep = tuple(kept if kept is None or isinstance(kept, Keep) else Keep(*kept) for kept in plan)
-        return Plan((keep,)).layer(0)  # refused where there are no heads
+        for kept in plan:
+            heads.append(kept if kept is None or isinstance(kept, Keep) else Keep(*kept))
     except TypeError:
         raise HeadwiseError(f"plan={plan!r:.60} must give each key/value head None or (sinks, window)") from None
+    return Plan((tuple(heads),)).layer(0)  # refused where there are no heads

@@ -76,7 +76,11 @@ def compare(
 
 def _command(seeds: int, steps: int | None) -> str:
     """What makes the same ledger again; where the units are kept, and in how many processes, does not matter."""
-    options = (["--seeds", str(seeds)] if seeds != 5 else []) + ([] if steps is None else ["--steps", str(steps)])
+    options: list[str] = []
+    if seeds != 5:
+        options += ["--seeds", str(seeds)]
+    if steps is not None:
+        options += ["--steps", str(steps)]
     return shlex.join(["headwise", "compare", "claims", *options])
 
 

@@ -52,8 +52,9 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
-        related = verbs.related(line).items()
-        pairs: dict[str, list[Pair]] = {name: [((i + shift,), (j + shift,)) for i, j in some] for name, some in related}
+        pairs: dict[str, list[Pair]] = {}
+        for name, places in verbs.related(line).items():
+            pairs[name] = [((i + shift,), (j + shift,)) for i, j in places]
         documents.append(Labelled(tokens.prompt(line), pairs))
     return Relations(documents, verbs.RELATIONS, verbs.NAME)
 

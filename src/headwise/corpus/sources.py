@@ -37,7 +37,10 @@ class Sources:
         if field is not None and not any(_kind(file) in RECORDS for file in self.files):
             raise HeadwiseError(f"field={field} is a field of .jsonl and .parquet files, and there is none of them")
         self.field, self._progress = field or "text", progress
-        self.name = " and ".join([path.name for path in paths[:1]] + [f"{len(paths) - 1} more"] * (len(paths) > 1))
+        names = [path.name for path in paths[:1]]
+        if len(paths) > 1:
+            names.append(f"{len(paths) - 1} more")
+        self.name = " and ".join(names)
 
     def key(self, *options: Any) -> str:
         """What names the tokens that come of these files with these options: a SHA-256 of all of it."""

@@ -156,8 +156,11 @@ class Documents:
         """The numbers of lines of a part, about `limit` tokens of them: the first, or evenly spread ones of a range."""
         first = part[:limit]
         n_tokens = int(np.minimum(self._lines.spans(first)[1], self.context + 1).sum())
-        count = len(part) if n_tokens <= limit and len(first) == len(part) else max(1, limit * len(first) // n_tokens)
-        return np.asarray(part[:: max(1, len(part) // count)] if isinstance(part, range) else part)[:count]
+        if n_tokens <= limit and len(first) == len(part):
+            return np.asarray(part)  # all of them
+        count = max(1, limit * len(first) // n_tokens)
+        spread = part[:: max(1, len(part) // count)] if isinstance(part, range) else part
+        return np.asarray(spread)[:count]
 
     def _cut(self, numbers: Iterable[int]) -> list[list[int]]:
         return [self._lines[int(number)][: self.context + 1] for number in numbers]

@@ -53,7 +53,10 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
     spec = next(iter(shape.cached)).spec
     weights = bytes_of(shape.parameters, setting.dtype)
     cache, decode = cache_price(shape, setting), decode_price(shape, setting)
-    free = None if setting.gpu_memory is None else setting.gpu_memory - weights
+    longest = None
+    if setting.gpu_memory is not None:
+        free = setting.gpu_memory - weights
+        longest = 0 if free < 0 else fit(shape, setting, free).longest_context
     return Variant(
         name=f"GQA-{spec.n_kv_heads}" if spec.variant == "GQA" else spec.variant,
         n_kv_heads=spec.n_kv_heads,
@@ -63,7 +66,7 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
         cache_bytes_per_token=cache.bytes_per_token,
         cache_bytes=cache.total_bytes,
         fits=_fits(shape, setting),
-        longest_context=None if free is None else 0 if free < 0 else fit(shape, setting, free).longest_context,
+        longest_context=longest,
         bytes_per_token=decode.bytes_per_token,
         tokens_per_second=decode.tokens_per_second,
     )

@@ -53,11 +53,12 @@ class HeadWeights:
 
     qk: Numbers  # singular values of W_QK, (D,), the largest first
     ov: Numbers  # of W_OV, (E,)
-    copies: (
-        Scored | None
-    )  # tokens whose own logit it puts among the highest (name movers, Wang et al. 2022, 2211.00593)
-    suppresses: Scored | None  # tokens whose own logit it puts among the lowest (McDougall et al. 2023, 2310.04625)
-    succeeds: Scored | None  # tokens of an order whose next it likes best of them all (Gould et al. 2023, 2312.09230)
+    # Tokens whose own logit it puts among the highest (name movers, Wang et al. 2022, arXiv 2211.00593),
+    copies: Scored | None
+    # those whose own logit it puts among the lowest (McDougall et al. 2023, arXiv 2310.04625),
+    suppresses: Scored | None
+    # and those of an order whose next it likes best of them all (Gould et al. 2023, arXiv 2312.09230).
+    succeeds: Scored | None
 
     @property
     def qk_rank(self) -> float:
@@ -140,8 +141,11 @@ def circuits(model: nn.Module, tokens: Sequence[int] | None = None, orders: Sequ
     heads = {}
     for number, layer in enumerate(layers):
         for h, name in enumerate(layer.site.heads):
-            copies, suppresses = (None, None) if probe is None else probe.shares(layer.v[h], layer.o[h], number == 0)
-            next_one = None if probe is None or not orders else probe.successor(layer.v[h], layer.o[h], orders)
+            copies = suppresses = next_one = None
+            if probe is not None:
+                copies, suppresses = probe.shares(layer.v[h], layer.o[h], number == 0)
+                if orders:
+                    next_one = probe.successor(layer.v[h], layer.o[h], orders)
             spectra = layer.qk[h].cpu().numpy(), layer.ov[h].cpu().numpy()
             heads[name] = HeadWeights(*spectra, copies, suppresses, next_one)
     scores, chances = _composition(layers)
@@ -171,11 +175,10 @@ class _Factors:
 
     @classmethod
     def of(cls, site: Site) -> _Factors:
-        H, w_o = site.n_heads, site.w_o
-        matrices = (site.w_q, site.w_k, site.w_v, w_o)
-        if w_o is None or any(matrix is None for matrix in matrices) or w_o.shape[1] % H:
+        H, w_q, w_k, w_v, w_o = site.n_heads, site.w_q, site.w_k, site.w_v, site.w_o
+        if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
             raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
-        E, (w_q, w_k, w_v) = w_o.shape[1] // H, (x.double() for x in matrices[:3] if x is not None)
+        E = w_o.shape[1] // H
         G, left = divmod(w_v.shape[0], E)
         if left or not G or H % G or w_k.shape[0] % G or w_q.shape[0] != w_k.shape[0] // G * H:
             raise HeadwiseError(
@@ -183,19 +186,27 @@ class _Factors:
                 f"whole number of heads of one width for {H} heads of {E} values"
             )
         index = getattr(getattr(site.module, "spec", None), "kv_index", None) or [h // (H // G) for h in range(H)]
-        q, k, v = (x.reshape(n, -1, x.shape[1]) for x, n in ((w_q, H), (w_k, G), (w_v, G)))
-        k, v, o = k[list(index)], v[list(index)], w_o.double().reshape(-1, H, E).transpose(0, 1)
-        columns = {"q": q.mT, "k": k.mT, "v": v.mT, "o": o}
-        r = {x: torch.linalg.qr(matrix, mode="r").R for x, matrix in columns.items()}
-        qk, ov = (torch.linalg.svdvals(r[x] @ r[y].mT) for x, y in (("q", "k"), ("o", "v")))
-        return cls(site, v, o, {"q": r["k"] @ q, "k": r["q"] @ k, "v": r["o"] @ v}, o @ r["v"].mT, qk, ov)
+        q = _by_head(w_q, H)
+        k = _by_head(w_k, G)[list(index)]
+        v = _by_head(w_v, G)[list(index)]
+        o = w_o.double().reshape(-1, H, E).transpose(0, 1)
+        r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
+        reads = {"q": r_k @ q, "k": r_q @ k, "v": r_o @ v}
+        qk, ov = torch.linalg.svdvals(r_q @ r_k.mT), torch.linalg.svdvals(r_o @ r_v.mT)
+        return cls(site, v, o, reads, writes=o @ r_v.mT, qk=qk, ov=ov)
+
+
+def _by_head(weight: Tensor, n_heads: int) -> Tensor:
+    """(H*D,C) as (H,D,C), in float64."""
+    return weight.double().reshape(n_heads, -1, weight.shape[1])
 
 
 def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[str, Numbers]]:
     """Scores, and how many as strong chance would bring forth among all of them."""
     starts = list(accumulate((layer.site.n_heads for layer in layers), initial=0))
     N, C = starts[-1], layers[0].o.shape[1]
-    scores, chances = ({at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"} for _ in range(2))
+    scores = {at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"}
+    chances = {at: torch.full((N, N), torch.nan, dtype=torch.float64) for at in "qkv"}
     for b, later in enumerate(layers):
         for a, earlier in enumerate(layers[:b]):
             place = slice(starts[b], starts[b + 1]), slice(starts[a], starts[a + 1])
@@ -211,19 +222,24 @@ def _composition(layers: Sequence[_Factors]) -> tuple[dict[str, Numbers], dict[s
                 variance = variance.clamp(min=1e-12 * mean**2)
                 tail = torch.special.gammaincc(mean**2 / variance, square * mean / variance)
                 chances[at][place] = tail.cpu()
-    tried = 3 * int((~scores["q"].isnan()).sum())
-    return {at: x.numpy() for at, x in scores.items()}, {at: tried * x.numpy() for at, x in chances.items()}
+    tried = 3 * int((~scores["q"].isnan()).sum())  # by q, k and v
+    expected = {at: tried * chance.numpy() for at, chance in chances.items()}
+    return {at: score.numpy() for at, score in scores.items()}, expected
 
 
 def random_moments(reads: Tensor, writes: Tensor, C: int) -> tuple[float, Tensor]:
     """Mean, and variance (R,S), of the squared score for random directions, from spectra (R,D) and (S,E)."""
-    p, q = (
-        ((x.square() / x.square().sum(-1, keepdim=True).clamp(min=1e-300)).square()).sum(-1) for x in (reads, writes)
-    )
-    p, q = p[:, None], q[None]
+    p, q = _concentration(reads)[:, None], _concentration(writes)[None]
     elsewhere = (1 - p) * (1 - q) * (C + 1) / max(C - 1, 1)  # pairs of entries that share neither row nor column
     second = (3 * p * q + p * (1 - q) + (1 - p) * q + elsewhere) / (C * (C + 2))
     return 1 / C, second - 1 / C**2
+
+
+def _concentration(spectrum: Tensor) -> Tensor:
+    """sum_i p_i^2 of the shares p_i that each direction has in the squared length: 1 where a single one has all."""
+    squares = spectrum.square()
+    shares = squares / squares.sum(-1, keepdim=True).clamp(min=1e-300)
+    return shares.square().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -251,14 +267,15 @@ class _Probe:
         """Of one head, v (E,C) and o (C,E): how often a token's own logit comes out on top, and at the bottom."""
         logits = (self.states[not first] @ v.mT @ o.mT).float() @ self.unembed.mT  # (n,V)
         most = max(1, len(self.unembed) // 20)
-        shares = []
-        for sign, places in ((1, COPIED), (-1, SUPPRESSED)):
-            ranks = [
-                ((sign * logits >= sign * logits.gather(1, token[:, None])).sum(1) - 1) < min(places, most)
-                for token in (self.tokens, self.tokens.roll(1))
-            ]
-            shares.append(Scored(*(float(rank.double().mean()) for rank in ranks)))
-        return shares[0], shares[1]
+
+        def among_first(logits: Tensor, tokens: Tensor, places: int) -> float:
+            higher = (logits >= logits.gather(1, tokens[:, None])).sum(1) - 1  # itself does not count
+            return float((higher < min(places, most)).double().mean())
+
+        others = self.tokens.roll(1)  # the control: another token of the same texts
+        copied = Scored(among_first(logits, self.tokens, COPIED), among_first(logits, others, COPIED))
+        suppressed = Scored(among_first(-logits, self.tokens, SUPPRESSED), among_first(-logits, others, SUPPRESSED))
+        return copied, suppressed
 
     def successor(self, v: Tensor, o: Tensor, orders: Sequence[Sequence[int]]) -> Scored:
         """How often the next token of an order has the highest logit of all tokens of that order."""
@@ -266,8 +283,9 @@ class _Probe:
         for order in orders:
             row = torch.tensor(list(order), device=self.unembed.device)
             logits = (_alone(self.model, row)[1] @ v.mT @ o.mT).float() @ self.unembed[row].mT
-            hits += (logits[:-1].argmax(1) == torch.arange(1, len(row), device=row.device)).tolist()
-            blind += [1 / len(row)] * (len(row) - 1)
+            following = torch.arange(1, len(row), device=row.device)
+            hits += (logits[:-1].argmax(1) == following).tolist()
+            blind += [1 / len(row)] * len(following)
         return Scored(sum(hits) / max(1, len(hits)), sum(blind) / max(1, len(blind)))
 
 
@@ -277,7 +295,8 @@ def _alone(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
     def keep(block: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         read = args[0] if args else keywords["hidden_states"]
-        kept.extend(x[:, 0].double() for x in (read, gave[0] if isinstance(gave, tuple) else gave))
+        written = gave[0] if isinstance(gave, tuple) else gave
+        kept.extend([read[:, 0].double(), written[:, 0].double()])
 
     block = layers_of(model)[0].block
     with evaluating(model), hooked([(block.register_forward_hook, keep)], with_kwargs=True):

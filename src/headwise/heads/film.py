@@ -94,12 +94,17 @@ class Glance:
         T = self.ids.shape[1]
         self.line_rows = _rows(lines, self.longest, 1)
         self.rows = F.pad(_rows(text.documents, T), (0, 0, 0, len(more)))
-        marks = [text.marks(torch.tensor(ids)) for ids in documents]
-        self.marks = {name: _padded([mark[name].tolist() for mark in marks], T).float() for name in marks[0]}
-        able = (self.rows > 0).sum(1, keepdim=True) - torch.arange(REACH + 2)  # rows that have a key at each offset
-        share = (1 / able.clamp(min=1) / len(text.documents)).where(2 * able >= (self.rows > 0).sum(1, keepdim=True), 0)
-        share[:, [0, 1, -1]] = 0  # the token itself and its neighbour have roles of their own; what is beyond reach
-        self.offsets = share.where(able > 0, 0)
+        marks: dict[str, list[list[int]]] = defaultdict(list)  # name -> for each document which of its keys have it
+        for ids in documents:
+            for name, mark in text.marks(torch.tensor(ids)).items():
+                marks[name].append(mark.tolist())
+        self.marks = {name: _padded(marked, T).float() for name, marked in marks.items()}
+        n_rows = (self.rows > 0).sum(1, keepdim=True)
+        able = n_rows - torch.arange(REACH + 2)  # rows that have a key at each offset
+        enough = (able > 0) & (2 * able >= n_rows)
+        # The token itself and its neighbour have roles of their own; the last column counts what is beyond reach.
+        enough[:, [0, 1, -1]] = False
+        self.offsets = (1 / able.clamp(min=1) / len(text.documents)).where(enough, 0)
         self.pairs: dict[str, list[list[int]]] = defaultdict(list)  # relation -> for each document its pairs
         cells: tuple[list[Cells], list[Cells]] = ([], [])  # of each pair, where rows are counted over all documents
         for plan in map(Plan, labelled):
@@ -120,7 +125,8 @@ class Glance:
         Third, of each relation the weight of each head at the same distances from other tokens, as `follow` has it.
         """
         with evaluating(model):
-            maps, probes = (_maps(model, sites, ids) for ids in (self.ids, self.probes))
+            maps = _maps(model, sites, self.ids)
+            probes = _maps(model, sites, self.probes)
         scores, elsewhere = self._scores(maps[:, self.n_lines :], probes)
         vocabulary = vocabulary_product(model)
         copied = [copying(site, vocabulary) for site in sites]
@@ -130,9 +136,8 @@ class Glance:
 
     def even(self) -> dict[str, float]:
         """The control: the scores of attention that is spread evenly."""
-        shapes = ((1, *ids.shape, ids.shape[1]) for ids in (self.ids[self.n_lines :], self.probes))
-        maps, probes = (F.normalize(torch.ones(shape).tril(), p=1, dim=-1) for shape in shapes)
-        scores, _ = self._scores(maps, probes)
+        maps = _even_maps(self.ids[self.n_lines :])
+        scores, _ = self._scores(maps, _even_maps(self.probes))
         dense = Dense(maps, marks=self.marks)
         for name in ("rare_top", "positional"):
             scores[name] = self._mean(all_statistics()[name].even, dense)
@@ -158,8 +163,11 @@ class Glance:
         """Of each relation the mean over pairs, then over documents, of what some cells of the maps add up to."""
         rows = maps.flatten(1, 2).double()
         sums = cells.of(rows, range(rows.shape[1])).masked_fill(cells.empty, nan)
-        means = {name: [sums[:, some].nanmean(-1) for some in documents] for name, documents in self.pairs.items()}
-        return {name: torch.stack(documents).nanmean(0) for name, documents in means.items()}
+        scores: Scores = {}
+        for name, documents in self.pairs.items():
+            means = [sums[:, places].nanmean(-1) for places in documents]
+            scores[name] = torch.stack(means).nanmean(0)
+        return scores
 
     def _mean(self, name: str, dense: Dense) -> Tensor:
         """The mean of a statistic over the rows of the documents, (N,)."""
@@ -257,11 +265,19 @@ def _maps(model: nn.Module, sites: Sequence[Site], ids: Tensor) -> Tensor:
     return torch.cat(kept, 1).transpose(0, 1).contiguous()
 
 
+def _even_maps(ids: Tensor) -> Tensor:
+    """Of one head that looks at all tokens so far alike, (1,B,T,T) on ids (B,T)."""
+    B, T = ids.shape
+    return F.normalize(torch.ones(1, B, T, T).tril(), p=1, dim=-1)
+
+
 def _padded(rows: Sequence[Sequence[int]], length: int | None = None) -> Tensor:
     """Rows of numbers as one tensor, zeros behind."""
     length = max(map(len, rows), default=0) if length is None else length
-    padded = [[*row, *[0] * (length - len(row))] for row in rows]
-    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), length)
+    padded = torch.zeros(len(rows), length, dtype=torch.long)
+    for n, row in enumerate(rows):
+        padded[n, : len(row)] = torch.tensor(row)
+    return padded
 
 
 def _rows(texts: Sequence[Sequence[int]], T: int, first: int = 0) -> Tensor:

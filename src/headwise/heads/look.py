@@ -151,7 +151,10 @@ class Desk:
         same = before is not None and (before.ids, before.at) == (ids, at)
         maps: dict[str, Array] = {}
         now = self._run(ids, at, changes, maps)
-        plain = before.plain if same and before else self._run(ids, at, {}) if changes else now
+        if same and before is not None:
+            plain = before.plain
+        else:
+            plain = self._run(ids, at, {}) if changes else now
         nothing = np.zeros((0, 0), np.float32)
         reading = Reading(text, ids, changes, at, plain, now, [maps.get(name, nothing) for name in self.heads])
         self.readings[slot] = reading
@@ -201,7 +204,9 @@ class Desk:
             return at if 0 <= at < len(ids) else len(ids) - 1
         hidden = self.tokens.encode(self.mask_text) if self.mask_text else []
         places = [n for n, i in enumerate(ids) if i in hidden and i in self.signs]
-        return at if at in places else places[0] if places else -1
+        if at in places:
+            return at
+        return places[0] if places else -1
 
     @torch.no_grad()
     def _run(

@@ -367,7 +367,8 @@ class Study:
         """What the heads of a site give, (1,H,T,E), with this part of the clean run, and the rows that take it."""
         call, clean = self.calls[site.name], self.clean_calls[site.name]
         every = list(range(call.q.shape[2]))
-        chosen = list(range(call.k.shape[2] if at in SHARED else len(every))) if positions is None else list(positions)
+        places = range(call.k.shape[2]) if at in SHARED else every  # keys and values, or queries
+        chosen = list(places if positions is None else positions)
         if at == "out":
             return clean.out, chosen
         _require_scores(call, at)

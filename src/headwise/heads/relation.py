@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -83,22 +83,32 @@ class Plan:
 
     def __init__(self, document: Labelled) -> None:
         self.ids, T = document.ids, len(document.ids)
-        self.pairs = [(name, *pair) for name, pairs in document.pairs.items() for pair in pairs]
-        looking = {name: {q for queries, _ in pairs for q in queries} for name, pairs in document.pairs.items()}
+        self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
+        self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its places among the pairs
+        looking: dict[str, set[int]] = defaultdict(set)
+        right: list[Cells] = []
+        for name, pairs in document.pairs.items():
+            for queries, keys in pairs:
+                self.of[name].append(len(self.pairs))
+                self.pairs.append((name, queries, keys))
+                looking[name].update(queries)
+                right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
-        pairs = self.pairs
-        self.of: dict[str, list[int]] = defaultdict(list)  # relation -> its pairs
-        for n, (name, _, _) in enumerate(pairs):
-            self.of[name].append(n)
-        self.right = CellSum([[(q, k, 1 / len(queries)) for q in queries for k in keys] for _, queries, keys in pairs])
-        self.elsewhere = CellSum([_same_distances(q, k, others - looking[name], T) for name, q, k in pairs])
+        self.right = CellSum(right)
+        self.elsewhere = CellSum(
+            [_same_distances(queries, keys, others - looking[name], T) for name, queries, keys in self.pairs]
+        )
 
     def measure(self, call: Call, b: int) -> Tensor:
         """The numbers of each head and of even attention, (H+1, 3, pairs)."""
-        parts = [self.rows[start : start + ROWS] for start in range(0, len(self.rows), ROWS)]
-        both = (call, uniform(call))
-        return torch.cat([self.numbers((rows, row_weights(each, b, rows).cpu()) for rows in parts) for each in both])
+
+        def parts(measured: Call) -> Iterator[tuple[Sequence[int], Tensor]]:
+            for start in range(0, len(self.rows), ROWS):
+                rows = self.rows[start : start + ROWS]
+                yield rows, row_weights(measured, b, rows).cpu()
+
+        return torch.cat([self.numbers(parts(call)), self.numbers(parts(uniform(call)))])
 
     def numbers(self, parts: Iterable[tuple[Sequence[int], Tensor]]) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, (H,3,pairs), of some rows and their weights (H,rows,S)."""
@@ -115,13 +125,13 @@ def _same_distances(
     queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
 ) -> list[tuple[int, int, float]]:
     """From other rows, the keys that lie at the distances of a pair: (row, key, share)."""
-    moved = [
-        [(row, row - query + key) for key in keys]
-        for query in queries
-        for row in sorted(others)
-        if all(0 <= row - query + key < T for key in keys)
-    ]
-    return [(row, key, 1 / len(moved)) for places in moved for row, key in places]
+    moved: list[tuple[int, list[int]]] = []
+    for query in queries:
+        for row in sorted(others):
+            places = [row - query + key for key in keys]
+            if all(0 <= place < T for place in places):
+                moved.append((row, places))
+    return [(row, place, 1 / len(moved)) for row, places in moved for place in places]
 
 
 class CellSum:
@@ -167,7 +177,9 @@ def _followed(
         if best < 0 or of_pairs[best] < mass.mean:
             best = int(of_pairs.argmax())
         n, i = cells[best]
-        looks, at = ("".join(shown([plans[n].ids[k] for k in span])).strip() for span in plans[n].pairs[i][1:])
+        _, queries, keys = plans[n].pairs[i]
+        looks = "".join(shown([plans[n].ids[place] for place in queries])).strip()
+        at = "".join(shown([plans[n].ids[place] for place in keys])).strip()
         example = looks, at, float(of_pairs[best])
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

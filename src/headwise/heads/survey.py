@@ -288,10 +288,13 @@ class _Study:
         else:
             self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
         tally = self._tally(fresh, self.text.documents[:CONTROLS], (stage, stage), 0, vocabulary=vocabulary)
-        heads = [tally.of_head(site, h) for site, h in tally.heads()]
-        means = {key: [scores[key].mean for scores in heads if key in scores] for key in all_statistics()}
-        means |= {name: [head.mass.mean for head in by.values()] for name, by in self._follow(fresh, stage).items()}
-        return {key: max(values) for key, values in means.items() if values}
+        largest: dict[str, float] = {}
+        for site, h in tally.heads():
+            for key, score in tally.of_head(site, h).items():
+                largest[key] = max(score.mean, largest.get(key, -math.inf))
+        for relation, by_head in self._follow(fresh, stage).items():
+            largest[relation] = max(score.mass.mean for score in by_head.values())
+        return largest
 
     def _follow(self, model: nn.Module, stage: str) -> Scores:
         """How the heads follow what is known to belong together."""
@@ -312,7 +315,8 @@ class _Study:
             return _Effects()
         documents, after = self.text.documents, self.text.scored_after
         count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)
-        groups = list(batches([[*ids, *self.text.end][: self.folder.context] for ids in documents[: max(2, count)]]))
+        ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
+        groups = list(batches([ids[: self.folder.context] for ids in ended]))
         self.progress("importance", 0, 1)
         slopes = importance(self.model, groups, after)
         self.progress("importance", 1, 1)
@@ -367,8 +371,11 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
     if length < 4:
         return [], 0
     generator = torch.Generator().manual_seed(seed)
-    drawn = [[known[i] for i in torch.randperm(len(known), generator=generator)[:length]] for _ in range(PROBES)]
-    return [[*before, *tokens, *tokens, *after] for tokens in drawn], len(before) + length
+    texts: list[list[int]] = []
+    for _ in range(PROBES):
+        drawn = [known[i] for i in torch.randperm(len(known), generator=generator)[:length]]
+        texts.append([*before, *drawn, *drawn, *after])
+    return texts, len(before) + length
 
 
 def is_sampled(model: nn.Module) -> bool:

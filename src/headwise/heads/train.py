@@ -50,7 +50,7 @@ def train(
         folder = temporary / "run" if out is None else Path(out)
         if isinstance(text, str) and "\n" in text:
             text = stack.enter_context(kept_text(temporary if out is None else folder, text))
-        paths = () if text is None else (text,) if isinstance(text, str | Path) else text
+        paths = (text,) if isinstance(text, str | Path) else text or ()
         files = tuple(str(text_path(path).absolute()) for path in paths)
         texts = files if len(files) > 1 else next(iter(files), None)
         tokenizer_file = None if tokenizer is None else str(tokenizer)

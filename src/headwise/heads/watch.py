@@ -171,7 +171,8 @@ class SeenHead(HeadRow[float]):
 
     def _words(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Tokens as a reader should see them; a place that an image or a sound fills is a dot."""
-        words = iter(self._shown([i for i in ids if i >= 0]) if self._shown else [str(i) for i in ids if i >= 0])
+        of_text = [i for i in ids if i >= 0]
+        words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
         return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
     def __repr__(self) -> str:
@@ -253,8 +254,10 @@ class Seen(HeadTable[SeenHead]):
             end = 0
             for n, size in enumerate(head.documents):
                 end += size
-                means = {key: float(head.rows[key][end - size : end].mean()) if size else math.nan for key in head.rows}
-                records.append({"name": name, "document": n, "rows": size, **means})
+                record: Row = {"name": name, "document": n, "rows": size}
+                for key in head.rows:
+                    record[key] = float(head.rows[key][end - size : end].mean()) if size else math.nan
+                records.append(record)
         return records
 
     def __repr__(self) -> str:

@@ -147,7 +147,8 @@ def distances(call: Call, b: int, document: Document, sizes: Sequence[int]) -> t
     on_first = early.new_zeros(len(early), length, early.shape[2])
     on_first.scatter_add_(1, distance.clamp(min=0).expand_as(early), early)
     lost = behind[..., None] - F.pad(on_first.cumsum(2), (1, 0))[..., list(SINKS)]  # (H,N,sinks)
-    outside = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))[:, [min(w, length) for w in sizes]]
+    farther = F.pad(lost.flip(1).cumsum(1).flip(1), (0, 0, 0, 1))  # at n all that lies n or more tokens back
+    outside = farther[:, [min(window, length) for window in sizes]]
     within = behind.cumsum(1)
     shares = within[:, -1:] * torch.tensor(SHARES, dtype=within.dtype)
     reached = torch.searchsorted(within, shares - 1e-12).clamp(max=length - 1)
@@ -170,7 +171,9 @@ def plant_needles(text: Text, longest: int, seed: int) -> list[tuple[list[int], 
         needle = [known[i] for i in torch.randperm(len(known), generator=generator)[:NEEDLE]]
         others = (i for i in itertools.chain.from_iterable(source) if i not in needle and i not in text.specials)
         hay, depth = list(itertools.islice(others, room)), n * room // NEEDLES
-        planted.append(([*before, *hay[:depth], *needle, *hay[depth:], *needle[:-1]], len(before) + depth, needle[-1]))
+        question, answer = needle[:-1], needle[-1]
+        ids = [*before, *hay[:depth], *needle, *hay[depth:], *question]
+        planted.append((ids, len(before) + depth, answer))
     return planted
 
 
@@ -215,17 +218,19 @@ def _heads(site: str, values: dict[str, Running], n_windows: int) -> list[KVReac
     def of_needle(name: str, g: int) -> Interval:
         return values[name].interval(g) if name in values else Interval(math.nan, math.nan, math.nan, 0)
 
-    return [
-        KVReach(
+    heads: list[KVReach] = []
+    for g in range(len(values["outside"].mean)):
+        outside: list[tuple[Interval, ...]] = []
+        for s in range(len(SINKS)):
+            outside.append(tuple(values["outside"].interval(g, s, w) for w in range(n_windows)))
+        head = KVReach(
             name=f"{site}.KV{g}",
             layer=layer,
             kv_head=g,
-            outside=tuple(
-                tuple(values["outside"].interval(g, s, w) for w in range(n_windows)) for s in range(len(SINKS))
-            ),
+            outside=tuple(outside),
             reached=tuple(values["reached"].interval(g, n) for n in range(len(SHARES))),
             needle=of_needle("needle", g),
             lift=of_needle("lift", g),
         )
-        for g in range(len(values["outside"].mean))
-    ]
+        heads.append(head)
+    return heads

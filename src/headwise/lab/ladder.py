@@ -90,7 +90,8 @@ class Certificate:
                 gap = np.where(np.tri(n.tokens, dtype=bool), gap, 0)
                 expected = np.where(np.tri(n.tokens, dtype=bool), expected, 0)
             # Slopes of queries and keys are differences, which may cancel: their roundings are those of the others.
-            largest = max(float(abs(x).max()) for x in (self.slopes.values() if name in LEAVES else [expected]))
+            compared = [*self.slopes.values()] if name in LEAVES else [expected]
+            largest = max(float(abs(x).max()) for x in compared)
             relative[name] = longest * float(gap.max()) / MOVED + ROUNDINGS * largest
         tolerances = {name: 2 * UNIT["float64"] * far for name, far in relative.items()}
         for dtype, unit in UNIT.items():
@@ -214,7 +215,9 @@ def run_ladder(
         for call in list(calls.values()) * repeats:  # in turn, so that a slow moment of the machine is shared
             call.once_more()
     tell("done", total, total)
-    priced = tuple(calls[i].priced(result) if i in calls else result for i, result in enumerate(results))
+    for i, call in calls.items():
+        results[i] = call.priced(results[i])
+    priced = tuple(results)
     agree = all(result.agrees for result in priced if result.refused is None)
     note = f"certified at {small}: the scalar loops would take too long at the size asked for"
     threads = torch.get_num_threads()

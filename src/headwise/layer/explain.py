@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,8 +55,10 @@ class Explanation:
         return {"flops": _parts(self.flops, 1000, DECIMAL), "bytes": _parts(self.bytes, 1024, BINARY)}
 
     def __str__(self) -> str:
-        costs = [f"  {name}  {numbers}" for name, numbers in self._costs().items()]
-        return "\n".join([self.summary, *costs, *(f"  not {name}: {reason}" for name, reason in self.refused.items())])
+        lines = [self.summary]
+        lines += [f"  {name}  {numbers}" for name, numbers in self._costs().items()]
+        lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = self._costs() | {f"not {name}": reason for name, reason in self.refused.items()}
@@ -88,7 +89,8 @@ def explain(
     layer.check(x, context, both, cache, positions, values)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
-    n_new = 0 if cache is not None and cache.holds_context else (x if context is None else context).shape[1]
+    source = x if context is None else context
+    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
     if layer.relative_bias is not None:
         # On the layer's call the learned bias joins the mask; here its shape is all that matters, so one zero stands
@@ -170,7 +172,9 @@ def _mask_bytes(path: paths.Path, sizes: Sizes, keys: int, each: int) -> int:
     allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
     inside = torch.empty(sizes.T, keys, device="meta") if path.band is not None else None
     shapes = [x.shape for x in (allowed, bias, inside) if x is not None]
-    pairs = math.prod(max(shape[-n] if len(shape) >= n else 1 for shape in shapes) for n in range(1, 5))
+    pairs = 1
+    for axis in range(1, 5):  # from the last: keys, queries, heads, documents
+        pairs *= max((shape[-axis] for shape in shapes if len(shape) >= axis), default=1)
     return pairs * (1 if bias is None else max(4, each))
 
 

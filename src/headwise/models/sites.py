@@ -199,29 +199,20 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
     modules = {path: module for path, module in model.named_modules() if module not in apart}
     paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
     decoders = {path for path, module in modules.items() if isinstance(module, nn.TransformerDecoderLayer)}
-    known = {  # torch's own name for cross attention
-        path.removesuffix("multihead_attn") + "cross_attn"
-        if path.rpartition(".")[0] in decoders and "multi" in path
-        else path: path
-        for path in paths
-    }
+    path_of: dict[str, str] = {}  # what a name is made from -> the path
+    for path in paths:
+        layer, dot, last = path.rpartition(".")
+        if layer in decoders and last == "multihead_attn":  # torch's name for cross attention
+            last = "cross_attn"
+        path_of[layer + dot + last] = path
     # One that has others inside is the attention of none of their layers, and does not change their names.
-    inner = [
-        place
-        for place, path in known.items()
-        if not any(x != path and f"{x}.".startswith(f"{path}." if path else "") for x in paths)
-    ]
+    inner = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
     names = _names(model, inner)
-    names |= {place: f"{place or 'whole'}.L0" for place in known if place not in names}
     sites = []
-    for place, name in sorted(names.items(), key=lambda item: paths.index(known[item[0]])):
-        path = known[place]
+    for place, path in path_of.items():
+        name = names.get(place, f"{place or 'whole'}.L0")
         core = modules[path]
-        told = [value for key in COUNTS if type(value := getattr(core, key, None)) is int]
-        config = getattr(core, "config", None)
-        if not told and config is not None:
-            told = [value for key in COUNTS if type(value := getattr(config, key, None)) is int]
-        n_heads = _ran.get(core) or next(iter(told), 0)
+        n_heads = _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
         if isinstance(core, nn.MultiheadAttention):
             weights: Callable[[str], Tensor | None] = partial(_packed_weight, core)
             projection = None
@@ -234,6 +225,11 @@ def _free_sites(model: nn.Module, apart: set[nn.Module], taken: set[str]) -> lis
         name = f"{path}.L{parse_head(f'{name}.H0')[1]}" if name in taken else name
         sites.append(Site(name, core, n_heads, weights, _is_cross(place), projection, free=True))
     return sites
+
+
+def _is_inside(path: str, outer: str) -> bool:
+    """Does a module lie inside another one? The model's own path is ""."""
+    return path != outer and (not outer or path.startswith(f"{outer}."))
 
 
 def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
@@ -295,41 +291,69 @@ def _holds(module: nn.Module, weights: Tensor | None) -> bool:
 def missing(model: nn.Module) -> list[str]:
     """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map"; what it leaves."""
     modules = dict(model.named_modules())
-    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
-    fast = f"{native[0]} and its kin leave torch's native fast path here" if native else ""
-    told = [f"{fast}: in evaluation answers may differ from it by rounding"] if native and not model.training else []
-    for path, module in modules.items():  # that path reads the weights of the attention, and runs nothing around it
-        inner = getattr(module, "self_attn", None)
-        if isinstance(module, nn.TransformerEncoderLayer) and type(inner) is not nn.MultiheadAttention:
-            kind = type(inner).__name__
-            told.append(f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ")
-    if not any(map(is_hf, modules.values())):
-        return told
-    through = [path for path, module in modules.items() if uses_interface(module)]
-    lines, covered = [], set(through)
-    for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
-        # Layers of this stack: those with heads, and of the others what their first module of another kind is.
-        layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(stack) + r"\.\d+", path)}
-        with_heads = [path for path in layers if any(f"{x}.".startswith(f"{path}.") for x in through)]
-        usual = {type(part) for path in with_heads for part in modules[path].modules()}
-        kinds: dict[str, list[int]] = {}
-        for path in sorted(layers.keys() - set(with_heads), key=_number):
-            parts = [type(part) for part in layers[path].modules() if type(part) not in usual | {type(layers[path])}]
-            kinds.setdefault(_words(parts[0], model) if parts else "no attention", []).append(_number(path))
-            covered.add(path)
-        place = _stack_names(model, [stack])[stack] if with_heads else ""
-        lines += [f"{_ranges(place, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
-    covered.update(path for path, module in modules.items() if attends(module))
+    lines: list[str] = []
+    if any(map(is_hf, modules.values())):
+        through = [path for path, module in modules.items() if uses_interface(module)]
+        covered = set(through)
+        for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
+            lines += _layers_without(model, modules, stack, through, covered)
+        covered.update(path for path, module in modules.items() if attends(module))
+        lines += _attentions_outside(modules, covered)
+    return lines + _native_paths(model, modules)
+
+
+def _layers_without(
+    model: nn.Module, modules: Mapping[str, nn.Module], stack: str, through: Sequence[str], covered: set[str]
+) -> list[str]:
+    """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
+    layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(stack) + r"\.\d+", path)}
+    with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in through)]
+    usual = {type(part) for path in with_heads for part in modules[path].modules()}
+    kinds: dict[str, list[int]] = {}
+    for path in sorted(layers.keys() - set(with_heads), key=_number):
+        kind = "no attention"
+        for part in layers[path].modules():
+            if type(part) not in usual and type(part) is not type(layers[path]):
+                kind = _words(type(part), model)
+                break
+        kinds.setdefault(kind, []).append(_number(path))
+        covered.add(path)
+    place = _stack_names(model, [stack])[stack] if with_heads else ""
+    return [f"{_ranges(place, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
+
+
+def _attentions_outside(modules: Mapping[str, nn.Module], covered: set[str]) -> list[str]:
+    """Modules with weights whose class calls itself an attention, and of which nothing is read or told yet."""
     outside: dict[str, list[str]] = {}
     for path, module in modules.items():
-        inside = any(f"{path}.".startswith(f"{x}.") or f"{x}.".startswith(f"{path}.") for x in covered)
-        if not inside and "attention" in type(module).__name__.lower() and any(True for _ in module.parameters()):
-            covered.add(path)
-            outside.setdefault(type(module).__name__, []).append(path)
+        if "attention" not in type(module).__name__.lower() or next(module.parameters(), None) is None:
+            continue
+        if any(path == other or _is_inside(path, other) or _is_inside(other, path) for other in covered):
+            continue
+        covered.add(path)
+        outside.setdefault(type(module).__name__, []).append(path)
+    lines: list[str] = []
     for kind, paths in outside.items():
         more = f" and {len(paths) - 1} more" if paths[1:] else ""
         lines.append(f"{paths[0]}{more}: {kind} is outside the attention interface, no map")
-    return lines + told
+    return lines
+
+
+def _native_paths(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Where torch's native fast path, which runs nothing around the weights of an attention, is left."""
+    lines: list[str] = []
+    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    if native and not model.training:
+        lines.append(
+            f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
+            f"by rounding"
+        )
+    for path, module in modules.items():
+        inner = getattr(module, "self_attn", None)
+        if isinstance(module, nn.TransformerEncoderLayer) and type(inner) is not nn.MultiheadAttention:
+            kind = type(inner).__name__
+            lines.append(f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ")
+    return lines
 
 
 def _number(path: str) -> int:
@@ -420,12 +444,20 @@ def _upwards(path: str) -> Iterator[str]:
     yield ""
 
 
-def _count(module: nn.Module, owner: nn.Module) -> int:
-    for holder in (module, getattr(module, "config", None), getattr(owner, "config", None)):
+def _told_count(*holders: Any) -> int | None:
+    """How many heads the first of these says that there are, a module or a config."""
+    for holder in holders:
         for name in COUNTS:
             value = getattr(holder, name, None)
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
+    return None
+
+
+def _count(module: nn.Module, owner: nn.Module) -> int:
+    told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
+    if told is not None:
+        return told
     width, rows = getattr(module, "head_dim", None), getattr(getattr(module, "q_proj", None), "weight", None)
     if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
         return len(rows) // width  # each call is held against it
@@ -445,19 +477,6 @@ def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | N
     recorded = (family.q,) if family is not None and family.packed else ()
     parts["packed"] = _first_matrix(modules, around[:1], [*recorded, *PACKED]) if parts["v"] is None else None
     return parts
-
-
-def _family(owner: nn.Module) -> Family | None:
-    kind = getattr(getattr(owner, "config", None), "model_type", None)
-    return families("import").get(str(kind))
-
-
-def _weights(
-    core: nn.Module, family: Family | None, parts: Mapping[str, nn.Module | None], n_heads: int
-) -> Callable[[str], Tensor | None]:
-    if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
-        return partial(_latent_weight, family, core, parts, n_heads)
-    return partial(_weight, parts, n_heads)
 
 
 def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:

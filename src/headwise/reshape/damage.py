@@ -126,22 +126,22 @@ def measure(
     if speed is None and smaller and kind == "next" and length > 0 and stream_of(parent) is None:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
+    entropy: list[Pair] = []
+    for layer, heads in enumerate(pairs):
+        of_parent = statistics.fmean(old[f"L{layer}"][was] for was, _ in heads)
+        of_child = statistics.fmean(new[f"L{layer}"][now] for _, now in heads)
+        entropy.append(Pair(of_parent, of_child))
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
         kl=distance if kind else None,
         error=None if kind else distance,
-        entropy=tuple(
-            Pair(*(statistics.fmean(side[f"L{layer}"][pair[i]] for pair in heads) for i, side in enumerate((old, new))))
-            for layer, heads in enumerate(pairs)
-        ),
+        entropy=tuple(entropy),
         cache_bytes=cache,
         parameters=sizes,
         tokens_per_second=speed,
         decode_context=length,
         context=tokens,
-        texts=Pair(
-            *(texts_in(model, n * tokens) for model, n in zip((parent, child), vars(cache).values(), strict=True))
-        ),
+        texts=Pair(texts_in(parent, cache.before * tokens), texts_in(child, cache.after * tokens)),
     )
 
 

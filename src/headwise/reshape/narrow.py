@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -152,35 +153,54 @@ class _Search:
         self.open = [n for n, w in enumerate(self.now) if w is None and n not in retrieving]
 
     def changed(self) -> Changed:
-        there = [w for w in self.now if w is not None]
-        limit = max(map(len, (ids for group in self.batches for ids in group)))
-        sizes = [SMALLEST << k for k in range(limit.bit_length()) if SMALLEST << k <= limit // 2] or [limit // 2 or 1]
-        tried = [self.asked.window] if self.asked.window else sizes
-        if self.tied:
-            tried = [size for size in tried if size < there[0]]
-            if not tried:
-                raise HeadwiseError(f"no window shorter than today's, of {there[0]} tokens, fits these documents")
-        elif there:
-            tried = there[:1]
-        choices = [choice for size in tried if (choice := self._choice(size)) is not None]
+        tried = self._lengths()
+        choices: list[Choice] = []
+        for window in tried:
+            choice = self._choice(window)
+            if choice is not None:
+                choices.append(choice)
         if not choices:
             raise HeadwiseError(self._refusal(tried))
-        best = min(choices, key=lambda c: (c.cost, c.share) if self.asked.tolerance is None else (c.share, c.cost))
+        if self.asked.tolerance is None:  # a share of the cache was asked for: what costs least reaches it
+            best = min(choices, key=attrgetter("cost", "share"))
+        else:
+            best = min(choices, key=attrgetter("share", "cost"))
         child = with_windows(self.model, [best.window if n in best.layers else w for n, w in enumerate(self.now)])
         names = ", ".join(f"L{n}" for n in best.layers)
         what = f"a window of {best.window} tokens in {plural(len(best.layers), 'layer')} of {len(self.now)}: {names}"
-        alone = () if self.tied else self.open
-        costs = {n: (self._cost((n,), best.window, 0), self._cost((n,), best.window, 1)) for n in alone}
-        first_token = {f"L{n}": dict(zip(("dropped", "kept"), pair, strict=True)) for n, pair in costs.items()}
-        details = {"windows": windows_of(child), "cost": best.cost, "share": best.share, "first_token": first_token}
+        first_token: dict[str, dict[str, float]] = {}  # of each layer that could be narrowed alone
+        for n in () if self.tied else self.open:
+            first_token[f"L{n}"] = {
+                "dropped": self._cost((n,), best.window, 0),
+                "kept": self._cost((n,), best.window, 1),
+            }
+        details = {
+            "windows": windows_of(child),
+            "cost": best.cost,
+            "share": best.share,
+            "first_token": first_token,
+            "needles": {head.name: head.needle.mean for head in self.heads},
+        }
         n_heads = head_counts(self.model)[0]
-        return Changed(
-            child,
-            what,
-            {**details, "needles": {head.name: head.needle.mean for head in self.heads}},
-            [list(range(n_heads)) for _ in self.now],
-            tuple(self._notes(child, best, first_token)),
-        )
+        origins = [list(range(n_heads)) for _ in self.now]  # every head stays where it was
+        return Changed(child, what, details, origins, tuple(self._notes(child, best, first_token)))
+
+    def _lengths(self) -> list[int]:
+        """The lengths of a window that are tried: the one asked for, or powers of two up to half a document."""
+        longest = max(ids.shape[1] for ids in self.batches)
+        lengths = [self.asked.window] if self.asked.window else []
+        if not lengths:
+            lengths = [SMALLEST << k for k in range(longest.bit_length()) if SMALLEST << k <= longest // 2]
+        if not lengths:
+            lengths = [max(1, longest // 2)]
+        today = [window for window in self.now if window is not None]
+        if self.tied:
+            lengths = [length for length in lengths if length < today[0]]
+            if not lengths:
+                raise HeadwiseError(f"no window shorter than today's, of {today[0]} tokens, fits these documents")
+        elif today:  # a config has one length for all
+            lengths = today[:1]
+        return lengths
 
     def _choice(self, window: int) -> Choice | None:
         """The layers to narrow to this window; None where none can be, or too few."""
@@ -188,11 +208,14 @@ class _Search:
         if self.tied:
             chosen, share = tuple(self.open), self._share(self.open, window)
             cost = self._cost(chosen, window, 0)
-            above = cost > self.asked.tolerance if self.asked.tolerance is not None else share > (self.asked.cache or 1)
-            return None if above else Choice(chosen, window, cost, share)
+            if self.asked.tolerance is not None and cost > self.asked.tolerance:
+                return None
+            if self.asked.cache is not None and share > self.asked.cache:
+                return None
+            return Choice(chosen, window, cost, share)
         alone = {n: self._cost((n,), window, self.sinks) for n in self.open}
-        order, chosen = sorted(self.open, key=lambda n: alone[n]), ()
-        for n in order:
+        chosen = ()
+        for n in sorted(self.open, key=alone.__getitem__):  # the layers that need the rest of the text least come first
             more = (*chosen, n)
             if self.asked.tolerance is None:
                 if self.asked.cache is not None and self._share(chosen, window) > self.asked.cache:
@@ -205,8 +228,10 @@ class _Search:
         return Choice(tuple(sorted(chosen)), window, self._cost(chosen, window, 0), share)
 
     def _share(self, layers: Sequence[int], window: int) -> float:
+        """The share of the cache that is left at the longest text with a window in these layers."""
         rows = [min(self.longest, w or self.longest) for w in self.now]
-        return sum(min(n, window) if i in layers else n for i, n in enumerate(rows)) / sum(rows)
+        left = [min(n, window) if layer in layers else n for layer, n in enumerate(rows)]
+        return sum(left) / sum(rows)
 
     def _measured(self, layers: tuple[int, ...], window: int, sinks: int) -> float:
         """Loss with the windows in place less the loss without, nats a token; `sinks` first tokens are kept, too."""
@@ -216,8 +241,12 @@ class _Search:
     @torch.no_grad()
     def _loss(self, masks: Mapping[str, Mask]) -> float:
         with seeing(self.model, masks), evaluating(self.model):
-            total = sum(float(next_token_losses(self.model, ids).sum()) * (ids.shape[1] - 1) for ids in self.batches)
-        return total / sum(len(ids) * (ids.shape[1] - 1) for ids in self.batches)
+            total, count = 0.0, 0
+            for ids in self.batches:
+                predicted = ids.shape[1] - 1  # tokens of each document; losses are means over them
+                total += float(next_token_losses(self.model, ids).sum()) * predicted
+                count += len(ids) * predicted
+        return total / count
 
     def _notes(self, child: nn.Module, best: Choice, first: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         if type(child) is not type(self.model):
@@ -246,12 +275,13 @@ class _Search:
                 f"a window of {size} instead costs {cost:+.4f} nats, the least that was tried; pass a larger tolerance="
             )
         lengths = f"{tried[0]}" if len(tried) == 1 else f"{tried[0]} to {tried[-1]}"
-        kept = sorted(set(range(len(self.now))) - set(self.open) - {n for n, w in enumerate(self.now) if w})
-        rest = f"; {', '.join(f'L{n}' for n in kept)} keep all, for heads there find needles" if kept else ""
+        kept = [f"L{n}" for n, window in enumerate(self.now) if window is None and n not in self.open]
+        rest = f"; {', '.join(kept)} keep all, for heads there find needles" if kept else ""
         if self.asked.cache is not None or not self.open:
             least = self._share(self.open, tried[0])
             return f"windows of {lengths} tokens leave {least:.2f} of the cache at least{rest}; pass a larger cache="
-        cost, n, size = min((self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried)
+        costs = [(self._cost((n,), size, self.sinks), n, size) for n in self.open for size in tried]
+        cost, n, size = min(costs)
         learn = "" if self.sinks else ", or heal=STEPS to learn without the first token"
         return (
             f"no layer does with a window of {lengths} tokens for {self.asked.tolerance} nats{rest}; the cheapest is "

@@ -169,12 +169,14 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
+    weakest: list[int] = []
     if n_groups:
-        order = sorted(groups, key=lambda group: sum(scores[h] for h in group))
-        return tuple(sorted(h for group in order[:n_groups] for h in group))
-    if n_each:
-        return tuple(sorted(h for group in groups for h in sorted(group, key=lambda h: scores[h])[:n_each]))
-    return ()
+        for group in sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]:
+            weakest += group
+    elif n_each:
+        for group in groups:
+            weakest += sorted(group, key=lambda h: scores[h])[:n_each]
+    return tuple(sorted(weakest))
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:

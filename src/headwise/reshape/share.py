@@ -149,7 +149,10 @@ def share_heads(
     pairs = zip(layers_in_turn(model), roots or itertools.repeat(torch.empty(0)), strict=False)
     child = with_layers(model, (pooled(*pair) for pair in pairs), n_kv_heads=n_kv_heads)
     r = n_heads // before
-    origins = [[g * r + i for group in sharing for g in group for i in range(r)] for sharing in chosen]
+    origins: list[list[int]] = []  # of each layer the query heads of the parent in the child's order
+    for sharing in chosen:
+        order = [g for group in sharing for g in group]
+        origins.append([g * r + i for g in order for i in range(r)])
     notes = [f"keys were aligned by what is exact here: {rule}" for rule in rules]
     if set(chosen) != {neighbours}:
         rows = (" | ".join(" ".join(map(str, group)) for group in sharing) for sharing in chosen)

@@ -123,11 +123,13 @@ def read_calibration(
         if body < 1:
             raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
         stream = encoded(folder, text, facts)
-        parts = [[[*before, *ids, *after] for ids in cut([part], body)] for part in _split(stream)]
+        parts = []
+        for part in _split(stream):
+            parts.append([[*before, *ids, *after] for ids in cut([part], body)])
     else:
         assert text is not None
         parts = _id_parts(text, length)
-    train, held_out = (tuple(torch.as_tensor(ids).long().cpu() for ids in part if len(ids) > 1) for part in parts)
+    train, held_out = map(_as_tensors, parts)
     if not train or not held_out:
         raise HeadwiseError(
             f"{name} is too short: of documents of 2 to {length} tokens{' (a line each)' * by_lines} it makes "
@@ -153,6 +155,11 @@ def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Documents or ids, the last tenth apart."""
     end = int(len(items) * (1 - HELD_OUT_SHARE))
     return items[:end], items[end:]
+
+
+def _as_tensors(documents: Sequence[Any]) -> tuple[Tensor, ...]:
+    """A single token predicts nothing: such documents are left out."""
+    return tuple(torch.as_tensor(ids).long().cpu() for ids in documents if len(ids) > 1)
 
 
 def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:

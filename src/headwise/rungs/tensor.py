@@ -166,8 +166,8 @@ def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
     """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
     by_head = allowed_bhts.any(2)
     if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
-        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
-        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
+        of_heads = torch.tensor(index, device=by_head.device)
+        by_head = torch.stack([by_head[:, of_heads == g].any(1) for g in range(sizes.G)], 1)
     return by_head[..., None]
 
 
@@ -188,7 +188,7 @@ def _kernel(
     if sink is not None:
         q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
     wider = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
-    q, k, v = [x if x.shape[-1] == wider else F.pad(x, (0, wider - x.shape[-1])) for x in (q, k, v)]
+    q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
@@ -204,6 +204,10 @@ def _kernel(
     out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=bool(q.shape[1] != G))
     out = out.reshape(B, H, T, out.shape[-1])[..., :width]
     return out if zero_or_nan is None else out + zero_or_nan
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _sink_as_key(

@@ -105,8 +105,10 @@ class Served(Live):
 
 def _packed(answer: dict[str, Any]) -> dict[str, Any]:
     """With maps as rows, columns, and base64 of 16-bit numbers."""
-    maps: Mapping[int, NDArray[Any]] = answer.get("maps", {})
-    return answer | ({"maps": {n: (*weights.shape, quantised(weights)) for n, weights in maps.items()}} if maps else {})
+    if "maps" not in answer:
+        return answer
+    maps: Mapping[int, NDArray[Any]] = answer["maps"]
+    return {**answer, "maps": {n: (*weights.shape, quantised(weights)) for n, weights in maps.items()}}
 
 
 def _why(desk: Desk, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,5 +86,10 @@ def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
 
 def _counts(pair: Pair) -> tuple[str, str, str]:
     """Before, after and factor."""
-    factor = "" if not pair.before else "same" if pair.after == pair.before else f"x {pair.after / pair.before:.2f}"
+    if not pair.before:
+        factor = ""
+    elif pair.after == pair.before:
+        factor = "same"
+    else:
+        factor = f"x {pair.after / pair.before:.2f}"
     return f"{pair.before:,.0f}", f"{pair.after:,.0f}", factor

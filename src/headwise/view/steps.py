@@ -36,19 +36,29 @@ Section = tuple[str, list[Part]]  # with its title
 
 def decimals_for(steps: HeadSteps) -> int:
     """4, or as many, up to 8, as the largest number of every group of numbers needs to show three digits."""
-    stages = chain(steps.query, *(key.stages for key in steps.keys))
-    groups = [*(stage.values for stage in stages), *(key.products for key in steps.keys), steps.summed, steps.out]
-    groups += [tuple(chain(*(key.value for key in steps.keys))), tuple(chain(*steps.wo)), *steps.added]
-    groups += [steps.layer_out, steps.x]
-    tops = [top for group in groups if (top := max(map(abs, group), default=0.0)) > 0]
-    return min(8, max([4, *(math.ceil(2 - math.log10(top)) for top in tops)]))
+    groups = [stage.values for stage in steps.query]
+    values: list[float] = []
+    for key in steps.keys:
+        groups += [stage.values for stage in key.stages]
+        groups.append(key.products)
+        values += key.value
+    groups += [tuple(values), tuple(chain(*steps.wo)), *steps.added]
+    groups += [steps.summed, steps.out, steps.layer_out, steps.x]
+    needed = [4]
+    for group in groups:
+        largest = max(map(abs, group), default=0.0)
+        if largest > 0:
+            needed.append(math.ceil(2 - math.log10(largest)))
+    return min(8, max(needed))
 
 
 def shown_features(width: int, pairs: Sequence[tuple[int, int]] = ()) -> list[int]:
     """All of up to 16 features; of more, the first and the last four, or the first four pairs that turn together."""
     if width <= ALL_SHOWN:
         return list(range(width))
-    return sorted(chain(*pairs[:4])) if pairs else [*range(4), *range(width - 4, width)]
+    if pairs:
+        return sorted(chain(*pairs[:4]))
+    return [*range(4), *range(width - 4, width)]
 
 
 def spread(values: Sequence[Any], shown: Sequence[int]) -> list[Any]:

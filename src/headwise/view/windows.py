@@ -23,16 +23,18 @@ def print_windows(console: Console, reach: Windows, sinks: int) -> None:
     sizes = reach.windows[:-1]  # the longest drops nothing
     every = -(-len(sizes) // MOST_COLUMNS)
     shown = [n for n in range(len(sizes)) if n % every == 0]
-    head = ["head", *(f"outside {sizes[n]:,}" for n in shown), *(f"{100 * x:.0f} % within" for x in SHARES), "needle"]
-    rows = [
-        [
-            each.name,
-            *(number(each.outside[SINKS.index(sinks)][n].mean, 3) for n in shown),
-            *(f"{x.mean:,.0f}" for x in each.reached),
-            number(each.needle.mean, 2) + " retrieves" * each.retrieves,
-        ]
-        for each in reach.heads
-    ]
+    head = ["head"]
+    head += [f"outside {sizes[n]:,}" for n in shown]
+    head += [f"{100 * share:.0f} % within" for share in SHARES]
+    head += ["needle"]
+    rows: list[list[str]] = []
+    for kv_head in reach.heads:
+        outside = kv_head.outside[SINKS.index(sinks)]
+        row = [kv_head.name]
+        row += [number(outside[n].mean, 3) for n in shown]
+        row += [f"{distance.mean:,.0f}" for distance in kv_head.reached]
+        row += [number(kv_head.needle.mean, 2) + (" retrieves" if kv_head.retrieves else "")]
+        rows.append(row)
     title = (
         f"{reach.model}: mass outside the first {sinks} and the last so many tokens, of {reach.n_documents:,} documents"
     )

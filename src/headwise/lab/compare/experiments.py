@@ -322,11 +322,18 @@ def places(line: str, words: Sequence[str]) -> dict[str, list[tuple[int, list[in
     The last two are relations of the corpus: from "=" to the English pronoun, from the Spanish pronoun to the English
     verb.
     """
-    start, related = len(words) - len(line.split()), verbs.related(line)
-    same = [(i, [j for j in range(i) if words[j] == words[i]]) for i in range(len(words))]
-    relations = {role: [(start + i, [start + j]) for i, j in related.get(role, ())] for role in ROLES[2:]}
-    previous = [(i, [i - 1]) for i in range(1, len(words))]
-    return {"previous token": previous, "same token": [place for place in same if place[1]], **relations}
+    looks: dict[str, list[tuple[int, list[int]]]] = {role: [] for role in ROLES}
+    for i, word in enumerate(words):
+        if i > 0:
+            looks["previous token"].append((i, [i - 1]))
+        earlier = [j for j in range(i) if words[j] == word]
+        if earlier:
+            looks["same token"].append((i, earlier))
+    start = len(words) - len(line.split())  # what stands before the line
+    for role, pairs in verbs.related(line).items():
+        if role in ROLES:
+            looks[role] += [(start + i, [start + j]) for i, j in pairs]
+    return looks
 
 
 def role_scores(model: GPT, corpus: Corpus) -> dict[str, float]:

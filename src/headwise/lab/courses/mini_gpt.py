@@ -37,9 +37,12 @@ def first_weights(vocabulary: int, seed: int, width: int = WIDTH, n_layers: int 
 def batch(lines: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """Inputs and what follows them, text after text, each filled up to the longest; what fills up does not count."""
     longest = max(map(len, lines)) - 1
-    inputs = [[*line[:-1], *[0] * (longest + 1 - len(line))] for line in lines]
-    following = [[*line[1:], *[IGNORED] * (longest + 1 - len(line))] for line in lines]
-    return np.concatenate(inputs), np.concatenate(following)
+    inputs = np.zeros((len(lines), longest), int)
+    following = np.full((len(lines), longest), IGNORED)
+    for n, line in enumerate(lines):
+        inputs[n, : len(line) - 1] = line[:-1]
+        following[n, : len(line) - 1] = line[1:]
+    return inputs.ravel(), following.ravel()
 
 
 def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps, loss: None) -> Replay:
@@ -48,8 +51,10 @@ def train(steps: int = STEPS, seed: int = 0, report: Report = lambda step, steps
     words = sorted({word for line in lines for word in line.split()})
     ids = {word: number for number, word in enumerate(words)}
     end = len(words)  # stands before and after every line, as in the tokenizer of a run
-    orders = map(verbs.clause_orders, lines)  # the persons of a conjugation line, as `headwise train` does
-    texts = [[[end, *(ids[word] for word in line.split()), end] for line in each] for each in orders]
+    texts: list[list[list[int]]] = []  # of each line the persons of its conjugation in every order, as in training
+    for line in lines:
+        orders = [[ids[word] for word in order.split()] for order in verbs.clause_orders(line)]
+        texts.append([[end, *order, end] for order in orders])
     model = Model(first_weights(end + 1, seed), N_HEADS)
     rng = np.random.default_rng(seed)
     losses = []

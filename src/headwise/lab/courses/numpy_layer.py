@@ -56,7 +56,8 @@ def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | Non
         scores = scores + mask_ts
     weights = softmax(scores)
     heads = np.einsum("...grts,...gsd->...grtd", weights, v_gsd, optimize=True)
-    return scores.reshape(*batch, H, T, -1), weights.reshape(*batch, H, T, -1), heads.reshape(*batch, H, T, -1)
+    shape = (*batch, H, T, -1)  # the heads of all groups on one axis again
+    return scores.reshape(shape), weights.reshape(shape), heads.reshape(shape)
 
 
 def softmax(x: Array) -> Array:
