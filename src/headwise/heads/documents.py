@@ -191,7 +191,7 @@ class _Reader:
     running: bool = False  # is the model in a call?
 
     def hooks(self) -> list[Hook]:
-        """Read what the model is batch."""
+        """What tells this reader before a call of the model what it is given, and after it how its cache stands."""
         if self.model is None:
             return []
 
@@ -215,7 +215,7 @@ class _Reader:
         return self if reader is None else reader
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call: what the model is batch."""
+        """Before a call: what the model is given."""
         self.running = True
         arguments = self._arguments(args, kwargs)
         self.past, cache = _past(arguments)
