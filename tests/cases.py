@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 
+from headwise.errors import HeadwiseError
+
 quick = False  # conftest sets it for --quick: then the first and the last case must do
 
 Test = Callable[..., None]
+
+
+def refuses(call: Callable[[], object], match: str) -> None:
+    """The call ends with the one error of the package, in these words."""
+    with pytest.raises(HeadwiseError, match=match):
+        call()
 
 
 def every(names: str, values: Iterable[Any], ids: Iterable[str] | None = None) -> Callable[[Test], Test]:

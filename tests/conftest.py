@@ -31,6 +31,7 @@ LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
 LONG = 1.0  # seconds of such a test, roughly
 # Files that start processes, or train to the end.
 WORK = "cli end_to_end half_precision film shares train_call ranks why windows heal narrow workplace compare learn own"
+WORK += " leaks device stream"
 LONG_FILES = re.compile(rf"test_({'|'.join(WORK.split())})")
 
 

@@ -34,7 +34,6 @@ from headwise.gpt.presets import PRESETS
 from headwise.gpt.run import Run, Settings, load_run, write_run
 from headwise.models.generate import generate
 
-COMMANDS = ("train", "generate", "heads")
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
 TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7
 

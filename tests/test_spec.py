@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
+from cases import refuses
 
 import headwise as hw
 from headwise.spec import Sizes, check_shapes, resolve_kv_index
@@ -75,8 +76,7 @@ def test_specs_are_values() -> None:
     assert {wide(): 1}[wide()] == 1
     spec = Spec(d_model=21, n_heads=3).replace(d_model=22, mask=hw.Causal())
     assert (spec.d_model, spec.head_dim, spec.d_in, spec.mask) == (22, 7, 21, hw.Causal())
-    with pytest.raises(hw.HeadwiseError, match="n_kv_heads=4 does not divide n_heads=6"):
-        wide().replace(n_kv_heads=4)
+    refuses(lambda: wide().replace(n_kv_heads=4), "n_kv_heads=4 does not divide n_heads=6")
     with pytest.raises(TypeError, match="n_head"):
         wide().replace(n_head=4)
     with pytest.raises(TypeError, match="positional"):
@@ -124,8 +124,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("fields", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
 def test_refused(fields: dict, message: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        Spec(**{"d_model": 30, "n_heads": 6, **fields})
+    refuses(lambda: Spec(**{"d_model": 30, "n_heads": 6, **fields}), f"^{re.escape(message)}$")
 
 
 def test_fine_sizes() -> None:
@@ -145,8 +144,7 @@ def test_fine_sizes() -> None:
     ],
 )
 def test_rope_refuses(fields: dict, message: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        hw.RoPE(**fields)
+    refuses(lambda: hw.RoPE(**fields), f"^{re.escape(message)}$")
 
 
 @pytest.mark.parametrize(("G", "index"), [(6, (0, 1, 2, 3, 4, 5)), (3, (0, 0, 1, 1, 2, 2)), (1, (0,) * 6)])

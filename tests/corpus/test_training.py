@@ -20,8 +20,6 @@ from headwise.corpus.training import IGNORED, Documents, Stream, text_corpus, ve
 from headwise.files import read_text
 from headwise.gpt.train import evaluate
 
-ALPHABET = "".join(chr(code) for code in range(0x4E00, 0x4E00 + 3000))  # every place in the text has its own character
-
 
 def stream(n: int = 1000, context: int = 7) -> Stream:
     """A stream whose ids count up from 0, so that an id says where it stands."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
+from cases import refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_models import BERT, CASES, LLAMA, T5, WIDE
@@ -161,10 +162,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[:60])
 def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(HeadwiseError, match=message):
-        price(CONFIG | changes)
-    with pytest.raises(HeadwiseError, match=message):
-        cache_bytes_per_token(CONFIG | changes, "fp32")
+    refuses(lambda: price(CONFIG | changes), message)
+    refuses(lambda: cache_bytes_per_token(CONFIG | changes, "fp32"), message)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +192,7 @@ def test_what_cannot_be_priced_is_refused_by_name(changes: dict[str, Any], messa
     ],
 )
 def test_refusals_of_other_families(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(HeadwiseError, match=message):
-        price(config)
+    refuses(lambda: price(config), message)
 
 
 @pytest.mark.parametrize(
@@ -220,14 +218,12 @@ def test_files_that_are_no_config(text: str, message: str, tmp_path: Path) -> No
 def test_folders_and_files_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    with pytest.raises(HeadwiseError, match=r"holds no config\.json"):
-        price(folder)
+    refuses(lambda: price(folder), r"holds no config\.json")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "float16"}))
     bill = price(folder)
     assert bill.model == "small" and bill.setting.dtype == "fp16"
     assert price(folder / "config.json") == bill
-    with pytest.raises(HeadwiseError, match=r"nowhere\.json does not exist"):
-        price(tmp_path / "nowhere.json")
+    refuses(lambda: price(tmp_path / "nowhere.json"), r"nowhere\.json does not exist")
 
 
 ANYTHING = st.sampled_from(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses
 
 from headwise import HeadwiseError
 from headwise.gpt.checkpoint import load_model
@@ -150,8 +151,7 @@ def test_a_model_without_room_is_refused(tmp_path: Path, settings: Any) -> None:
 
 
 def test_a_file_in_place_of_the_folder_is_refused(book: Path, settings: Any) -> None:
-    with pytest.raises(HeadwiseError, match=r"book.txt is a file; pass a folder"):
-        finish(book, settings())
+    refuses(lambda: finish(book, settings()), r"book.txt is a file; pass a folder")
 
 
 def test_a_finished_run_reads_back_equal(tmp_path: Path, settings: Any) -> None:
@@ -250,8 +250,7 @@ def test_a_damaged_run_file_is_said(tmp_path: Path, settings: Any, content: str)
     folder = tmp_path / "run"
     begin(folder, settings())
     (folder / "run.json").write_text(content)
-    with pytest.raises(HeadwiseError, match="remove it or take another out="):
-        run_training(folder, settings(), quiet, resume=True)
+    refuses(lambda: run_training(folder, settings(), quiet, resume=True), "remove it or take another out=")
 
 
 def test_damaged_metrics_are_said_and_a_line_cut_short_is_not(tmp_path: Path, settings: Any) -> None:
@@ -286,8 +285,7 @@ def test_a_damaged_summary_is_said(tmp_path: Path, settings: Any) -> None:
 
 def test_an_unfinished_run_cannot_be_loaded(tmp_path: Path, settings: Any) -> None:
     begin(tmp_path / "run", settings())
-    with pytest.raises(HeadwiseError, match="has not finished; train it to its end, with resume=True and out="):
-        load_run(tmp_path / "run")
+    refuses(lambda: load_run(tmp_path / "run"), "has not finished; train it to its end, with resume=True and out=")
     run = read_run(tmp_path / "run")
     assert run is not None and run.summary is None
 
@@ -295,10 +293,8 @@ def test_an_unfinished_run_cannot_be_loaded(tmp_path: Path, settings: Any) -> No
 def test_what_is_no_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert read_run(tmp_path / "empty") is None
-    with pytest.raises(HeadwiseError, match=r"has no config.json"):
-        load_run(tmp_path / "empty")
-    with pytest.raises(HeadwiseError, match="is no folder; pass a run folder"):
-        load_run(tmp_path / "none")
+    refuses(lambda: load_run(tmp_path / "empty"), r"has no config.json")
+    refuses(lambda: load_run(tmp_path / "none"), "is no folder; pass a run folder")
 
 
 def test_a_model_trained_by_a_run_is_the_model_loaded(tmp_path: Path, settings: Any) -> None:
@@ -316,8 +312,7 @@ def test_a_run_that_is_refused_keeps_all_its_files_and_one_that_goes_on_loses_ou
     begin(folder, settings())
     for name in (".mine.tmp", ".model.safetensors.7.tmp"):
         (folder / name).write_text("x")
-    with pytest.raises(HeadwiseError, match="holds a run already"):
-        finish(folder, settings())
+    refuses(lambda: finish(folder, settings()), "holds a run already")
     assert {".mine.tmp", ".model.safetensors.7.tmp"} <= {path.name for path in folder.iterdir()}
     run_training(folder, settings(), quiet, resume=True)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [".mine.tmp"]

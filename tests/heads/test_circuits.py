@@ -88,6 +88,7 @@ def test_the_induction_circuit_is_the_only_path() -> None:
     assert "L0.H1 -> L1.H0 through k: 0.30" in repr(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_nothing_stands_out_in_untrained_models(kind: str) -> None:
     for seed in range(5):

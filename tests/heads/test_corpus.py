@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import refuses
 
 import headwise as hw
 from headwise.corpus.documents import Text
@@ -107,13 +108,10 @@ def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.Monke
     second = documents[(documents.name == "L0.H1") & (documents.document == 1)].iloc[0]
     assert second.entropy == pytest.approx(float(seen["L0.H1"].rows.entropy[23:46].mean()))
     plain = survey(model, text, controls=False, ablate="none")
-    with pytest.raises(hw.HeadwiseError, match="keeps no document by itself; take it with by_document=True"):
-        plain.to_frame(by="document")
-    with pytest.raises(hw.HeadwiseError, match="by='row' is not known; one of head, document"):
-        found.to_frame(by="row")
+    refuses(lambda: plain.to_frame(by="document"), "keeps no document by itself; take it with by_document=True")
+    refuses(lambda: found.to_frame(by="row"), "by='row' is not known; one of head, document")
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(hw.HeadwiseError, match="needs pandas: pip install"):
-        found.to_frame()
+    refuses(lambda: found.to_frame(), "needs pandas: pip install")
 
 
 def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:

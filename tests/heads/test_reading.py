@@ -353,6 +353,7 @@ def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen],
     assert not (tmp_path / "d.png").exists()
 
 
+@pytest.mark.slow
 def test_eight_threads_watch_and_ablate_one_model() -> None:
     """Each thread counts its own calls; what one silences the others do not miss."""
     model = model_of("llama")

@@ -26,7 +26,6 @@ from headwise.spec import Options
 
 N = Sizes(B=2, H=6, G=3, T=7, S=11, D=5, E=3)
 EXACT = 1e-10
-FLOAT32 = {"entropy": 1e-4}  # nats; all else 1e-5, and distances that times the number of keys
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "softcap": {"softcap": 0.7},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from cases import refuses
 from planted import WORDS, induction_model
 from torch import Tensor, nn
 
@@ -115,3 +116,11 @@ def test_what_cannot_be_added_is_refused(changes: Any, message: str) -> None:
     model = llama()
     with pytest.raises(hw.HeadwiseError, match=message), hw.steer(model, changes):
         logits(model, ids())
+
+
+def test_pairs_that_say_nothing_are_refused() -> None:
+    model, (clean, corrupted) = induction_model(), induction_pairs(7)
+    refuses(lambda: hw.direction(model, clean, corrupted[:6]), "7 clean texts and 6 corrupted")
+    refuses(lambda: hw.direction(model, clean, clean), "answers 0 of 7 pairs differently")
+    refuses(lambda: hw.direction(model, clean, [text[1:] for text in corrupted]), "pair 0 has 9 clean tokens and 8")
+    refuses(lambda: hw.direction(model, clean, corrupted, heads=["L7.H0"]), r"L7\.H0")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses
 from comparisons import ACCURACY, LOSS
 
 import headwise as hw
@@ -193,12 +194,9 @@ def test_sentences_and_claims() -> None:
     )
     assert [of_all([True, True]), of_all([True, False]), of_all([False])] == [HOLDS, DEPENDS, FAILS]
     assert find_experiment("scale") is EXPERIMENTS["scale"]
-    with pytest.raises(HeadwiseError, match=r"no experiment 'two-lookup'; did you mean two-lookups\?"):
-        find_experiment("two-lookup")
-    with pytest.raises(HeadwiseError, match=r"there are heads, .*claims"):
-        find_experiment("xyz")
-    with pytest.raises(HeadwiseError, match="alone; leave text= out"):
-        run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text"))
+    refuses(lambda: find_experiment("two-lookup"), r"no experiment 'two-lookup'; did you mean two-lookups\?")
+    refuses(lambda: find_experiment("xyz"), r"there are heads, .*claims")
+    refuses(lambda: run.compare([TWO_LOOKUPS], Path("nowhere"), text=Path("text")), "alone; leave text= out")
     table = experiments.cache_bytes()
     assert [(row[1], row[2]) for row in table.rows] == [(1024, 1024), (256, 256), (128, 128)]
 
@@ -336,8 +334,7 @@ def test_a_damaged_unit_is_named(tmp_path: Path) -> None:
         with pytest.raises(HeadwiseError, match=rf"{path.name} is damaged .* remove it"):
             compare(tiny(), tmp_path, n_seeds=2, steps=1)
     (tmp_path / "file").write_text("")
-    with pytest.raises(HeadwiseError, match="is a file"):
-        compare(tiny(), tmp_path / "file", n_seeds=2, steps=1)
+    refuses(lambda: compare(tiny(), tmp_path / "file", n_seeds=2, steps=1), "is a file")
 
 
 def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:

@@ -450,3 +450,8 @@ def test_bytes_of_the_mask_count_a_learned_bias_for_each_head() -> None:
     layer = make(relative_bias=hw.RelativeBias(8, 16))
     told = hw.explain(layer, draw(5))
     assert told.bytes["mask"] == 4 * H * 5 * 5
+
+
+def test_as_html() -> None:
+    text = hw.explain(make(mask=hw.Causal()), X)._repr_html_()
+    assert text.count("<tr>") == 7 and "fused causal: " in text and "not grouped decode" in text

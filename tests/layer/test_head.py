@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from cases import refuses
 from torch import Tensor
 
 import headwise as hw
@@ -177,6 +178,12 @@ def test_writing_what_a_head_has_not(make: Any, name: str) -> None:
     assert str(refusal.value) == f"a head has no {name!r} to write; it has {names}"
 
 
+def test_reading_what_a_head_has_not(make: Any) -> None:
+    with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
+        _ = make().heads[0].foo
+    assert {"wq", "relative_bias", "cost"} <= set(dir(make().heads[0]))
+
+
 @pytest.mark.parametrize("name", ["bq", "bk", "bv", "sink", "wo"])
 def test_writing_what_the_layer_was_built_without(make: Any, name: str) -> None:
     layer = make(out_proj=False, d_out=None)
@@ -209,12 +216,9 @@ def test_heads_by_name_and_by_slice(make: Any) -> None:
             heads[name]
         offer = "did you mean H1?" if name == "h1" else "there are H0 to H5"
         assert str(refusal.value) == f"there is no head {name!r}; {offer}"
-    with pytest.raises(hw.HeadwiseError, match="there is no head 'H0'; there are H1, H2"):
-        heads[1:3]["H0"]
-    with pytest.raises(hw.HeadwiseError, match="there is no head 2; there are 2, counted from 0"):
-        heads[1:3][2]
-    with pytest.raises(hw.HeadwiseError, match=r"heads\[1\.5\]: a head is one whole number, or a name"):
-        heads[1.5]
+    refuses(lambda: heads[1:3]["H0"], "there is no head 'H0'; there are H1, H2")
+    refuses(lambda: heads[1:3][2], "there is no head 2; there are 2, counted from 0")
+    refuses(lambda: heads[1.5], r"heads\[1\.5\]: a head is one whole number, or a name")
 
 
 def test_what_a_head_adds_and_costs(make: Any, layer: hw.MultiHeadAttention) -> None:
@@ -439,5 +443,4 @@ def test_a_copy_learns(make: Any, change: str) -> None:
 def test_a_copy_takes_no_cache_of_the_original(make: Any, change: str) -> None:
     layer, cache = make(), hw.KVCache()
     layer(draw(B, T, 29), cache=cache)
-    with pytest.raises(hw.HeadwiseError, match="use one cache for each layer"):
-        CHANGES[change](layer)(draw(B, T, 29), cache=cache)
+    refuses(lambda: CHANGES[change](layer)(draw(B, T, 29), cache=cache), "use one cache for each layer")

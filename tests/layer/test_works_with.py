@@ -115,10 +115,8 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
 # torch.compile and torch.export
 
 
-# Those whose steps between the projections and the kernel differ; every case is compiled again below.
-@pytest.mark.parametrize(
-    "case", ["value_dim", "window", "qk_norm", "relative bias", "sink", "softcap", "lengths", "values"]
-)
+# Compiling takes long: each option is compiled once, those with steps of their own before the kernel with gradients.
+@pytest.mark.parametrize("case", ["value_dim", "qk_norm", "relative bias", "softcap", "values"])
 def test_compiles_into_one_graph(case: str, build: Any, fresh_compiler: None) -> None:
     """fullgraph=True makes a graph break an error. Values and gradients are those of the layer itself."""
     layer, call = build(case).double(), cast(CASES[case][1](T), torch.float64)
@@ -127,13 +125,16 @@ def test_compiles_into_one_graph(case: str, build: Any, fresh_compiler: None) ->
     assert_same(answers(compiled, layer, x, call), answers(layer, layer, x, call), **EXACT)
 
 
-@pytest.mark.parametrize("case", ["causal", "rope", "lengths"])
+@pytest.mark.parametrize("case", ["rope", "lengths"])
 def test_compiles_once_more_for_other_lengths(case: str, build: Any, fresh_compiler: None) -> None:
     """The second length makes a graph for any length, and the third uses that one."""
     assert graphs(build(case), case, dynamic=None) <= 2
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    ["kv_index", "window", "positions", "latent", "alibi", "sink", "gate", "allowed", "segments", "cross lengths"],
+)
 def test_compiles_once_for_all_lengths(case: str, build: Any, fresh_compiler: None) -> None:
     assert graphs(build(case), case, dynamic=True) == 1
 

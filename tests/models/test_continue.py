@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from cases import refuses
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import headwise as hw
@@ -114,8 +115,7 @@ def test_ends_and_texts(tmp_path: Path, tiny: Any) -> None:
     for text, ids in (("he works =", tokens.prompt("he works =")), ("", [tokens.boundary])):
         expected = list(generate_ours(model, ids, 17, stop=tokens.boundary))  # type: ignore[arg-type]
         assert list(generate(model, text, 17)) == expected == list(generate(tmp_path, ids, 17))
-    with pytest.raises(HeadwiseError, match="has not seen the words 'flies'"):
-        generate(model, "he flies", 3)
+    refuses(lambda: generate(model, "he flies", 3), "has not seen the words 'flies'")
     model, calls = llama(), []
     predicts(model)  # tries the model once
     model.register_forward_hook(lambda *_: calls.append(1))
@@ -128,13 +128,9 @@ def test_ends_and_texts(tmp_path: Path, tiny: Any) -> None:
 def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 20}
     bert = tf.BertForMaskedLM(tf.BertConfig(vocab_size=19, **sizes))
-    with pytest.raises(HeadwiseError, match="BertForMaskedLM does not predict the next token, so it cannot continue"):
-        generate(bert, PROMPT, 3)
-    with pytest.raises(HeadwiseError, match=r"the model was not read from a folder.*; pass token ids instead"):
-        generate(llama(), "he works", 3)
+    refuses(lambda: generate(bert, PROMPT, 3), "BertForMaskedLM does not predict the next token, so it cannot continue")
+    refuses(lambda: generate(llama(), "he works", 3), r"the model was not read from a folder.*; pass token ids instead")
     llama().save_pretrained(tmp_path)
-    with pytest.raises(HeadwiseError, match="has no tokenizer, so its words are not known; pass token ids"):
-        generate(tmp_path, "he works", 3)
-    with pytest.raises(HeadwiseError, match="token id 19 lies outside the vocabulary of 19"):
-        next(generate(llama(), [19], 3))
+    refuses(lambda: generate(tmp_path, "he works", 3), "has no tokenizer, so its words are not known; pass token ids")
+    refuses(lambda: next(generate(llama(), [19], 3)), "token id 19 lies outside the vocabulary of 19")
     assert described(llama()) is None

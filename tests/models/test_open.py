@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from cases import refuses
 from invoking import Invoke
 
 import headwise as hw
@@ -106,10 +107,8 @@ def test_a_folder_of_transformers(family: str, tmp_path: Path, capfd: pytest.Cap
 
 
 def test_neither(tmp_path: Path) -> None:
-    with pytest.raises(hw.HeadwiseError, match=r"has no config\.json: it is neither a run of headwise nor a"):
-        open_folder(tmp_path)
-    with pytest.raises(hw.HeadwiseError, match="is no folder"):
-        open_folder(tmp_path / "nowhere")
+    refuses(lambda: open_folder(tmp_path), r"has no config\.json: it is neither a run of headwise nor a")
+    refuses(lambda: open_folder(tmp_path / "nowhere"), "is no folder")
     assert not is_own(tmp_path) and not is_own(tmp_path / "nowhere")
 
 
@@ -123,26 +122,22 @@ def test_configs_that_are_no_table(tmp_path: Path) -> None:
 
 def test_pickles(run_folder: Path) -> None:
     (run_folder / "model.safetensors").rename(run_folder / "pytorch_model.bin")
-    with pytest.raises(hw.HeadwiseError, match=r"pytorch_model\.bin is a pickle, which can run code"):
-        open_folder(run_folder)
+    refuses(lambda: open_folder(run_folder), r"pytorch_model\.bin is a pickle, which can run code")
 
 
 def test_a_run_that_is_not_finished(run_folder: Path) -> None:
     (run_folder / "model.safetensors").unlink()
-    with pytest.raises(hw.HeadwiseError, match=r"has no model\.safetensors: it is no model folder, or not finished"):
-        open_folder(run_folder)
+    refuses(lambda: open_folder(run_folder), r"has no model\.safetensors: it is no model folder, or not finished")
     (run_folder / "config.json").unlink()
     (run_folder / "run.json").write_text("{}")
     assert is_own(run_folder)
-    with pytest.raises(hw.HeadwiseError, match=r"run\.json is damaged"):
-        open_folder(run_folder)
+    refuses(lambda: open_folder(run_folder), r"run\.json is damaged")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
 def test_a_run_that_is_damaged(run_folder: Path, name: str) -> None:
     (run_folder / name).write_text("{")
-    with pytest.raises(hw.HeadwiseError, match=name.replace(".", r"\.")):
-        open_folder(run_folder)
+    refuses(lambda: open_folder(run_folder), name.replace(".", r"\."))
 
 
 @pytest.fixture
@@ -217,14 +212,12 @@ def test_the_price_of_a_gguf_file_is_that_of_its_fields(
 
 
 def test_names_that_are_not_to_be_had(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(hw.HeadwiseError, match=r"someone/else is no folder here.*`hf download someone/else`"):
-        hw.open("someone/else")
+    refuses(lambda: hw.open("someone/else"), r"someone/else is no folder here.*`hf download someone/else`")
     with pytest.raises(hw.HeadwiseError, match="hub/else is no folder; pass a run folder"):  # `hub` is a folder here
         hw.open("hub/else")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
-    with pytest.raises(hw.HeadwiseError, match=r"model.gguf is a GGUF file; to read one: pip install gguf$"):
-        hw.open(tmp_path / "model.gguf")
+    refuses(lambda: hw.open(tmp_path / "model.gguf"), r"model.gguf is a GGUF file; to read one: pip install gguf$")
 
 
 def test_a_layer_that_runs_many_times_has_heads_each_time(tmp_path: Path) -> None:

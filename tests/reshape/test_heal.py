@@ -173,28 +173,6 @@ def test_stopped_and_resumed_it_ends_with_the_same_bytes(tmp_path: Path, monkeyp
     assert all(torch.equal(a, b) for a, b in zip(weights(whole.model), weights(done.model), strict=True))
 
 
-KILLED = """
-import os, signal, sys, torch
-from pathlib import Path
-from test_heal import TRAIN, HELD_OUT, RECIPE, pair
-from headwise.reshape.heal import Healing
-
-keep = Healing.keep
-
-def keep_each(self, step, stopping):
-    self.due = 0.0
-    keep(self, step, stopping)
-
-Healing.keep = keep_each
-
-def die(point, steps):
-    if point.step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Healing(*pair(), TRAIN, HELD_OUT, RECIPE, Path(sys.argv[1]), die).run()
-"""
-
-
 def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     parent, child = pair()
     Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, evaluations=1), tmp_path).run()

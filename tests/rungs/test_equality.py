@@ -140,7 +140,7 @@ def problems(choose: st.DrawFn) -> Problem:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(problems())
 def test_any_problem(problem: Problem) -> None:
     assert_paths_agree(problem)

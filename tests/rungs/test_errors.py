@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import every, refuses
 from helpers import NATIVE, PATHS, Sizes, draw
 
 import headwise as hw
@@ -28,8 +28,7 @@ def call(path: str, **changes: Any) -> Any:
 
 
 def assert_refused(path: str, message: str, **changes: Any) -> None:
-    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        call(path, **changes)
+    refuses(lambda: call(path, **changes), f"^{re.escape(message)}$")
 
 
 def zeros(*shape: int) -> np.ndarray:
@@ -118,8 +117,7 @@ def test_options(changes: dict, message: str, path: str) -> None:
 @one_path
 def test_an_infinite_softcap(path: str) -> None:
     """inf * tanh(s / inf) is inf * 0: not a number, and not what was meant."""
-    with pytest.raises(hw.HeadwiseError, match="softcap=inf"):
-        call(path, softcap=float("inf"))
+    refuses(lambda: call(path, softcap=float("inf")), "softcap=inf")
 
 
 @torch_only
@@ -192,8 +190,7 @@ def test_masks_that_do_not_fit(mask, message: str, joined: bool, path: str) -> N
 )
 def test_a_negative_window(left: int | None, right: int, shown: str) -> None:
     message = f"Window {shown} is negative; pass 0 or more, or None for an open side"
-    with pytest.raises(hw.HeadwiseError, match=f"^{message}$"):
-        hw.Window(left, right)
+    refuses(lambda: hw.Window(left, right), f"^{message}$")
 
 
 @pytest.mark.parametrize(
@@ -203,8 +200,7 @@ def test_allowed_refuses_numbers(array: Any) -> None:
     message = (
         "Allowed takes bool values, True = may attend, and got numbers; pass Bias(array) to add them to the scores"
     )
-    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        hw.Allowed(array)
+    refuses(lambda: hw.Allowed(array), f"^{re.escape(message)}$")
 
 
 @pytest.mark.parametrize("array", [[[True]], [[1, 0]], np.ones(3, bool), np.ones(3, int), torch.ones(3) > 0])
@@ -213,8 +209,7 @@ def test_bias_refuses_bools_and_whole_numbers(array: Any) -> None:
         "Bias takes float values that are added to the scores, and got bool or whole numbers; "
         "pass Allowed(array) for True = may attend"
     )
-    with pytest.raises(hw.HeadwiseError, match=f"^{re.escape(message)}$"):
-        hw.Bias(array)
+    refuses(lambda: hw.Bias(array), f"^{re.escape(message)}$")
 
 
 @one_path
@@ -253,8 +248,7 @@ def test_mixed_kinds_are_refused() -> None:
     message = "q is on the array rung, k is on the tensor rung, v is on the plain rung; " + (
         "pass all three as lists, as NumPy arrays or as torch tensors"
     )
-    with pytest.raises(hw.HeadwiseError, match=f"^{message}$"):
-        hw.attend(q, torch.tensor(k), v.tolist())
+    refuses(lambda: hw.attend(q, torch.tensor(k), v.tolist()), f"^{message}$")
     arrays = [np.ones((1, 1, 2, 3))] * 3
     for place, name in enumerate("qkv"):
         mixed = [array.tolist() if n == place else array for n, array in enumerate(arrays)]
@@ -264,10 +258,7 @@ def test_mixed_kinds_are_refused() -> None:
 
 @pytest.mark.parametrize(("q", "kind"), [(None, "NoneType"), (3.0, "float"), ("q", "str"), ({}, "dict")])
 def test_an_unknown_kind(q: Any, kind: str) -> None:
-    with pytest.raises(
-        hw.HeadwiseError, match=rf"^q is {kind}; pass nested lists, a numpy\.ndarray or a torch\.Tensor$"
-    ):
-        hw.attend(q, q, q)
+    refuses(lambda: hw.attend(q, q, q), rf"^q is {kind}; pass nested lists, a numpy\.ndarray or a torch\.Tensor$")
 
 
 @torch_only
@@ -301,15 +292,11 @@ def test_ragged_lists(spoil: str, name: str) -> None:
         head[1].append(0.0)
     else:
         head[1].pop()
-    with pytest.raises(hw.HeadwiseError, match=f"^{name} "):
-        call("plain", **{name: lists})
+    refuses(lambda: call("plain", **{name: lists}), f"^{name} ")
 
 
 @one_path
 def test_ragged_masks_and_broken_indices(path: str) -> None:
-    with pytest.raises(hw.HeadwiseError, match="Allowed"):
-        call(path, mask=hw.Allowed([[True] * 7] * 4 + [[True] * 8]))
-    with pytest.raises(hw.HeadwiseError, match="kv_index"):
-        call(path, kv_index=[0.6, 1.0, 2.0, 0.0, 1.0, 2.0])
-    with pytest.raises(hw.HeadwiseError, match="offset"):
-        call(path, mask=hw.Causal(offset=1.7))
+    refuses(lambda: call(path, mask=hw.Allowed([[True] * 7] * 4 + [[True] * 8])), "Allowed")
+    refuses(lambda: call(path, kv_index=[0.6, 1.0, 2.0, 0.0, 1.0, 2.0]), "kv_index")
+    refuses(lambda: call(path, mask=hw.Causal(offset=1.7)), "offset")

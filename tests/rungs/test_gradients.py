@@ -155,8 +155,7 @@ def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], 
         assert not gradient.any(), name
 
 
-@every("poison", [math.nan, math.inf])
-@every("extra", [{}, {"softcap": 0.9}, {"sink": True}], ids=["bare", "softcap", "sink"])
+@every("extra, poison", [({}, math.nan), ({}, math.inf), ({"softcap": 0.9}, math.nan), ({"sink": True}, math.inf)])
 @pytest.mark.parametrize("mask", ["lengths", "segments", "allowed per head", "allowed per key", "window offset",
                                   "causal offset -2", "bias that forbids", "causal offsets", *EMPTY])  # fmt: skip
 @every("path", ("plain", *TORCH_PATHS))

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import NO_MASK, PATHS, MaskCase, Problem, Sizes, assert_same, dead_keys, draw, output, steps, to_numpy
+from helpers import NO_MASK, PATHS, MaskCase, Problem, Sizes, assert_same, dead_keys, draw, output, steps
 
 import headwise as hw
 from headwise.heads import blocks
 from headwise.masks import BroadcastGrid
-from headwise.rungs.autograd import Value
 
 SEEN = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 DECODE = SEEN._replace(T=1)  # on the fused path one query is folded over its group
@@ -99,25 +98,6 @@ def test_a_mask_of_ones_own_is_honoured_and_its_dead_keys_are_not_read(
     expected = definition(problem)
     assert_same(output(path, problem), expected, path)
     assert_same(output(path, poisoned(problem)), expected, f"{path} with NaN in dead keys")
-
-
-def gradients(path: str, problem: Problem) -> dict[str, np.ndarray]:
-    """Slopes of the sum of the output, times numbers that tell the places apart, along q, k and v."""
-    n = problem.sizes
-    factors = np.random.default_rng(2).normal(size=(n.B, n.H, n.T, n.E))
-    if path == "plain":
-        held: dict[str, Any] = {
-            name: np.vectorize(Value, otypes=[object])(getattr(problem, name)).tolist() for name in "qkv"
-        }
-        out = hw.attend(**(problem.arguments(np.ndarray.tolist) | held))
-        (np.array(out, object) * factors).sum().backward()
-        slope = np.vectorize(lambda value: value.grad, otypes=[float])
-        return {name: slope(np.array(lists, object)) for name, lists in held.items()}
-    held = {name: torch.tensor(getattr(problem, name), requires_grad=True) for name in "qkv"}
-    arguments = problem.arguments(torch.tensor) | held
-    out = hw.attend(**arguments) if path == "fused" else hw.trace(**arguments).out
-    (out * torch.tensor(factors)).sum().backward()
-    return {name: to_numpy(leaf.grad) for name, leaf in held.items()}
 
 
 @every_mask

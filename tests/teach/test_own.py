@@ -32,56 +32,7 @@ CONFIG = GPTConfig(vocab_size=11, **{**find_preset("course").shape, **SHAPE, **S
 TEXTS = [[3, 7, 1, 10, 0], [5, 2, 2]]
 
 # Classes by the names of the courses, each in words of its own.
-COURSES = """
-import torch
-from torch import nn
-
-
-class CausalAttention(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, qkv_bias=False):
-        super().__init__()
-        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=qkv_bias) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.ones(context_length, context_length).tril() == 0)
-
-    def forward(self, x):
-        query, key, value = self.W_query(x), self.W_key(x), self.W_value(x)
-        scores = query @ key.mT / query.shape[-1] ** 0.5
-        scores = scores.masked_fill(self.mask[: x.shape[1], : x.shape[1]], float("-inf"))
-        return self.dropout(scores.softmax(-1)) @ value
-
-
-class MultiHeadedAttentionWrapper(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):
-        super().__init__()
-        each = (d_in, d_out, context_length, dropout, qkv_bias)
-        self.heads = nn.ModuleList(CausalAttention(*each) for _ in range(num_heads))
-
-    def forward(self, x):
-        return torch.cat([head(x) for head in self.heads], -1)
-
-
-class MultiHeadAttn(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):
-        super().__init__()
-        self.num_heads = num_heads
-        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=qkv_bias) for _ in range(3))
-        self.out_proj, self.dropout = nn.Linear(d_out, d_out), nn.Dropout(dropout)
-        self.register_buffer("mask", torch.ones(context_length, context_length).tril() == 0)
-
-    def cut(self, y):
-        return y.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def forward(self, x):
-        query, key, value = (self.cut(linear(x)) for linear in (self.W_query, self.W_key, self.W_value))
-        scores = query @ key.mT / query.shape[-1] ** 0.5
-        scores = scores.masked_fill(self.mask[: x.shape[1], : x.shape[1]], float("-inf"))
-        return self.out_proj((self.dropout(scores.softmax(-1)) @ value).transpose(1, 2).flatten(2))
-
-
-class MultiHeadAttention(MultiHeadAttn):
-    pass
-"""
+COURSES = Path(__file__).with_name("courses.txt").read_text(encoding="utf-8")
 
 
 def target_in(path: Path, name: str = "") -> Target:
