@@ -12,7 +12,7 @@ from real_models import BATCH, CASES, SOURCE, TOKENS, build, cache_bytes, inputs
 from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
 from headwise.errors import HeadwiseError
 
-ENCODERS = ("bert", "roberta", "vit")
+ENCODERS = ("albert", "bert", "roberta", "vit")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
 
 

@@ -393,11 +393,22 @@ def lm_head(f: Fields) -> Piece:
 
 
 def masked_lm_head(f: Fields) -> Piece:
-    """BERT's and RoBERTa's head; untied, the decoder's own bias is a second one beside the head's."""
-    width, vocabulary, tied = f.size("hidden_size"), f.size("vocab_size"), f.flag("tie_word_embeddings")
-    square, rows = width * width, width * vocabulary
+    """BERT's and its kin's head; untied, the decoder's own bias is a second one beside the head's."""
+    width, vocabulary, tied = _embedded(f), f.size("vocab_size"), f.flag("tie_word_embeddings")
+    square, rows = f.size("hidden_size") * width, width * vocabulary
     parameters = square + width + 2 * width + vocabulary + (not tied) * (rows + vocabulary)
     return Piece(part="head", parameters=parameters, weights=square + rows, borrowed=tied * rows)
+
+
+def _embedded(f: Fields) -> int:
+    """The width of an embedding: that of the model, or a smaller one of its own (ALBERT)."""
+    return f.optional_size("embedding_size") or f.size("hidden_size")
+
+
+def widened(f: Fields) -> Piece:
+    """The matrix from embeddings of a width of their own to the width of the model."""
+    weights = _embedded(f) * f.size("hidden_size")
+    return Piece(part="embeddings", parameters=weights + f.size("hidden_size"), weights=weights)
 
 
 def frames(f: Fields) -> Piece:
@@ -426,12 +437,13 @@ def classes(f: Fields) -> Piece:
 
 
 PIECES: dict[str, Callable[[Fields], Piece]] = {
-    "tokens": lambda f: table(f.size("vocab_size"), f.size("hidden_size")),
-    "positions": lambda f: table(f.size("max_position_embeddings"), f.size("hidden_size")),
-    "segments": lambda f: table(f.size("type_vocab_size"), f.size("hidden_size")),
+    "tokens": lambda f: table(f.size("vocab_size"), _embedded(f)),
+    "positions": lambda f: table(f.size("max_position_embeddings"), _embedded(f)),
+    "segments": lambda f: table(f.size("type_vocab_size"), _embedded(f)),
     "source positions": lambda f: table(f.size("max_source_positions"), f.size("hidden_size")),
     "class token": lambda f: table(1, f.size("hidden_size")),
-    "embedding norm": lambda f: norm(2 * f.size("hidden_size")),
+    "embedding norm": lambda f: norm(2 * _embedded(f)),
+    "widened": widened,
     "frames": frames,
     "pooler": lambda f: once(f.size("hidden_size"), f.optional_size("pooler_output_size") or f.size("hidden_size")),
     "next sentence": lambda f: once(f.size("hidden_size"), 2),
@@ -477,6 +489,14 @@ def roberta(f: Fields) -> ModelShape:
     if rows <= lost:
         raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {lost}, pad_token_id + 1, rest")
     return one_stack(f, positions=rows - lost)
+
+
+def albert(f: Fields) -> ModelShape:
+    """One layer, run again and again."""
+    shape = one_stack(f)
+    first, *others = shape.layers
+    shape = replace(shape, layers=(first, *(replace(layer, repeats=True) for layer in others)))
+    return shape.noted("every layer has the weights of the first, which count once")
 
 
 def image(f: Fields) -> ModelShape:
@@ -534,6 +554,7 @@ RULES: dict[str, Callable[[Fields], ModelShape]] = {
     "ours": ours,
     "falcon": falcon,
     "roberta": roberta,
+    "albert": albert,
     "image": image,
     "with eyes": with_eyes,
     "two stacks": two_stacks,

@@ -311,6 +311,8 @@ def _parts(shape: ModelShape) -> dict[str, int]:
         if layer.stack == VISION:
             parts["vision"] += layer.parameters
             continue
+        if layer.repeats:
+            continue
         parts["attention"] += layer.attention.parameters
         parts["feed-forward"] += layer.feed_forward.parameters
         parts["norms"] += layer.norm_parameters

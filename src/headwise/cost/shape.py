@@ -115,6 +115,7 @@ class Layer:
     cross: Attention | None = None
     feed_forward: FeedForward
     norm_parameters: int
+    repeats: bool = False  # are its weights those of a layer before?
 
     @property
     def parameters(self) -> int:
@@ -171,12 +172,12 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.layers) + sum(piece.parameters for piece in self.pieces)
+        return sum(layer.parameters for layer in self.layers if not layer.repeats) + sum(piece.parameters for piece in self.pieces)
 
     @property
     def active_parameters(self) -> int:
         """What one token of text meets."""
-        layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION)
+        layers = sum(layer.active_parameters for layer in self.layers if layer.stack != VISION and not layer.repeats)
         pieces = (piece for piece in self.pieces if piece.row is None and piece.stack != VISION)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
 
