@@ -144,7 +144,7 @@ def shorter(words: list[str]) -> list[str]:
         or (words[0] in ("share", "prune", "narrow") and "--heal" not in words)
     ):
         return []
-    if words[0] == "heads" and not {"--text", "--relations", "--bench"} & set(words):
+    if words[0] == "heads" and not {"--text", "--relations"} & set(words):
         return []
     return SHORT.get(words[0], "").split()
 

@@ -18,7 +18,7 @@ from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.watch import head_maps
-from headwise.models.pack import EXACT, MOST, pack_model, rounding_error, unread_part
+from headwise.models.pack import EMBEDDED, EXACT, MOST, pack_model, rounding_error, unread_part
 from headwise.view.page.assemble import json_block, page
 
 if TYPE_CHECKING:
@@ -245,6 +245,7 @@ def test_a_model_that_does_not_fit_says_why() -> None:
     assert pack_model(pruned, tokens) == {"reason": "reshaped"}
     large = GPT(GPTConfig(vocab_size=MOST // 16, context=5, n_layers=1, n_heads=1, d_model=16, tied=True))
     assert pack_model(large, tokens)["reason"] == "size"
+    assert pack_model(large, tokens, EMBEDDED)["dtype"] == "float16"
     odd = Tokens.words(["a b"])
     odd._tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     assert pack_model(model, odd) == {"reason": "tokenizer", "part": "pre_tokenizer Metaspace"}

@@ -23,7 +23,7 @@ from headwise.cli.app import (
 from headwise.cli.early import check_model, check_texts, context_in, language, shape_of
 from headwise.errors import HeadwiseError
 from headwise.files import check_file, write_whole
-from headwise.folders import check_reads_tokens
+from headwise.folders import check_reads_tokens, is_own
 from headwise.words import spoken
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MOST_MAPS = 16  # that are drawn in the terminal
 REPORT = "report.html"
+BENCHES = "grammar", "meaning"
 
 
 @command()
@@ -56,8 +57,8 @@ def heads(
     parquet: Path | None = None,
     card: Path | None = None,
     headvis: Path | None = None,
-    relations: Path | None = None,
-    bench: Literal["grammar", "meaning"] | None = None,
+    relations: str | None = None,
+    embed: bool = False,
     circuits: bool = False,
     keep: Path | None = None,
     parallel: Literal["tensor"] | None = None,
@@ -71,18 +72,22 @@ def heads(
     reading = {"stream": stream, "dtype": dtype, "device": device}
     files = {"html": html, "png": png, "csv": csv, "parquet": parquet, "card": card}
     if circuits:
-        texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "bench": bench}
+        texts: dict[str, Any] = {"text": text, "ids": ids, "relations": relations, "embed": embed}
         _circuits(model, reading, **texts, against=against, headvis=headvis, **files)
         return
-    _check(model, against, sort, (relations, bench), headvis, **files)
-    _check_text(model, text, ids, tokens, relations or bench, field)
+    labels = relations if relations is None or relations in BENCHES else Path(relations)
+    _check(model, against, sort, labels, headvis, **files)
+    _check_text(model, text, ids, tokens, labels, field)
+    if embed and not is_own(model):
+        fact = f"--embed: in a page run only models that headwise trained, and {model} is none"
+        raise HeadwiseError(f"{fact}; leave it out, and open the model live: headwise look {model}")
     with needs_torch():
         from headwise.gpt.ranks import current
     ranks = current()
     if parallel is not None:
-        _check_parallel(ranks, headvis=headvis, keep=keep, against=against, relations=relations, bench=bench)
+        _check_parallel(ranks, headvis=headvis, keep=keep, against=against, relations=relations, embed=embed)
     options: dict[str, Any] = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"unknown": unknown, "field": field, "relations": relations or bench, "rows": rows}
+    options |= {"unknown": unknown, "field": field, "relations": labels, "rows": rows}
     options |= {"controls": controls, "ablate": ablate, "seed": seed}
     options |= {"ranks": ranks, "parallel": parallel is not None, "reading": reading}
     survey, maps = look(model, headvis=None if ranks.rank else headvis, keep=keep, lang=lang, **options)
@@ -94,7 +99,7 @@ def heads(
     special = text or ids is not None or not controls or other is not None or options["relations"]
     report = html or (model / REPORT if (model / "run.json").exists() and not special else None)
     if report is not None:
-        _write_report(model, report, survey, maps, other, other_maps, lang)
+        _write_report(model, report, survey, maps, other, other_maps, lang, embed)
     _write_tables(survey, png, csv, parquet)
     if card is not None:
         from headwise.view.card import write_card
@@ -185,7 +190,7 @@ def _check(
     model: Path,
     against: Path | None,
     sort: str,
-    labels: tuple[Path | None, str | None],
+    labels: Path | str | None,
     headvis: Path | None,
     **outputs: Path | None,
 ) -> None:
@@ -211,9 +216,7 @@ def _check(
     png = outputs["png"]
     if png is not None and png.suffix.lower() != ".png":
         raise HeadwiseError(f"--png {png} must end in .png: that is what is written")
-    if all(labels):
-        raise HeadwiseError("--relations and --bench: pass one of them")
-    if not any(labels):  # else its names are known later
+    if labels is None:  # else its names are known later
         check_order([*all_statistics(), *RELATIONS], sort)
 
 
@@ -310,18 +313,18 @@ def _write_report(
     against: Survey | None = None,
     against_maps: HeadMaps | None = None,
     lang: str = "en",
+    embed: bool = False,
 ) -> None:
-    from headwise.folders import is_own
     from headwise.gpt.run import WALK, example_of, load_run, read_run
     from headwise.heads.film import read_film
-    from headwise.models.pack import pack_model
+    from headwise.models.pack import EMBEDDED, MOST, pack_model
     from headwise.view.page.walk import write_walk
     from headwise.view.report import write_report
 
     loaded = load_run(model) if is_own(model) else None
-    packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded)
+    packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
     run, walk = read_run(model), None
-    if loaded is not None and path == model / REPORT and "reason" not in packed:
+    if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
         walk, text = WALK, example_of(model)
         at = max(0, len(loaded[1].prompt(text)) - 2)  # from where the last token is guessed
         write_walk(model / walk, packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)

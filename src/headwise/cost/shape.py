@@ -172,7 +172,8 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.layers if not layer.repeats) + sum(piece.parameters for piece in self.pieces)
+        layers = sum(layer.parameters for layer in self.layers if not layer.repeats)
+        return layers + sum(piece.parameters for piece in self.pieces)
 
     @property
     def active_parameters(self) -> int:

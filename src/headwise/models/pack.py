@@ -24,6 +24,7 @@ from headwise.rungs.tensor import trace
 
 EXACT = 500_000  # parameters that travel in float32; up to MOST they travel in float16, above not at all
 MOST = 4_000_000
+EMBEDDED = 30_000_000  # and so many where that is asked for: a file of 80 MB
 PROBES = 5  # random texts on which the rounding to float16 is measured
 MARGIN = 2.0  # what is stated is so many times the largest difference that was measured
 
@@ -31,9 +32,10 @@ PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequen
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
 
 
-def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
+def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, Any]:
     """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, the facts why there is none.
 
+    most    parameters of the largest model that is packed
     reason  "foreign" (no GPT of ours), "reshaped" (its layers differ), "latent" (MLA), "size" (with `parameters` and
             `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large for float16)
     error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
@@ -45,8 +47,8 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
         return {"reason": "reshaped"}
     if model.config.latent_dim is not None:
         return {"reason": "latent"}
-    if model.n_parameters > MOST:
-        return {"reason": "size", "parameters": model.n_parameters, "most": MOST}
+    if model.n_parameters > most:
+        return {"reason": "size", "parameters": model.n_parameters, "most": most}
     layout = json.loads(tokens.to_json())
     part = unread_part(layout)
     if part is not None:
