@@ -24,10 +24,11 @@ import sys
 import tomllib
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,6 @@ import headwise as hw
 from headwise.files import write_whole
 from headwise.heads.blocks import Measured, measure, output_factors, row_weights
 from headwise.heads.documents import SPANS, Document, listening
-from headwise.models.hook import hooked
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call
 
@@ -58,6 +58,8 @@ SECONDS = 60  # of a processor, for one family
 TOLERANCE = 1e-4  # of a weight, and of a statistic: see `distance_of`
 B, T, PAD = 2, 23, 5
 PADDINGS = ("none", "left", "right")
+NONE: Mapping[Any, Any] = MappingProxyType({})
+COLUMNS = 11  # of the table of the page
 MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "MODEL_MAPPING")
 
 
@@ -351,8 +353,11 @@ def spelled_out(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def eager_maps(model: nn.Module) -> Iterator[dict[nn.Module, list[Tensor]]]:
-    """Inside this block the model runs by its eager functions, and the weights of each call are kept, (B,H,T,S)."""
+def eager_maps(model: nn.Module, silent: Mapping[Any, int] = NONE) -> Iterator[dict[nn.Module, list[Tensor]]]:
+    """Inside this block the model runs by its eager functions, and the weights of each call are kept, (B,H,T,S).
+
+    silent  module -> the head of it that gives zeros
+    """
     maps: dict[nn.Module, list[Tensor]] = defaultdict(list)
     library = AttentionInterface.get_interface
 
@@ -360,6 +365,8 @@ def eager_maps(model: nn.Module) -> Iterator[dict[nn.Module, list[Tensor]]]:
         def attend(module: nn.Module, *args: Any, **keywords: Any) -> Any:
             result = default(module, *args, **keywords)
             maps[module].append(result[1].detach())
+            if module in silent:  # (B,T,H,E)
+                result[0][:, :, silent[module]] = 0
             return result
 
         return attend
@@ -372,12 +379,29 @@ def eager_maps(model: nn.Module) -> Iterator[dict[nn.Module, list[Tensor]]]:
         AttentionInterface.get_interface = library
 
 
-class Softmaxes(TorchDispatchMode):
-    """What every softmax gives inside the attentions that go through no interface, kept below torch's functions."""
+@contextmanager
+def hooked(hooks: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """Hooks of torch inside this block, each with a module's way to register it."""
+    with ExitStack() as stack:
+        for register, hook in hooks:
+            stack.callback(register(hook).remove)
+        yield
 
-    def __init__(self, sites: Sequence[Site], maps: dict[nn.Module, list[Tensor]]) -> None:
+
+class Softmaxes(TorchDispatchMode):
+    """What every softmax gives inside the attentions that go through no interface, kept below torch's functions.
+
+    silent  module -> (its heads, the one of them whose weights become zeros)
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        maps: dict[nn.Module, list[Tensor]],
+        silent: Mapping[Any, tuple[int, int]] = NONE,
+    ) -> None:
         super().__init__()
-        self.modules, self.maps = [site.module for site in sites if site.free], maps
+        self.modules, self.maps, self.silent = [site.module for site in sites if site.free], maps, silent
         self.running: list[nn.Module] = []
 
     def hooks(self) -> Iterator[Any]:
@@ -390,8 +414,13 @@ class Softmaxes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), keywords: Any = None) -> Any:
         result = function(*args, **(keywords or {}))
-        if self.running and str(function).startswith(("aten._softmax.", "aten._safe_softmax.")):
-            self.maps[self.running[-1]].append(result.detach().clone())
+        if not self.running or not str(function).startswith(("aten._softmax.", "aten._safe_softmax.")):
+            return result
+        module = self.running[-1]
+        self.maps[module].append(result.detach().clone())
+        if module in self.silent:
+            n_heads, head = self.silent[module]
+            by_head(result, n_heads)[head].zero_()
         return result
 
 
@@ -409,6 +438,19 @@ def distance_of(name: str, ours: Any, theirs: Any, keys: int) -> float:
 def windows_last(weights: Tensor, n_heads: int) -> bool:
     """Are maps (B,H,W,T,S), the windows behind the heads?"""
     return weights.ndim == 5 and weights.shape[1] == n_heads != weights.shape[2]
+
+
+def by_head(weights: Tensor, n_heads: int) -> Tensor:
+    """The same numbers with the heads first; where they lie is told by their count."""
+    if weights.ndim == 3 and n_heads > 1:  # (B*H,T,S)
+        return weights.unflatten(0, (-1, n_heads)).transpose(0, 1)
+    if windows_last(weights, n_heads):
+        return weights.transpose(0, 1)
+    if weights.ndim == 5 and weights.shape[1] * weights.shape[2] == n_heads:  # by the key/value head that they read
+        return weights.flatten(1, 2).transpose(0, 1)
+    if weights.ndim < 4 or weights.shape[-3] != n_heads:
+        raise LookupError(f"which axis of {tuple(weights.shape)} are its {n_heads} heads is not known")
+    return weights.movedim(-3, 0)
 
 
 class Comparison:
@@ -440,12 +482,16 @@ class Comparison:
         self.calls: Counter[nn.Module] = Counter()
         self.heard: set[nn.Module] = set()  # attentions that gave maps
         self.notes: dict[str, None] = {}
+        self.mixed: set[str] = set()  # attentions whose heads are normed together before W_O
+        self.elsewhere: set[str] = set()  # attentions whose W_O reads something else than their heads
 
     def note(self, site: Site, call: Call, documents: Sequence[Document]) -> None:
         number = self.calls[site.module]
         self.calls[site.module] += 1
         if call.note:
             self.notes.setdefault(call.note.partition(": ")[2])
+        self.mixed |= {site.name} if "norms several heads" in call.note else set()
+        self.elsewhere |= set() if call.at_w_o else {site.name}
         if not len(call.out):
             return
         self.heard.add(site.module)
@@ -495,6 +541,78 @@ class Comparison:
         for name in rows.keys() & measured.rows.keys():
             off = distance_of(name, measured.rows[name], rows[name][:, measured.places], S)
             self.statistics = max(self.statistics, off)
+
+
+def silent_at_w_o(module: nn.Module, args: Any, n_heads: int, head: int) -> Any:
+    """What W_O reads, without a head; its columns lie side by side."""
+    joined = args[0].clone()
+    joined.unflatten(-1, (n_heads, -1))[..., head, :] = 0
+    return (joined, *args[1:])
+
+
+@contextmanager
+def silenced(model: nn.Module, site: Site, head: int) -> Iterator[None]:
+    """A head of the model gives zeros where its weights meet the values, by hooks that know nothing of headwise's."""
+    below = Softmaxes([site], defaultdict(list), {site.module: (site.n_heads, head)})
+    at_interface = {} if site.free else {site.module: head}
+    with eager_maps(model, at_interface), hooked(below.hooks()), below if site.free else nullcontext():
+        yield
+
+
+@contextmanager
+def silenced_at_w_o(model: nn.Module, site: Site, head: int) -> Iterator[None]:
+    """W_O reads zeros of a head; its columns lie side by side."""
+
+    def zeros(module: nn.Module, args: Any) -> Any:
+        joined = args[0].clone()
+        joined.unflatten(-1, (site.n_heads, -1))[..., head, :] = 0
+        return (joined, *args[1:])
+
+    assert site.projection is not None
+    with hooked([(site.projection.register_forward_pre_hook, zeros)]):
+        yield
+
+
+@torch.no_grad()
+def try_ablation(model: nn.Module, inputs: dict[str, Any], seen: Comparison) -> dict[str, Any]:
+    """A head of each attention silenced by headwise, and by hooks of one's own: how far the answers are apart.
+
+    There are two such hooks: zeros where weights meet values, in the model's eager way; and zeros in what W_O reads,
+    where W_O is a module, in the way by which the model runs. Where all heads are normed together between these places,
+    the second one counts alone.
+    """
+    result: dict[str, Any] = {"ablation": 0.0, "silenced": 0, "moved": 0, "ablation_notes": []}
+    whole = run(model, inputs)
+    for number, site in enumerate(site for site in sites_of(model) if site.module in seen.heard):
+        head, ways = number % site.n_heads, []
+        if site.name not in seen.mixed:
+            ways.append((silenced, spelled_out(model)))
+        if site.projection is not None and site.name not in seen.elsewhere:
+            ways.append((silenced_at_w_o, nullcontext()))
+        compared = 0
+        for hook, way in ways:
+            with way, sdpa_kernel(SDPBackend.MATH):
+                try:
+                    with hook(model, site, head):
+                        expected = run(model, inputs)
+                except LookupError as error:  # there the heads are not known: the other hook counts
+                    result["ablation_notes"].append(str(error))
+                    continue
+                with hw.ablate(model, [site.head(head)]):
+                    ours = run(model, inputs)
+            compared += 1
+            result["ablation"] = max(result["ablation"], furthest(ours, expected))
+        result["silenced"] += compared > 0
+        result["moved"] += compared > 0 and furthest(ours, whole) > TOLERANCE
+    return result
+
+
+def furthest(some: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The largest difference of two runs' answers, as a share of the largest of each tensor where that is above 1."""
+    pairs = [(x.nan_to_num(), y.nan_to_num()) for x, y in zip(some, others, strict=True) if x.is_floating_point()]
+    if any(x.shape != y.shape for x, y in pairs):
+        return math.inf
+    return max((float((x - y).abs().max() / y.abs().max().clamp(min=1)) for x, y in pairs if x.numel()), default=0.0)
 
 
 Rows = dict[str, NDArray[np.float64]]
@@ -579,6 +697,7 @@ def try_padding(model: nn.Module, padding: str, family: str) -> dict[str, Any]:
     return {
         "weights": seen.weights,
         "norm": seen.norm,
+        **(try_ablation(model, inputs, seen) if padding == "none" else {}),
         "statistics": seen.statistics,
         "lacking": sorted(seen.lacking),
         **try_cache(model, padding, family),
@@ -588,6 +707,7 @@ def try_padding(model: nn.Module, padding: str, family: str) -> dict[str, Any]:
         "notes": list(seen.notes),
         "unseen": [s.name for s in sites if not s.free and not seen.calls[s.module] and seen.maps.get(s.module)],
         "sites": len(sites),
+        "free": sum(1 for site in sites if site.free),
         "ran": sum(1 for site in sites if site.module in seen.heard),
     }
 
@@ -641,7 +761,7 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
     if "refused" in result:
         reason = result["refused"].partition(") has")[2]
         reason = f"has{reason.partition(':')[0]}" if reason else result["refused"]
-        return "refused", f"| {family} | {result['class']} | refused | | | | | | {reason} |"
+        return "refused", f"| {family} | {result['class']} | refused | | | | | | | | {reason} |"
     paddings = [result["paddings"][padding] for padding in PADDINGS]
     if all("error" in each for each in paddings):
         return "not run", ""
@@ -661,6 +781,11 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
             why.setdefault(f"statistics differ: with a cache or without it there is no {', '.join(each['lost'])}")
         if each.get("cache", 0) > max(TOLERANCE, 10 * min(1e-3, each.get("apart", 0))):
             why.setdefault(f"statistics with a cache and without it differ by {each['cache']:.2g}")
+        if each.get("ablation", 0) > TOLERANCE:
+            why.setdefault(f"a silenced head differs from a hook of one's own by {each['ablation']:.2g}")
+        if each.get("moved", 0) < each.get("silenced", 0):
+            why.setdefault(f"without {each['silenced'] - each['moved']} of its heads it answers the same")
+        why |= dict.fromkeys(each.get("ablation_notes", []))
         if each.get("same") is False:
             why.setdefault("the watched model answers differently")
         if each.get("unseen"):
@@ -669,15 +794,17 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
             why.setdefault(SIZES["known"].get(family, "weights differ"))
     ran = [each for each in paddings if each.get("rows")]
     idle = next((f"{each['ran']} of {each['sites']} attentions ran" for each in ran if each["ran"] < each["sites"]), "")
-    wrong = any(
-        "was not heard" in w or w.startswith(("weights differ", "`norm`", "statistics", "the watched")) for w in why
-    )
+    mistakes = ("weights differ", "`norm`", "statistics", "the watched", "a silenced")
+    wrong = any("was not heard" in w or w.startswith(mistakes) for w in why)
     state = "refused" if not ran and any("refused" in each for each in paddings) else "wrong" if wrong else ""
     state = state or ("partly" if why or not ran else "watched")
     ends = []
-    for key in ("statistics", "cache"):
-        numbers = [each[key] for each in paddings if key in each and (key == "cache" or each.get("compared"))]
+    shown = {"statistics": "compared", "cache": "cache_note", "ablation": "moved"}  # and what there is where they are
+    for key, there in shown.items():
+        numbers = [each[key] for each in paddings if key in each and (key == "cache" or each.get(there))]
         ends.append(f"{max(numbers):.1g}" if numbers else "")
+    free, sites = (max((each.get(key, 0) for each in paddings), default=0) for key in ("free", "sites"))
+    cells.insert(0, "interface" if not free else "torch" if free == sites else "both")
     notes = dict.fromkeys(each.get("cache_note", "") for each in paddings)
     text = "; ".join(filter(None, [*why, idle, *notes])).replace("|", "/")
     return state, f"| {family} | {result['class']} | {state} | {' | '.join(cells + ends)} | {text} |"
@@ -685,7 +812,7 @@ def row(family: str, result: dict[str, Any]) -> tuple[str, str]:
 
 def lines_of(text: str) -> dict[str, str]:
     """Family -> its line of a page that was written before."""
-    lines = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == 10]
+    lines = [line for line in text.splitlines() if line.startswith("| ") and line.count("|") == COLUMNS + 1]
     return {line.split("|")[1].strip(): line for line in lines if not line.startswith(("| family", "| ---"))}
 
 
@@ -697,6 +824,23 @@ def refusals(lines: dict[str, str]) -> list[str]:
             kind = next((kind for kind, names in SIZES["refused"].items() if family in names), "not sorted yet")
             kinds.setdefault(kind, []).append(family)
     return [f"- {kind}: {', '.join(families)}" for kind, families in kinds.items() if families]
+
+
+def bar(lines: dict[str, str]) -> str:
+    """How many of the families whose attention is a softmax over keys by functions of torch are read, in words."""
+    cells = {family: [cell.strip() for cell in line.split("|")[1:-1]] for family, line in lines.items()}
+    softmax = [names for kind, names in SIZES["refused"].items() if kind.startswith("a softmax")]
+    refused = [family for names in softmax for family in names if family in lines and cells[family][2] == "refused"]
+    ours = [each for family, each in cells.items() if each[3] in ("torch", "both") and family not in refused]
+    watched = [each for each in ours if each[2] in ("watched", "partly")]
+    silenced = [each for each in watched if each[9] and float(each[9]) <= TOLERANCE]
+    total = len(ours) + len(refused)
+    return (
+        f"Of the {total} families in which an attention is a softmax over keys that goes through no interface (`torch` "
+        f"or `both` in the column `read`) {len(watched)} are watched, {len(watched) / max(1, total):.0%}, and in "
+        f"{len(silenced)}, {len(silenced) / max(1, total):.0%}, a silenced head also gives what hooks of one's own "
+        f"give; at least 90 % were wanted."
+    )
 
 
 def page(results: dict[str, Any], before: dict[str, str]) -> str:
@@ -730,7 +874,9 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             "largest difference of any weight of any head. Where an attention goes through no interface, its maps are",
             "what its softmax gave, kept below torch's functions. `statistics` is the largest difference of any",
             "statistic from its definition on those maps, `cache` that between statistics without a cache, with one",
-            "and in parts, as shares of the attention. The answers of watched and unwatched models were the same to",
+            "and in parts, as shares of the attention. `ablation` is how far the answers are apart when a head of each",
+            "attention is silenced by `ablate` and by a hook of one's own, once where weights meet values and once in",
+            "what W_O reads. The answers of watched and unwatched models were the same to",
             "the bit in every run that is listed as watched or partly watched, or to rounding where that is said.",
             "",
             f"Of {count} families {states['watched']} are "
@@ -739,12 +885,14 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             f"not built: below is why. The largest difference of those that are watched is {largest:.1g}."
             + (merged and f"{merged}."),
             "",
+            bar(lines),
+            "",
             "Refused are, by what they do in the place of a map that could be read:",
             "",
             *refusals(lines),
             "",
-            "| family | class | state | none | left | right | statistics | cache | to know |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| family | class | state | read | none | left | right | statistics | cache | ablation | to know |",
+            "|" + " --- |" * COLUMNS,
             *lines.values(),
             "",
             "## Not built, or not run",

@@ -86,7 +86,11 @@ def test_the_page_tells_of_every_family(families: Any) -> None:
         "notes": [],
         "unseen": [],
         "sites": 2,
+        "free": 1,
         "ran": 2,
+        "ablation": 3e-8,
+        "silenced": 2,
+        "moved": 2,
     }
     results = {
         "one": {
@@ -109,10 +113,10 @@ def test_the_page_tells_of_every_family(families: Any) -> None:
         "four": {"built": False, "why": "LookupError: no model class of its own"},
     }
     page = families.page(results, {})
-    assert "| one | OneModel | watched | 3e-07 | 3e-07 | 3e-07 | 2e-07 | 1e-07 |  |" in page
-    assert "| two | TwoModel | refused | | | | | | has no attention that headwise can read |" in page
+    assert "| one | OneModel | watched | both | 3e-07 | 3e-07 | 3e-07 | 2e-07 | 1e-07 | 3e-08 |  |" in page
+    assert "| two | TwoModel | refused | | | | | | | | has no attention that headwise can read |" in page
     assert (
-        "| three | ThreeModel | wrong | 0.5 | 0.5 | 0.5 | 2e-07 | 1e-07 | L0: short conv, no map; weights differ |"
+        "| three | ThreeModel | wrong | both | 0.5 | 0.5 | 0.5 | 2e-07 | 1e-07 | 3e-08 | L0: short conv, no map; weights differ |"
         in page
     )
     assert (
