@@ -64,6 +64,19 @@ def test_a_wrong_reading_is_refused_with_both_numbers(what: str, monkeypatch: py
         model(**inputs)
 
 
+@torch.no_grad()
+def test_a_document_that_turned_to_nan_does_not_make_the_others_unread() -> None:
+    model, ids = model_of("llama"), inputs_of("llama")["input_ids"]
+    embedded = model.get_input_embeddings()(ids)
+    with hw.watch(model) as alone:
+        model(inputs_embeds=embedded[:1])
+    embedded[1] = torch.nan
+    with hw.watch(model) as seen:
+        model(inputs_embeds=embedded)
+    rows = ids.shape[1]
+    assert seen["L1.H2"].rows.entropy[:rows] == pytest.approx(alone["L1.H2"].rows.entropy, abs=1e-5)
+
+
 @pytest.mark.parametrize("way", reading.WAYS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_each_number_format_is_read_by_its_own_digits(dtype: torch.dtype, way: str) -> None:

@@ -155,14 +155,15 @@ def test_causes_in_a_model_that_makes_its_maps_itself() -> None:
 
 
 class Attention(nn.Module):
-    """The attention of a small GPT: by a softmax, or by the fused call."""
+    """The attention of a small GPT: by a softmax, or by the fused call; a sink is one more column of scores."""
 
-    def __init__(self, fused: bool = False, told: bool = True, dropout: float = 0.0) -> None:
+    def __init__(self, fused: bool = False, told: bool = True, dropout: float = 0.0, sink: bool = False) -> None:
         super().__init__()
         if told:
             self.n_head = H
         self.c_attn, self.c_proj, self.fused = nn.Linear(C, 3 * C), nn.Linear(C, C), fused
         self.drop = nn.Dropout(dropout)
+        self.sink = nn.Parameter(torch.arange(float(H)).view(H, 1, 1)) if sink else None
         self.map: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,7 +174,9 @@ class Attention(nn.Module):
         else:
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
             scores = scores.masked_fill(torch.tril(torch.ones(length, length)) == 0, float("-inf"))
-            self.map = F.softmax(scores, dim=-1)
+            if self.sink is not None:
+                scores = torch.cat([scores, self.sink.expand(batch, H, length, 1)], dim=-1)
+            self.map = F.softmax(scores, dim=-1)[..., :length]
             y = self.drop(self.map) @ v
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, C))
 
@@ -247,11 +250,14 @@ class Folded(nn.Module):
 X = torch.randn(B, 11, C, generator=torch.Generator().manual_seed(2))
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("way", ["softmax", "fused", "sink"])
 @torch.no_grad()
-def test_the_class_of_a_learner_is_watched(fused: bool) -> None:
-    model = shaken(nn.Sequential(Attention(fused), Router(), Attention(fused), nn.Softmax(-1)))
-    twin = nn.Sequential(Attention(), Router(), Attention(), nn.Softmax(-1))
+def test_the_class_of_a_learner_is_watched(way: str) -> None:
+    options = {"sink": way == "sink"}
+    model, twin = (
+        shaken(nn.Sequential(Attention(fused, **options), Router(), Attention(fused, **options), nn.Softmax(-1)))
+        for fused in (way == "fused", False)
+    )
     twin.load_state_dict(model.state_dict())
     plain, _ = model(X), twin(X)
     with hw.watch(model, maps=True) as seen:
@@ -378,6 +384,20 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
             model(inputs)
         assert not softmax._threads.listener.blocks
     assert not list(seen)
+
+
+@torch.no_grad()
+def test_an_attention_over_channels_that_tells_no_heads_is_left_out_by_name() -> None:
+    config = tf.Florence2VisionConfig(
+        depths=(1,), embed_dim=(16,), num_heads=(2,), num_groups=(4,), window_size=2, projection_dim=8,
+        patch_size=(4,), patch_stride=(4,), patch_padding=(0,), patch_prenorm=(False,),
+    )  # fmt: skip
+    model = shaken(tf.models.florence2.modeling_florence2.Florence2VisionBackbone(config))
+    pixels = torch.randn(1, 3, 16, 16)
+    plain = model(pixels).last_hidden_state
+    with hw.watch(model) as seen:
+        assert torch.equal(model(pixels).last_hidden_state, plain)
+    assert len(seen) == 2 and "Florence2VisionChannelAttention says how many heads it has by none of" in seen.notes[0]
 
 
 @torch.no_grad()

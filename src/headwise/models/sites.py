@@ -8,9 +8,11 @@ family, or by names that many families share.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import itertools
 import re
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,23 +157,38 @@ def _calls_interface(classes: tuple[type, ...]) -> bool:
     bases = [base for base in classes if base.__module__ != BASE[0]]
     functions = [inspect.unwrap(member) for base in bases for member in vars(base).values() if callable(member)]
     codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
-    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names for code in codes)
+    return any("ALL_ATTENTION_FUNCTIONS" in code.co_names and not _passes_by(code) for code in codes)
+
+
+def _passes_by(code: types.CodeType) -> bool:
+    """Does it ask the interface for an attribute, find none, and run a function of its own, as Kosmos 2.5 does?"""
+    names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+    return ("getattr", "ALL_ATTENTION_FUNCTIONS") in itertools.pairwise(names)
+
+
+def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module:
+    """The innermost model of transformers around a module."""
+    return next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
+
+
+def _counts(model: nn.Module) -> dict[str, int]:
+    """The path of each attention that goes through the interface, and its heads; 0 where it does not say how many."""
+    modules = dict(model.named_modules())
+    paths = [path for path, module in modules.items() if uses_interface(module)]
+    return {path: _count(modules[path], _owner(modules, path)) for path in paths}
 
 
 def _foreign_sites(model: nn.Module) -> list[Site]:
     """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
-    modules = dict(model.named_modules())
-    paths = [path for path, module in modules.items() if uses_interface(module)]
+    modules, counts = dict(model.named_modules()), _counts(model)
     sites = []
-    for path, name in _names(model, paths).items():
-        owner = next(modules[above] for above in _upwards(path) if is_hf(modules[above]))
-        kind = getattr(getattr(owner, "config", None), "model_type", None)
-        family = families("import").get(str(kind))
-        core, n_heads = modules[path], _count(modules[path], owner)
+    for path, name in _names(model, list(counts)).items():
+        core, n_heads = modules[path], counts[path]
+        if not n_heads:
+            continue
+        family = _family(_owner(modules, path))
         parts = _projections(modules, path, family)
-        weights = partial(_weight, parts, n_heads)
-        if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
-            weights = partial(_latent_weight, family, core, parts, n_heads)
+        weights = _weights(core, family, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
         site = _held_here(Site(name, core, n_heads, weights, _is_cross(path), projection))
         sites.append(replace(site, n_heads=n_heads // site.parts))
@@ -293,8 +310,14 @@ def missing(model: nn.Module) -> list[str]:
     modules = dict(model.named_modules())
     lines: list[str] = []
     if any(map(is_hf, modules.values())):
-        through = [path for path, module in modules.items() if uses_interface(module)]
-        covered = set(through)
+        counts = _counts(model)
+        through, uncounted = ([path for path, n in counts.items() if bool(n) is told] for told in (True, False))
+        covered = set(counts)
+        if uncounted:
+            kind = type(modules[uncounted[0]]).__name__
+            lines.append(
+                f"{uncounted[0]} and its kin: {kind} says how many heads it has by none of {', '.join(COUNTS)}, no map"
+            )
         for stack in dict.fromkeys(_stack(path).removesuffix("/cross") for path in through):
             lines += _layers_without(model, modules, stack, through, covered)
         covered.update(path for path, module in modules.items() if attends(module))
@@ -461,7 +484,7 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     width, rows = getattr(module, "head_dim", None), getattr(getattr(module, "q_proj", None), "weight", None)
     if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
         return len(rows) // width  # each call is held against it
-    raise HeadwiseError(f"{type(module).__name__} does not say how many heads it has: none of {', '.join(COUNTS)}")
+    return 0
 
 
 def _projections(modules: Mapping[str, nn.Module], path: str, family: Family | None) -> dict[str, nn.Module | None]:

@@ -301,7 +301,12 @@ class Listener(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, kept: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        source = next((x for x in [*args, *keywords.values()] if self._trail(x) is not None), None)
+        operands = [*args, *keywords.values()]
+        if name == "cat":  # a sink is one more column of scores
+            axis = keywords.get("dim", args[1] if len(args) > 1 else 0)
+            joined = [x for x in args[0] if axis in (-1, x.ndim - 1) and x.shape[-1] == result.shape[-1] - 1]
+            operands = joined if len(args[0]) == 2 else []
+        source = next((x for x in operands if self._trail(x) is not None), None)
         trail = self._trail(source)
         if source is None or trail is None or name in NEW:
             return
