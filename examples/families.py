@@ -391,14 +391,14 @@ def hooked(hooks: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 class Softmaxes(TorchDispatchMode):
     """What every softmax gives inside the attentions that go through no interface, kept below torch's functions.
 
-    silent  module -> (its heads, the one of them whose weights become zeros)
+    silent  module -> (the shape of its maps, (B,H,T,S), and the head whose weights become zeros)
     """
 
     def __init__(
         self,
         sites: Sequence[Site],
         maps: dict[nn.Module, list[Tensor]],
-        silent: Mapping[Any, tuple[int, int]] = NONE,
+        silent: Mapping[Any, tuple[Sequence[int], int]] = NONE,
     ) -> None:
         super().__init__()
         self.modules, self.maps, self.silent = [site.module for site in sites if site.free], maps, silent
@@ -418,9 +418,9 @@ class Softmaxes(TorchDispatchMode):
             return result
         module = self.running[-1]
         self.maps[module].append(result.detach().clone())
-        if module in self.silent:
-            n_heads, head = self.silent[module]
-            by_head(result, n_heads)[head].zero_()
+        shape, head = self.silent.get(module, ((), 0))
+        if shape and result.numel() == math.prod(shape):
+            by_head(result, shape[1])[head].zero_()
         return result
 
 
@@ -484,6 +484,7 @@ class Comparison:
         self.notes: dict[str, None] = {}
         self.mixed: set[str] = set()  # attentions whose heads are normed together before W_O
         self.elsewhere: set[str] = set()  # attentions whose W_O reads something else than their heads
+        self.shapes: dict[nn.Module, Sequence[int]] = {}  # of the maps of an attention
 
     def note(self, site: Site, call: Call, documents: Sequence[Document]) -> None:
         number = self.calls[site.module]
@@ -495,9 +496,10 @@ class Comparison:
         if not len(call.out):
             return
         self.heard.add(site.module)
+        self.shapes[site.module] = (*call.out.shape[:3], call.k.shape[2])
         maps, joined = self.maps.get(site.module, []), self.joined[site.module]
         if site.free:
-            shape = (*call.out.shape[:3], call.k.shape[2])
+            shape = self.shapes[site.module]
             maps = [each.transpose(1, 2) if windows_last(each, shape[1]) else each for each in maps]
             maps = [each.reshape(shape) for each in maps if each.numel() == math.prod(shape)]
         whole = bool(joined) and joined[0].numel() == call.out.numel()  # else W_O reads several calls at once
@@ -551,19 +553,21 @@ def silent_at_w_o(module: nn.Module, args: Any, n_heads: int, head: int) -> Any:
 
 
 @contextmanager
-def silenced(model: nn.Module, site: Site, head: int) -> Iterator[None]:
+def silenced(model: nn.Module, site: Site, head: int, shape: Sequence[int]) -> Iterator[None]:
     """A head of the model gives zeros where its weights meet the values, by hooks that know nothing of headwise's."""
-    below = Softmaxes([site], defaultdict(list), {site.module: (site.n_heads, head)})
+    below = Softmaxes([site], defaultdict(list), {site.module: (shape, head)})
     at_interface = {} if site.free else {site.module: head}
     with eager_maps(model, at_interface), hooked(below.hooks()), below if site.free else nullcontext():
         yield
 
 
 @contextmanager
-def silenced_at_w_o(model: nn.Module, site: Site, head: int) -> Iterator[None]:
-    """W_O reads zeros of a head; its columns lie side by side."""
+def silenced_at_w_o(model: nn.Module, site: Site, head: int, shape: Sequence[int]) -> Iterator[None]:
+    """W_O reads zeros of a head; its columns lie side by side. LookupError where W_O is not called as a module."""
+    called = []
 
     def zeros(module: nn.Module, args: Any) -> Any:
+        called.append(module)
         joined = args[0].clone()
         joined.unflatten(-1, (site.n_heads, -1))[..., head, :] = 0
         return (joined, *args[1:])
@@ -571,39 +575,42 @@ def silenced_at_w_o(model: nn.Module, site: Site, head: int) -> Iterator[None]:
     assert site.projection is not None
     with hooked([(site.projection.register_forward_pre_hook, zeros)]):
         yield
+    if not called:
+        raise LookupError
 
 
 @torch.no_grad()
 def try_ablation(model: nn.Module, inputs: dict[str, Any], seen: Comparison) -> dict[str, Any]:
     """A head of each attention silenced by headwise, and by hooks of one's own: how far the answers are apart.
 
-    There are two such hooks: zeros where weights meet values, in the model's eager way; and zeros in what W_O reads,
-    where W_O is a module, in the way by which the model runs. Where all heads are normed together between these places,
-    the second one counts alone.
+    There are two such hooks: zeros in what W_O reads, where W_O is a module, in the way by which the model runs; and
+    zeros where weights meet values, in the model's eager way. Where something is done to the heads in between, a norm
+    of all of them or a convolution that is added, these are two questions, and what W_O reads is the one that is asked.
     """
     result: dict[str, Any] = {"ablation": 0.0, "silenced": 0, "moved": 0, "ablation_notes": []}
     whole = run(model, inputs)
     for number, site in enumerate(site for site in sites_of(model) if site.module in seen.heard):
-        head, ways = number % site.n_heads, []
-        if site.name not in seen.mixed:
-            ways.append((silenced, spelled_out(model)))
+        head, ways, apart = number % site.n_heads, [], []
         if site.projection is not None and site.name not in seen.elsewhere:
             ways.append((silenced_at_w_o, nullcontext()))
-        compared = 0
+        if site.name not in seen.mixed:
+            ways.append((silenced, spelled_out(model)))
         for hook, way in ways:
             with way, sdpa_kernel(SDPBackend.MATH):
                 try:
-                    with hook(model, site, head):
+                    with hook(model, site, head, seen.shapes[site.module]):
                         expected = run(model, inputs)
-                except LookupError as error:  # there the heads are not known: the other hook counts
-                    result["ablation_notes"].append(str(error))
+                except LookupError:  # there the heads are not known: the other hook counts
                     continue
                 with hw.ablate(model, [site.head(head)]):
                     ours = run(model, inputs)
-            compared += 1
-            result["ablation"] = max(result["ablation"], furthest(ours, expected))
-        result["silenced"] += compared > 0
-        result["moved"] += compared > 0 and furthest(ours, whole) > TOLERANCE
+            apart.append(furthest(ours, expected))
+        if apart:
+            result["ablation"] = max(result["ablation"], apart[0])
+            result["silenced"] += 1
+            result["moved"] += furthest(ours, whole) > TOLERANCE
+            if max(apart) > TOLERANCE >= apart[0]:
+                result["ablation_notes"].append("what W_O reads of a head is more than its weights times values")
     return result
 
 

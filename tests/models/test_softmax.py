@@ -358,6 +358,19 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return (2 * (x @ x.mT).softmax(-1)) @ x
 
+    class Pieces(nn.Module):
+        """One map is whole; the other one lies in two pieces, and to read the first alone is half of the truth."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.out_proj = nn.Linear(C, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            whole = (x @ x.mT).softmax(-1) @ x
+            near, far = x[:, :5], x[:, 5:]
+            weights = torch.cat([x @ near.mT, x @ far.mT], -1).softmax(-1)
+            return self.out_proj(whole + weights[..., :5] @ near + weights[..., 5:] @ far)
+
     landmarks = tf.NystromformerConfig(**WIDE, num_landmarks=4, segment_means_seq_len=24)
     chunks = tf.LongformerConfig(**WIDE, attention_window=4)
     refused: list[tuple[nn.Module, Tensor, str]] = [
@@ -377,6 +390,7 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
             IDS,
             "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks",
         ),
+        (Pieces(), X, "^L0: joins the scores of several products before its softmax"),
         (nn.Linear(C, C), X, "^Linear has no attention that headwise can read"),
     ]
     for model, inputs, why in refused:

@@ -262,7 +262,7 @@ class Tap:
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents, that what the module does is not read."""
-        note = f"{self.site.name}: {why}, no map"
+        note, self.waiting = f"{self.site.name}: {why}, no map", []  # what is known of the call is a part of it
         if self.handler(softmax.refusal(self.site.module, note)) is not None:
             raise HeadwiseError(note)
         return None

@@ -65,6 +65,7 @@ MOVES |= {
     "__get__",
 }
 TURNS = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}
+JOINS = {"cat", "concat", "concatenate", "stack"}
 NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
@@ -123,6 +124,7 @@ class Trail(NamedTuple):
     axis: int | None = None  # of weights: the one of the softmax, counted from the end; None where it was lost
     whole: bool = True  # of weights: is every row still what a softmax gave?
     kept: Tensor | None = None  # the same without dropout, where there was some
+    joined: bool = False  # was it put together of several?
 
 
 class Product(NamedTuple):
@@ -301,18 +303,17 @@ class Listener(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, kept: Tensor | None) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        operands = [*args, *keywords.values()]
-        if name == "cat":  # a sink is one more column of scores
-            axis = keywords.get("dim", args[1] if len(args) > 1 else 0)
-            joined = [x for x in args[0] if axis in (-1, x.ndim - 1) and x.shape[-1] == result.shape[-1] - 1]
-            operands = joined if len(args[0]) == 2 else []
+        operands = args[0] if name in JOINS else [*args, *keywords.values()]
         source = next((x for x in operands if self._trail(x) is not None), None)
         trail = self._trail(source)
         if source is None or trail is None or name in NEW:
             return
         if func in SOFTMAX:
             dim = keywords.get("dim", args[1] if len(args) > 1 else -1)
-            trail = Trail(True, dim if dim is None or dim < 0 else dim - result.ndim)
+            trail = Trail(True, dim if dim is None or dim < 0 else dim - result.ndim, joined=trail.joined)
+        elif name in JOINS:
+            sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]  # one more column of scores
+            trail = trail._replace(joined=trail.joined or not sink)
         elif kept is not None:
             trail = trail._replace(kept=kept)
         elif trail.weights:
@@ -323,7 +324,7 @@ class Listener(TorchFunctionMode):
                 kept = again if isinstance(again, Tensor) else None
             alike = source.shape == result.shape or (trail.axis == -1 and source.shape[-1:] == result.shape[-1:])
             axis = trail.axis if alike and name not in TURNS else None
-            trail = Trail(True, axis, trail.whole and name in MOVES, kept)
+            trail = Trail(True, axis, trail.whole and name in MOVES, kept, trail.joined)
         self.trails[result] = trail
 
     def _multiplied(self, func: Any, args: Any, result: Tensor) -> Tensor:
@@ -344,6 +345,9 @@ class Listener(TorchFunctionMode):
             return self._hand(lambda running, n_heads: why, result)
         trail = trails[sides[0]]
         assert trail is not None
+        if trail.joined:
+            why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
+            return self._hand(lambda running, n_heads: why, result)
         told = next((block.takes[r.module][1] for block in self.blocks if (r := block.attention) is not None), 0)
         product = _heads_last(_product(func, args, operands, result, sides[0]), told)
         if product is None:
