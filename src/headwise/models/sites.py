@@ -186,9 +186,12 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         core, n_heads = modules[path], counts[path]
         if not n_heads:
             continue
-        family = _family(_owner(modules, path))
+        kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
+        family = families("import").get(str(kind))
         parts = _projections(modules, path, family)
-        weights = _weights(core, family, parts, n_heads)
+        weights = partial(_weight, parts, n_heads)
+        if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
+            weights = partial(_latent_weight, family, core, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
         site = _held_here(Site(name, core, n_heads, weights, _is_cross(path), projection))
         sites.append(replace(site, n_heads=n_heads // site.parts))
