@@ -169,7 +169,6 @@ class Pass:
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
         self.picked = None if document.real_rows is None else document.real_rows.to(self.device).nonzero()[:, 0]
         n = self.T if self.picked is None else len(self.picked)
-        self.marked = torch.stack([*self.marks.values()]) if self.marks else call.q.new_zeros(0, self.S)  # (m,S)
         self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
         self.names += ["j", "squares"] if document.start is not None else []
         keys = call.k[b].to(self.dtype)  # (G,S,D), side by side as no projection leaves them: every block reads them
@@ -182,6 +181,7 @@ class Pass:
         around = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
         self.powers = torch.stack([around**k for k in range(3 if document.start is not None else 1)])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
+        self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)  # (m,S)
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
         self.near = zeros(self.H, n, 1 + len(self.offsets))
