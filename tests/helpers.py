@@ -6,6 +6,7 @@ document b. They share no line with the package, so that a mask which is wrong o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -64,12 +65,13 @@ class MaskCase:
         )
 
     def allowed(self, n: Sizes) -> np.ndarray:
-        return self._table(self.may, n)
+        return self._table(self.may, n).copy()
 
     def bias(self, n: Sizes) -> np.ndarray:
-        return self._table(self.adds, n)
+        return self._table(self.adds, n).copy()
 
     @staticmethod
+    @functools.lru_cache(maxsize=99)  # a test asks for the same one again and again
     def _table(say: Callable[[int, int, int, int], Any], n: Sizes) -> np.ndarray:
         shape = (n.B, n.H, n.T, n.S)
         return np.array([say(*place) for place in np.ndindex(shape)]).reshape(shape)

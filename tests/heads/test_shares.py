@@ -262,7 +262,7 @@ def test_heads_that_are_spread_have_their_numbers_and_names(folder: Path, tmp_pa
     ids.write_text("\n".join(" ".join(str(n * n * k % 13) for n in range(1, 19)) for k in range(2, 7)))
     look = ("heads", path, "--ids", ids, "--no-controls", "--ablate", "none", "--json")
     spread = Started(tmp_path / "spread", 2, command, *look, "--parallel", "tensor")
-    three = Started(tmp_path / "three", 3, command, *look, "--parallel", "tensor")
+    three = Started(tmp_path / "three", 3 if kind == "own" else 0, command, *look, "--parallel", "tensor")
     (alone,) = together(tmp_path / "alone", 1, command, *look)
     ended, refused = spread.wait(), three.wait()
     assert [each.code for each in (*ended, alone)] == [0, 0, 0], ended[0].err + ended[1].err + alone.err
@@ -274,6 +274,8 @@ def test_heads_that_are_spread_have_their_numbers_and_names(folder: Path, tmp_pa
             assert score["mean"] == pytest.approx(whole["scores"][key]["mean"], rel=1e-4, abs=1e-5), (head["name"], key)
         np.testing.assert_allclose(head["thumbnail"], whole["thumbnail"], atol=1e-5)
     assert any("spread over 2 processes: copying, importance" in note for note in got["notes"])
+    if kind == "llama":  # once is enough
+        return
     assert [each.code for each in refused] == [2, 2, 2], [each.err for each in refused]
     said = [line for each in refused for line in each.err.splitlines() if line.startswith("headwise: ")]
     assert len(said) == 1 and "3 processes do not divide the 4 heads of the model; start 1 or 2, or" in said[0]

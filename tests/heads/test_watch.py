@@ -490,15 +490,6 @@ def test_offsets_are_distances(offsets: Any) -> None:
         hw.watch(gpt_of(), offsets=offsets).__enter__()
 
 
-@pytest.mark.parametrize("marks", [{"empty": []}, {"some": (1,), "empty": []}, {}])
-def test_marks_may_be_empty(marks: dict[str, Any]) -> None:
-    model = gpt_of()
-    with torch.no_grad(), hw.watch(model, marks=marks) as seen:
-        model(torch.randint(V, (1, T)))
-    for name in marks:
-        assert (seen["L0.H0"][name] > 0) == bool(marks[name])
-
-
 def test_watchers_are_gone_afterwards() -> None:
     model = gpt_of()
     with pytest.raises(hw.HeadwiseError, match="99"), hw.watch(model):

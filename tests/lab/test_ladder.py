@@ -392,7 +392,7 @@ def test_the_tables_are_whole_in_100_columns_and_in_a_pipe(options: dict[str, An
     assert "Every rung that can run this layer gives the same on this draw" in text
 
 
-def test_tables_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_name_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = spoiled("NumPy loop", lambda x, out: out * np.nan, "broken loop")
     monkeypatch.setattr(study, "RUNGS", (RUNGS[0], wrong))
     text = printed(run_ladder(width=6, heads=2, tokens=3, repeats=1), width=100)
@@ -400,6 +400,9 @@ def test_tables_and_records(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values[-2:] == ["wrong", "NO"] and costs[1:4] == ["-", "-", "-"]
     assert "broken loop is not timed: it disagrees in output, timed float32" in text
     assert "NOT the same function: broken loop" in text
+
+
+def test_the_record_is_plain_data() -> None:
     document = json.loads(json.dumps(asdict(ladder_of(**GQA)), allow_nan=False))
     assert document["agrees"] is True and document["sizes"]["n_kv_heads"] == 2
     assert [rung["name"] for rung in document["rungs"]] == NAMES

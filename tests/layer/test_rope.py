@@ -39,13 +39,6 @@ def test_equals_the_paper(rope: RoPE, start: int, by_paper: Any) -> None:
     torch.testing.assert_close(Rotation(rope, D)(x, start), by_paper(x, rope, positions), **CLOSE)
 
 
-@pytest.mark.parametrize("positions", [[5, 0, 3, 3, 101, 2, 1], [[7, 5, 3, 2, 1, 0, 4], [0, 11, 22, 33, 44, 55, 66]]])
-def test_positions_in_any_order(rope: RoPE, positions: list[Any], by_paper: Any) -> None:
-    x, places = draw(B, H, T, D), torch.tensor(positions)
-    turned = Rotation(rope, D)(x, 0, places)
-    torch.testing.assert_close(turned, by_paper(x, rope, places.expand(B, T)), **CLOSE)
-
-
 def test_what_is_not_rotated_stays(rope: RoPE) -> None:
     x = draw(B, H, 1, D)
     assert torch.equal(Rotation(rope, D)(x, 0), x)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, grad
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
@@ -269,22 +268,6 @@ def test_fake_tensors_leave_nothing_behind(case: str, build: Any) -> None:
 
 
 # Ways to call and to change a layer
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_functional_call(case: str, build: Any) -> None:
-    """The layer as a function of its parameters, and the gradient of that function."""
-    layer, x, call = build(case).double(), draw(B, T, 29).double(), cast(CASES[case][1](T), torch.float64)
-    expected, *grads = answers(layer, layer, x, call)
-    other = hw.MultiHeadAttention(**{**BASE, **CASES[case][0]}).double().eval()
-    parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
-
-    def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        out = functional_call(other, parameters, (x,), call)
-        return (out * draw(*out.shape, seed=9)).sum(), out
-
-    slopes, out = grad(loss, has_aux=True)(parameters)
-    assert_same([out, *slopes.values()], [expected, *grads], **EXACT)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -39,8 +39,8 @@ one_path = every("path", PATHS)
 @one_path
 @every(
     "n, options",
-    [(GQA, {}), (GQA._replace(S=5), {}), (GQA._replace(T=1), {}), (GQA, {"sink": True}), (GQA, {"softcap": 0.9})],
-    ids=["T<S", "T=S", "T=1", "sink", "softcap"],
+    [(GQA, {"softcap": 0.9}), (GQA._replace(S=5), {}), (GQA._replace(T=1), {"sink": True})],
+    ids=["T<S, softcap", "T=S", "T=1, sink"],
 )
 @pytest.mark.parametrize("mask", MASK_NAMES)
 def test_a_key_moves_exactly_the_queries_that_may_attend_it(mask: str, n: Sizes, options: dict, path: str) -> None:
