@@ -80,6 +80,17 @@ def test_no_untrained_head_has_a_role(family: str) -> None:
         assert {role.name for role in result.roles} >= {"previous token", "induction", "copying", "rare token"}
 
 
+def test_the_even_control_knows_the_window_of_its_layer_and_the_tokens_of_its_document() -> None:
+    windows = (None, 3, None)
+    config = hw.GPTConfig(vocab_size=V, context=P, n_layers=3, n_heads=3, d_model=36, windows=windows)
+    result = survey(hw.GPT(config).eval(), [[5] * 9, list(range(9))], ablate="none", controls=False)
+    for layer, window in enumerate(windows):
+        seen = [min(i + 1, window or 9) for i in range(9)]
+        even = result[f"L{layer}.H0"].uniform
+        assert even["entropy"] == pytest.approx(sum(map(math.log, seen)) / 9, abs=1e-5)
+        assert even["same_token"] == pytest.approx(sum((n - 1) / n for n in seen) / 9 / 2, abs=1e-5)  # in one of two
+
+
 RULE = ROLES[0]
 SURE = Interval(0.7, 0.6, 0.8, 5)
 

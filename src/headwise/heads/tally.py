@@ -168,6 +168,7 @@ class Tally:
         self.factors: Factors = Factors() if self.probe is None else self.probe.factors
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once
         self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
+        self.evens: dict[object, dict[str, Floats]] = {}  # what `_even` has measured
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
         """Tally document `number`, which is document b of a call."""
@@ -188,9 +189,19 @@ class Tally:
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:
-            self._add("uniform", site, _means(measure(uniform(call), b, document)))
+            self._add("uniform", site, self._even(number, site, call, b, document))
         if number == 0 and self.tokens is not None:
             self.first[site.name] = _pictures(measured, *top_keys(call, b, range(min(PASSAGE, T)), TOP))
+
+    def _even(self, number: int, site: Site, call: Call, b: int, document: Document) -> dict[str, Floats]:
+        """The statistics of even attention, which layers share whose masks are the same bounds on distances."""
+        T, S = call.q.shape[2], call.k.shape[2]
+        band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
+        stack, _, _ = parse_head(site.head(0))
+        key = object() if band is None or call.weights is not None else (number, stack, T, S, band, document.start)
+        if key not in self.evens:
+            self.evens[key] = _means(measure(uniform(call), b, document))
+        return self.evens[key]
 
     def state(self) -> dict[str, Tensor]:
         """All that was seen of the documents, by names such as "scores L3 entropy"; heads are the first axis."""
