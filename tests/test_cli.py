@@ -98,6 +98,11 @@ def damaged(run: Path, tmp_path: Path) -> Path:
 # What every command has
 
 
+def test_help_needs_neither_torch_nor_what_prices_models() -> None:
+    check = "import sys, headwise.cli; sys.exit(bool({'torch', 'tokenizers', 'headwise.cost'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("name", ["torch", "tokenizers"])
 def test_a_missing_library_is_named_with_its_remedy(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules['{name}'] = None; sys.argv = ['headwise', 'train']; import headwise.cli as c"

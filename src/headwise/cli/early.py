@@ -11,16 +11,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents, exists, files_of
-from headwise.cost import read_shape
-from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.families import families
 from headwise.files import STDIN, is_stream, read_json
 from headwise.folders import check_folder, is_own, read_config
 from headwise.models.lineage import require_run
 from headwise.words import LANGUAGES, check_lang, system_language
+
+if TYPE_CHECKING:
+    from headwise.cost.shape import ModelShape
 
 
 def check_model(folder: Path) -> None:
@@ -52,6 +54,8 @@ def check_one_count(folder: Path) -> None:
 
 def shape_of(folder: Path) -> ModelShape | None:
     """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
+    from headwise.cost import read_shape  # a sixth of what `headwise --help` would import
+
     try:
         return read_shape(folder)[1]
     except HeadwiseError:

@@ -26,7 +26,6 @@ from headwise.cli.app import (
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.cli.interrupt import leaving
-from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, check_file, text_path
 from headwise.folders import check_next, check_reshapable
@@ -45,6 +44,7 @@ from headwise.reshape.workplace import STATE, check_free, check_place
 from headwise.table import say
 
 if TYPE_CHECKING:
+    from headwise.cost.shape import ModelShape
     from headwise.reshape.damage import Damage
     from headwise.reshape.heal import HealPoint
     from headwise.reshape.job import Change
