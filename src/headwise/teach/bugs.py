@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,9 +59,11 @@ def read_toml(*names: str) -> dict[str, Any]:
 def catalogue() -> dict[str, Bug]:
     """All bugs by their ids, in the order of the file."""
     bugs: dict[str, Bug] = {}
+    names = read_toml("bugs.toml")["names"]
     for name, entry in read_toml("bugs.toml")["bug"].items():
         texts = {lang: entry.pop(lang) for lang in LANGUAGES}
-        bugs[name] = Bug(name, texts, **entry)
+        lines = [re.sub("|".join(names), lambda match: names[match[0]], line) for line in entry.pop("lines")]
+        bugs[name] = Bug(name, texts, lines, **entry)
     return bugs
 
 

@@ -74,7 +74,7 @@ class Source:
                 for number in range(first, last + 1):
                     text = self.lines[number - 1].split("#")[0]
                     if re.search(pattern, text) and not text.lstrip().startswith(
-                        ("def ", "class ", "import ", '"', "@")
+                        ("def ", "class ", "import ", "assert ", '"', "@")
                     ):
                         return self.number_of(number), self.lines[number - 1].strip()
         return None
