@@ -6,6 +6,7 @@ at once), then texts to take out (`- `) and what stands there instead (`+ `).
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 import types
@@ -62,6 +63,20 @@ def _version(style: str, number: int, block: str, text: str) -> Version:
         text = text.replace(old, "\n".join(new))
     lines = [line for line in text.splitlines() if line.strip() or not line]
     return Version(style, number, tuple(head.split()), "\n".join(lines) + "\n")
+
+
+def changed_lines(version: Version) -> set[int]:
+    """Numbers of the lines that a wrong version has and the correct one has not; those beside what was taken out."""
+    a, b = correct_code(version.style).splitlines(), version.text.splitlines()
+    changes = [codes for codes in difflib.SequenceMatcher(None, a, b, False).get_opcodes() if codes[0] != "equal"]
+    return {line for *_, first, last in changes for line in (range(first + 1, last + 1) or (first, first + 1))}
+
+
+def line_of(version: Version, bug: str) -> int | None:
+    """The line at which a check would point."""
+    source = read_source(version.text)
+    name = NAME if source.numbers_of_lines else next(iter(candidates(source)))
+    return Target(None, name, "layer", source, Options()).finding(bug, "").line
 
 
 def loaded(version: Version) -> tuple[types.ModuleType, str, Source]:

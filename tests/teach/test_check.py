@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from casebook import Version, correct_code, judge, versions
+from casebook import Version, changed_lines, correct_code, judge, line_of, versions
 from cases import every
 from invoking import Invoke
 
@@ -45,6 +45,11 @@ OF_THE_ISSUE = set(catalogue()) - {
     "cache-raises",
     "heads-overlap",
     "heads-reversed",
+    "heads-overwritten",
+    "mask-multiplied",
+    "weights-by-columns",
+    "context-exchanged",
+    "modules-in-list",
 }
 
 
@@ -303,6 +308,13 @@ def oddly_scaled(q, k, v):  # type: ignore[no-untyped-def]
     return e / e.sum(-1, keepdims=True) @ v
 
 
+def test_the_line_that_is_named_is_one_that_was_changed() -> None:
+    """Where something is left out no line holds it, so not all can be."""
+    named = [(version, bug) for version in ALL for bug in version.bugs if bug not in ("raises", "length-fixed")]
+    hits = [line_of(version, bug) in changed_lines(version) for version, bug in named]
+    assert len(named) > 480 and np.mean(hits) > 0.89
+
+
 def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case() -> None:
     verdict = hw.check(scaled_only_without_a_mask)
     assert verdict.bugs == ("scale-missing",)
@@ -340,6 +352,11 @@ class HalfWritten(Unwritten):
         q = x @ self.W_q  # noqa: F841
 
 
+class Promised(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        raise NotImplementedError("later")
+
+
 class Summed(Unwritten):
     def forward(self, x):  # type: ignore[no-untyped-def]
         return (x @ self.W_q).sum()
@@ -364,7 +381,8 @@ def unwritten_attention(q, k, v):  # type: ignore[no-untyped-def]
     (
         (Unwritten, "en", "nothing is filled in yet: forward returns nothing"),
         (Unwritten, "es", "todavía no hay nada escrito: forward no devuelve nada"),
-        (HalfWritten, "en", "nothing is filled in yet: forward returns nothing"),
+        (Promised, "en", "nothing is filled in yet: forward returns nothing"),
+        (HalfWritten, "en", "forward returns nothing: hand back what comes out of it"),
         (unwritten_attention, "en", "nothing is filled in yet: unwritten_attention returns nothing"),
         (Weightless, "en", "no weights were found for queries; pass mapping= with q=NAME"),
         (Weightless, "es", "no se encontraron pesos para las consultas; pasa mapping= con q=NOMBRE"),

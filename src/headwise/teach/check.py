@@ -15,6 +15,7 @@ An exercise calls it with the learner's file and reads the verdict:
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import json
 import re
@@ -38,12 +39,14 @@ from headwise.records import from_json
 from headwise.teach.bugs import UncheckedError, Verdict, words
 from headwise.teach.caches import examine_cache
 from headwise.teach.examine import examine
-from headwise.teach.loops import NAME, head_loop, helpers
+from headwise.teach.loops import HELPERS, NAME, head_loop, unimported
 from headwise.teach.rotations import examine_rotation
 from headwise.teach.sandbox import MEMORY, alone, run_apart
 from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.subject import Options, Target
 
+# A course's wrapper imports its head from a file that a reader may not have; the same class is here.
+LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.lab.courses.stacked"
 SECONDS = 20.0  # for one check, the import of the file included
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
 
@@ -102,13 +105,21 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
             load()
             verdict = _examined(target)
-            around = (target.say("around_loop"),) * (target.name == NAME)
-            return replace(verdict, not_checked=(*around, *verdict.not_checked))
+            return replace(verdict, not_checked=(*_lent(target), *verdict.not_checked))
     except TimeOut:
         reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
         reason = explained(error, target.source, lang)
     return target.verdict(None, reason=reason)
+
+
+def _lent(target: Target) -> Iterator[str]:
+    """What stood in for parts that the file does not have."""
+    if target.name == NAME:
+        yield target.say("around_loop")
+    elif names := unimported(target.source):
+        yield target.say("unimported", names=", ".join(names))
+    yield from (target.say("lent", file=file) for file in LENT if sys.modules.get(file) is sys.modules.get(STACKED, 0))
 
 
 def _examined(target: Target) -> Verdict:
@@ -127,9 +138,8 @@ def _examined(target: Target) -> Verdict:
 
 
 def run(source: Source, namespace: dict[str, Any]) -> None:
-    """Run the text of a file, or of a loop with what that may use."""
-    if source.numbers_of_lines:
-        namespace.update({**helpers(source), **namespace})
+    """Run the text of a file, with what it uses and does not import, or of a loop with what that may use."""
+    namespace.update({**unimported(source), **(HELPERS if source.numbers_of_lines else {}), **namespace})
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 
@@ -304,6 +314,9 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         module = sys.modules["learner"] = types.ModuleType("learner")
         module.__file__ = path
         target.namespace = vars(module)
+        for file in LENT:
+            if source.says(rf"from {file} import") and importlib.util.find_spec(file) is None:
+                sys.modules[file] = importlib.import_module(STACKED)
         run(source, target.namespace)
         target.thing = target.namespace[target.name]
 

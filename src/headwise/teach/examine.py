@@ -38,7 +38,7 @@ from headwise.teach.reading import (
     width_of,
 )
 from headwise.teach.search import Case, Explanation, Search, close, evidence_of, stage_of
-from headwise.teach.source import ENCODINGS, meanings_of
+from headwise.teach.source import CALLS, ENCODINGS, meanings_of
 from headwise.teach.subject import (
     KEY,
     QUERY,
@@ -54,7 +54,6 @@ from headwise.teach.subject import (
 )
 
 LENGTHS = (7, 4, 6, 3, 5)  # real tokens of the five documents
-CALLS = ("forward", "__call__", "call", "attend", "attention")
 CAUSAL = r"causal|tril|triu|context_?length|block_?size|autoregress|look_?ahead|no_?peek|subsequent"
 CAUSAL_NAME = r"causal|masked|gpt|llama|mistral|decoder|autoregress|qwen|gemma"
 # Rotary positions that are used; a parameter `cos` alone may be left aside.
@@ -74,6 +73,7 @@ BEYOND = (
 TABLE = r"(all_?)?(params?|weights|state_dict|sd|p|w|theta|pesos|parametros)"
 
 
+HELPERS = r"softmax|linear|mul|vec|dot|norm"  # functions of a file that are given what is wrong elsewhere
 NARROW = 2e-2  # of the largest number: bfloat16 keeps 8 bits, and a softmax multiplies what scores have lost
 STOPS = (NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError, ZeroDivisionError)
 
@@ -105,6 +105,7 @@ class Examiner:
         self.rng = np.random.default_rng(0)
         self.failure = ""  # of the steps through a cache
         self.gap = 0.0  # between step by step and the whole text
+        self.context = False  # are keys and values made of another text?
         self.bugs: list[str] = []  # those that a property shows, beside the numbers
 
     # A layer: weights inside, (B,T,C) in and out.
@@ -120,7 +121,8 @@ class Examiner:
                 self._clear()
                 return self._instance(build(self.target, self.options.args, theirs=True))
             self._clear()
-            if not self._is_theirs(error):
+            call = next(getattr(thing, name) for name in CALLS if hasattr(thing, name))
+            if not self._is_theirs(error, call):
                 raise
             return self._stopped(error)
 
@@ -136,13 +138,19 @@ class Examiner:
             raise UncheckedError("no_call", name=type(instance).__name__)
         return self._with_weights(instance, call, instance)
 
-    def _is_theirs(self, error: Exception) -> bool:
+    def _frames(self, error: Exception) -> list[traceback.FrameSummary]:
+        """Where in the learner's file an error arose, the outermost call first."""
+        return [f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.target.source.path]
+
+    def _is_theirs(self, error: Exception, call: Any) -> bool:
         """Does the learner's code stop while it attends, whatever it is given?"""
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == self.target.source.path]
-        if isinstance(error, UncheckedError) or not frames or frames[-1].name == "__init__":
+        frames = self._frames(error)
+        if isinstance(error, UncheckedError) or not frames:
             return False
-        call = next(getattr(self.target.thing, name) for name in CALLS if hasattr(self.target.thing, name))
-        required = [n for n, p in arguments_of(call).items() if p.default is p.empty and "mask" not in n.lower()]
+        if frames[-1].name == "__init__" and not isinstance(error, NameError | AttributeError):
+            return False  # sizes of ours may be the cause
+        parameters = arguments_of(call).items()
+        required = [n for n, p in parameters if p.default is p.empty and not meaning_of(n) and "mask" not in n.lower()]
         if len(required) > 3 or (
             len(required) > 1 and not all(p.match(n) for n, p in zip(required, (QUERY, KEY, VALUE), strict=False))
         ):
@@ -152,7 +160,9 @@ class Examiner:
     def _stopped(self, error: Exception) -> Verdict:
         """The verdict on code that stops: wrong, at the line at which it does, and for which lengths."""
         source = self.target.source
-        line = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source.path][-1].lineno or 1
+        frames = self._frames(error)
+        # A helper is right most often, and what it is given is not.
+        line = next((f for f in reversed(frames) if not re.search(HELPERS, f.name)), frames[-1]).lineno or 1
         evidence, bug = f"{type(error).__name__}: {' '.join(str(error).split())}", "raises"
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
@@ -166,6 +176,9 @@ class Examiner:
 
     def _with_weights(self, instance: Any, call: Any, module: Any) -> Verdict:
         """The verdict on what has weights, called by `call`."""
+        lists = [v for v in vars(module).values() if isinstance(v, list)] if hasattr(module, "named_parameters") else []
+        if any(hasattr(each, "named_parameters") for each in itertools.chain(*lists)):
+            self.bugs.append("modules-in-list")
         folded = scale_is_folded(parts_of(instance, self.options.mapping))
         renew(arrays_of(instance), self.rng)
         parts = self._parts(instance)
@@ -177,10 +190,26 @@ class Examiner:
         longest = count_of(instance, ("context_length", "block_size", "max_len", "max_seq_len"), {})
         shape = (size.BATCH, min(size.TOKENS, longest or size.TOKENS), width)
         inputs = self._inputs(subject, shape)
-        # A batch, or one document at a time; where both fail, the error of the batch is the one that is shown.
-        subject.rank = next((rank for rank in (3, 2) if self._failure(subject, inputs, rank) is None), 3)
+        held = {} if subject.kind == "torch" or module is None else vars(module)
+        subject.held = {
+            name: value for name, value in held.items() if isinstance(value, list | dict) and not any(value)
+        }
+        # A batch, a document or, where it gathers what came before, a token at a time. Where all fail, the error of
+        # the call that got furthest is shown.
+        errors: list[Exception] = []
+        for rank in (3, 2, 1)[: 2 + bool(subject.held)]:
+            if (error := self._failure(subject, inputs, rank)) is None:
+                break
+            errors.append(error)
+        else:
+            raise max(errors, key=self._reached)
         self.target.kind = "layer"
         return self._judge(subject, choices, inputs)
+
+    def _reached(self, error: Exception) -> tuple[bool, int]:
+        """Did the call come to its end, and else in which line did it stop?"""
+        frames = self._frames(error)
+        return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
 
     def _parts(self, instance: Any) -> Parts:
         return replace(parts_of(instance, self.options.mapping), same_head=same_modules(instance))
@@ -236,7 +265,13 @@ class Examiner:
             weights = {name: value for name, value in vars(holder).items() if name != "n_heads"}
             if number := self.target.number:
                 weights = {name: _of_class(value, number) for name, value in weights.items()}
-            return self._with_weights(holder, functools.partial(self.target.thing, **weights), None)
+            call = functools.partial(self.target.thing, **weights)
+            try:
+                return self._with_weights(holder, call, None)
+            except Exception as stop:
+                if not self._is_theirs(stop, call):
+                    raise
+                return self._stopped(stop)
         subject = subject_of(self.target, self.target.thing, None)
         if len(subject.inputs) != 3:
             raise UncheckedError("no_qkv", name=self.target.name)
@@ -319,6 +354,10 @@ class Examiner:
         whole = Subject(self.target.thing, kind, (), fixed=dict.fromkeys(names))
         heads, _, d = self._sizes_of_split(whole) or (1, 1, size.WIDTH)
         shapes = {n: (heads * d,) * (1 if n.lower().startswith("b") else 2) for n, role in roles.items() if role}
+        three = [name for name in wanted if roles[name] in ("q", "k", "v")]
+        if any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three):  # a matrix for each head
+            heads, d = (heads, d) if heads > 1 else (size.HEADS, size.HEAD_DIM)
+            shapes |= dict.fromkeys(three, (heads, heads * d, d))
         spread = 1.2 / (heads * d) ** 0.5
         arrays = {n: to_kind(self.rng.normal(size=shape) * spread, kind) for n, shape in shapes.items()}
         return types.SimpleNamespace(**({table: Table(arrays)} if table else arrays), n_heads=heads)
@@ -342,6 +381,7 @@ class Examiner:
     def _inputs(self, subject: Subject, shape: tuple[int, ...], of_keys: tuple[int, ...] = ()) -> tuple[Any, Any, Any]:
         """Queries, keys and values: different as far as the code takes them apart. `of_keys`: where not as queries."""
         x, y, z = (self.rng.normal(size=each) for each in (shape, of_keys or shape, of_keys or shape))
+        self.context = len(subject.inputs) == 2
         return {1: (x, x, x), 2: (x, y, y)}.get(len(subject.inputs), (x, y, z))
 
     def _causal(self, subject: Subject) -> bool | None:
@@ -349,7 +389,8 @@ class Examiner:
         if self.options.causal is not None:
             return self.options.causal
         told = (
-            any("causal" in name.lower() for name in subject.fixed)
+            subject.rank == 1  # token by token
+            or any("causal" in name.lower() for name in subject.fixed)
             or re.search(CAUSAL_NAME, self.target.name, re.I)
             or self.scope.says(rf"{CAUSAL}|{OUTPUTS}")  # of a loop: token by token
             or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
@@ -357,7 +398,7 @@ class Examiner:
         return True if told else None
 
     def _judge(self, subject: Subject, choices: list[Reading], inputs: tuple[Any, ...]) -> Verdict:
-        one_query = subject.rank == 1 and subject.mask is None
+        one_query = subject.rank == 1 and subject.mask is None and not subject.held
         causal = False if one_query else self._causal(subject)
         cases = list(self._cases(subject, inputs, bool(causal)))
         if not cases:
@@ -399,6 +440,7 @@ class Examiner:
             "biases": bool(w.biases),
             "output": w.matrices.get("o") is not None,
             "rope": "rope" in reading.settings,
+            "context": self.context,
         }
         return {what for what, so in has.items() if so}
 

@@ -27,7 +27,8 @@ CORRECT: dict[str, Any] = {
     "fill_by": "replace",  # or "add" to the score
     "fill_at": "scaled",  # or "raw": before the scores are divided
     "empty": "nan",  # what a row without any key gives: nan, zero, or uniform weights
-    "mask_at": "scores",  # or "weights": after the softmax
+    "mask_at": "scores",  # or "weights": after the softmax; or "times": scores times what ought to be added
+    "mixes": "rows",  # of the weights, with the values; or columns
     "mask_of": "own",  # whose mask a head of a document gets; or cycle, next
     "padding": "keys",  # what the padding mask lies on: keys, queries, nothing
     "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
@@ -37,6 +38,8 @@ CORRECT: dict[str, Any] = {
     "q_from": "q",  # whose projection and whose input make the queries, the keys and the values
     "k_from": "k",
     "v_from": "v",
+    "q_input": "q",
+    "k_input": "k",
     "v_input": "v",
     "shared": "",  # those of q, k, v whose heads all use the matrix of head 0; in capitals: its bias too
     "bias_of": "matrix",  # or "place": q, k, v whose bias is added where the matrix of another is used
@@ -94,8 +97,8 @@ def compute(weights: Weights, inputs: tuple[Any, Any, Any], masks: Masks, settin
     """
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
-    q = _project(weights, x["q"], s["q_from"], "q", s, xp)
-    k = _project(weights, x["k"], s["k_from"], "k", s, xp)
+    q = _project(weights, x[s["q_input"]], s["q_from"], "q", s, xp)
+    k = _project(weights, x[s["k_input"]], s["k_from"], "k", s, xp)
     v = _project(weights, x[s["v_input"]], s["v_from"], "v", s, xp)
     if s["rope"]:
         turn, table, base = s["rope"]
@@ -192,6 +195,8 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         fill = s["fill"] / (size if s["fill_at"] == "raw" else 1)
         blocked = fill if s["fill_by"] == "replace" else scores + fill
         masked = xp.where(ok, scores, blocked)
+    if ok is not None and s["mask_at"] == "times":
+        masked = scores * xp.where(ok, 0.0, s["fill"])
     if s["top"] == "row":
         masked = masked - xp.amax(masked, -1)[..., None]
     weights = softmax(masked, s["axis"], xp) if s["norm"] == "softmax" else weighted(masked, s["norm"], xp)
@@ -199,10 +204,10 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
         rows = ok.any(-1)[..., None]
         weights = xp.where(rows, weights, 0.0 if s["empty"] == "zero" else 1 / S)
     if ok is not None and s["mask_at"] == "weights":
-        weights = weights * ok
+        weights = weights * ok if s["fill_by"] == "replace" else weights + xp.where(ok, 0.0, s["fill"])
     if s["scale_at"] == "weights":
         weights = weights / size
-    return masked, weights, weights @ v
+    return masked, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
 
 
 def weighted(x: Any, how: str, xp: Any) -> Any:
@@ -269,6 +274,12 @@ def _out(w: Weights, heads: Any, s: Settings, xp: Any) -> Any:
     elif how == "overlap":  # head h is written at feature h, over what stood there
         pieces = [heads[:, h, :, : 1 if h + 1 < H else e] for h in range(H)]
         joined = xp.concatenate([*pieces, xp.zeros((B, T, (H - 1) * (e - 1)))], -1)
+    elif how == "raw-columns":  # tokens and features are exchanged, in the place of tokens and heads
+        joined = heads.swapaxes(2, 3).reshape(B, T, H * e)
+    elif how in ("last", "last-first"):  # each head over the one before it; in the place of the first, or alone
+        joined = heads[:, -1]
+        if how == "last-first":
+            joined = xp.concatenate([joined, xp.zeros((B, T, (H - 1) * e))], -1)
     elif how == "reversed":
         joined = xp.concatenate([heads[:, h] for h in reversed(range(H))], -1)
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import math
 import re
@@ -25,12 +26,14 @@ MODULES = {
     "np": "numpy",
     "numpy": "numpy",
     "torch": "torch",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
 }  # of texts that are pasted without imports
 WEIGHT = re.compile(r"(^|[_.])w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I)
 
 
 def dot(a: Any, b: Any) -> Any:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+    return sum(x * y for x, y in zip(a, b, strict=False))  # as courses write it: what is longer is cut off
 
 
 def linear(x: Any, w: Any) -> Any:
@@ -55,14 +58,34 @@ def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
     lines = textwrap.dedent(text).splitlines()
     try:
         tree = ast.parse("\n".join(lines))
+    except IndentationError:
+        lines = _indented(lines)
     except SyntaxError:
         return None
+    with contextlib.suppress(SyntaxError):
+        tree = ast.parse("\n".join(lines))
+        return _taken_out(tree, lines, path, within)
+    return None
+
+
+def _indented(lines: list[str]) -> list[str]:
+    """The lines of a loop that a page printed without indentation: its body ends where it last adds to a list."""
+    first = next((i for i, line in enumerate(lines) if re.match(r"\s*for .*:\s*(#.*)?$", line)), len(lines))
+    last = max((i for i, line in enumerate(lines) if re.search(r"\.(extend|append)\(|\+=", line)), default=first)
+    return [f"    {line}" if first < i <= last else line for i, line in enumerate(lines)]
+
+
+def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> Source | None:
+    """The loop over heads of a text, as `head_loop` has it."""
     places = [node for node in tree.body if within in ("", getattr(node, "name", ""))]
     blocks = [tree.body] * (not within) + [block for node in places for block in _blocks(node)]
     block = next((block for block in reversed(blocks) if any(map(_is_head_loop, block))), None)
     if block is None:
         return None
-    kept = [node for node in tree.body if _is_kept(node) and not any(inner is block for inner in _blocks(node))]
+    kept: list[ast.stmt] = []
+    for node in tree.body:
+        if _is_kept(node, kept) and not any(inner is block for inner in _blocks(node)):
+            kept.append(node)
     kept += [node for node in block if isinstance(node, ast.FunctionDef) and node not in kept]
     defined = {name for node in kept for name in _defined(node)}
     taken, result = _extent(block, defined)
@@ -87,11 +110,13 @@ def _is_head_loop(node: ast.stmt) -> bool:
     return (meaning_of(name) == "HEADS" or not name) and any(isinstance(n, parts) for n in ast.walk(node))
 
 
-def _is_kept(node: ast.stmt) -> bool:
-    """Is it a definition, an import or a plain constant? What else a file does when it runs is left alone."""
+def _is_kept(node: ast.stmt, kept: Sequence[ast.stmt]) -> bool:
+    """Is it a definition, an import or a plain constant, of those before it? What else a file does is left alone."""
     if isinstance(node, ast.Assign):
         plain = (ast.Constant, ast.Name, ast.BinOp, ast.operator, ast.expr_context, ast.Tuple)
-        return all(isinstance(part, plain) for part in ast.walk(node.value))
+        known = {name for before in kept for name in _defined(before)}
+        read = set(_names([node.value], ast.Load))
+        return read <= known and all(isinstance(part, plain) for part in ast.walk(node.value))
     return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
 
@@ -145,7 +170,9 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
         if bound & needed and isinstance(block[i], ast.Assign | ast.AugAssign | ast.Expr):
             start = i
             needed |= {*_names([block[i]], ast.Load)} if _grown(block[i]) else set()
-    end, result = place + 1, [*grown, "None"][len(grown) - 1]
+    # Where no list grows, the last head is all that is left of what was begun before the loop.
+    begun = [name for name in bound_within if name in _names(block[:place], ast.Store)]
+    end, result = place + 1, [*begun, *grown, "None"][len(begun + grown) - 1]
     for i in range(place + 1, len(block)):
         statement, weighted = block[i], _is_weighted(block[i])
         if _grown(statement) in needed - {result}:
@@ -212,7 +239,9 @@ def _source(
     return Source("\n".join(whole) + "\n", path, tuple(numbers))
 
 
-def helpers(source: Source) -> dict[str, Any]:
-    """What such a function may use without having defined it."""
-    modules = {name: importlib.import_module(module) for name, module in MODULES.items() if source.says(rf"\b{name}\.")}
-    return {**HELPERS, **modules}
+def unimported(source: Source) -> dict[str, Any]:
+    """The usual modules that a text uses and does not import: a page prints a class without them."""
+    imports = [node for node in ast.walk(source.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    known = {name for node in imports for name in _defined(node)} | set(_names([source.tree], ast.Store))
+    used = [name for name in _names([source.tree], ast.Load) if name in MODULES and name not in known]
+    return {name: importlib.import_module(MODULES[name]) for name in used}

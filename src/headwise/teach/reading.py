@@ -184,7 +184,8 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         _unfuse(fused, matrices, biases, H, G, order)
     d = matrices["q"].shape[1] // H
     out, widths = matrices["o"], {matrices[role].shape[1] for role in "qkv"}
-    if listed == 1 and H > 1 and out is not None and len(widths) == 1 and out.shape[0] == H * min(widths):
+    shared = parts.same_head if out is None else out.shape[0] == H * min(widths)
+    if listed == 1 and H > 1 and len(widths) == 1 and shared:
         d = min(widths)
         structural.append("heads-share-projection")
         matrices |= {role: np.tile(matrices[role], (1, H)) for role in "qkv"}

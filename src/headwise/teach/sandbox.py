@@ -93,7 +93,7 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    if re.search(r"^\s*(import|from) torch", text, re.M):
+    if re.search(r"\btorch\b|\bnn\.", text):
         import torch  # before the guard stands: it opens what it needs
 
         torch.set_num_threads(1)

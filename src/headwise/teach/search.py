@@ -120,9 +120,11 @@ class Search:
     ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
         """Every bug, or every two of them, in their first forms; what they change in the settings."""
         masked = case.masks.causal or case.masks.real is not None
+        # What shows with the mask alone is a bug of the mask, where both give the same numbers.
+        bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
         singles = [
             (bug.id, change)
-            for bug in self.bugs
+            for bug in bugs
             if masked or "mask" not in bug.needs
             for change in itertools.islice(changes_of(bug, settings, self.fills), forms)
         ]
@@ -247,7 +249,9 @@ def stage_of(explanation: Explanation, case: Case, say: Mapping[str, str]) -> st
     right: Any = stages_of(reading, {**reading.settings, **explanation.settings}, case)
     output = next(iter(case.outputs.values()))
     if right is None or right.out.shape != output.shape:
-        return say["shape"].format(theirs=output.shape, ours=None if right is None else right.out.shape)
+        return say["other_shape"].format(theirs=output.shape, ours=None if right is None else right.out.shape)
+    if not np.isfinite(output).any():
+        return say["all_nan"]
     gap = np.abs(output - right.out)
     axes = tuple(i for i in range(gap.ndim) if i != gap.ndim - 2)  # all but that of the tokens
     rows = np.nan_to_num(gap, nan=np.inf).max(axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,14 @@ from headwise.teach.bugs import read_toml
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
+CALLS = (
+    "forward",
+    "__call__",
+    "call",
+    "attend",
+    "attention",
+    "step",
+)  # methods of a class that attend, the usual one first
 HELPER = re.compile(r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo", re.I)
 QKV = re.compile(r"^_*(q|k|v|quer(y|ies)|keys?|values?)(_?(new|in|input|states?|heads?))?_?\w?$", re.I)
 
@@ -68,30 +77,24 @@ class Source:
 
     def line_of(self, patterns: Sequence[str], within: Sequence[str] = ()) -> tuple[int, str] | None:
         """Number and text of the first line that matches the first pattern that matches any."""
-        spans = [span for name in within for span in self._spans(name)] or [(1, len(self.lines))]
-        for pattern in patterns:
-            for first, last in spans:
-                for number in range(first, last + 1):
-                    text = self.lines[number - 1].split("#")[0]
-                    if re.search(pattern, text) and not text.lstrip().startswith(
-                        ("def ", "class ", "import ", "assert ", '"', "@")
-                    ):
-                        return self.number_of(number), self.lines[number - 1].strip()
+        spans = self._spans(within) or [range(1, len(self.lines) + 1)]
+        for pattern, number in itertools.product(patterns, itertools.chain(*spans)):
+            text = self.lines[number - 1].split("#")[0]
+            if re.search(pattern, text) and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
+                return self.number_of(number), self.lines[number - 1].strip()
         return None
 
-    def _spans(self, name: str) -> list[tuple[int, int]]:
-        """Lines of the definitions of that name; of a class, what runs in a call first."""
-        spans: list[tuple[int, int]] = []
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-                methods = [m for m in getattr(node, "body", []) if isinstance(m, ast.FunctionDef)]
-                if isinstance(node, ast.ClassDef):
-                    called = ("forward", "__call__")
-                    methods.sort(key=lambda m: (m.name not in called, m.name == "__init__", m.lineno))
-                    spans += [(m.body[0].lineno, m.end_lineno or m.lineno) for m in methods]
-                else:
-                    spans.append((node.body[0].lineno, node.end_lineno or node.lineno))
-        return spans
+    def _spans(self, names: Sequence[str]) -> list[range]:
+        """Lines of the functions of these definitions: of a class those that attend first, and what builds it last."""
+        functions: list[ast.FunctionDef] = []
+        for name in names:
+            node = self.definitions[name]
+            methods = [node] if isinstance(node, ast.FunctionDef) else node.body
+            functions += sorted(
+                (m for m in methods if isinstance(m, ast.FunctionDef)), key=lambda m: m.name not in CALLS
+            )
+        functions.sort(key=lambda function: function.name == "__init__")
+        return [range(f.body[0].lineno, (f.end_lineno or f.lineno) + 1) for f in functions]
 
     @cached_property
     def definitions(self) -> dict[str, ast.ClassDef | ast.FunctionDef]:
@@ -109,7 +112,8 @@ class Source:
         bodies = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
         functions = [f for f in bodies if isinstance(f, ast.FunctionDef) and f.name != "__init__"]
         steps = [step for function in functions for step in function.body]
-        nothing = [isinstance(s, ast.Pass) or isinstance(getattr(s, "value", None), ast.Constant) for s in steps]
+        empty = r"pass|\.\.\.|raise NotImplementedError.*|['\"].*"
+        nothing = [re.fullmatch(empty, ast.unparse(step), re.S) for step in steps]
         return bool(steps) and all(nothing)
 
     def is_module(self, name: str) -> bool:
@@ -130,7 +134,7 @@ def kind_of(node: ast.AST) -> str | None:
     """layer, function, rotary, cache, or None for what is no candidate."""
     if isinstance(node, ast.ClassDef):
         methods = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
-        calls = {"forward", "__call__", "call", "attend", "attention"} & set(methods)
+        calls = set(CALLS) & set(methods)
         if ROTARY.search(node.name) and not ATTENTION.search(node.name):
             return "rotary"
         if CACHE.search(node.name) and not (ATTENTION.search(node.name) and calls):
@@ -158,11 +162,10 @@ def candidates(source: Source) -> dict[str, str]:
     """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
     kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
     if not kinds:  # a class of any name that can be called
-        calls = ("forward", "__call__")
         kinds = {
             name: "layer"
             for name, node in source.definitions.items()
-            if isinstance(node, ast.ClassDef) and any(getattr(m, "name", "") in calls for m in node.body)
+            if isinstance(node, ast.ClassDef) and any(getattr(m, "name", "") in CALLS for m in node.body)
         }
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds

@@ -6,6 +6,7 @@ Dropout is watched and held still.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import re
 import sys
@@ -319,6 +320,7 @@ class Subject:
     seen: Seen = field(default_factory=Seen)
     passed: set[str] = field(default_factory=set)  # names of the arguments that some call was given, and took
     module: Any = None
+    held: dict[str, Any] = field(default_factory=dict)  # what the object gathers from token to token, empty
 
     def __call__(self, inputs: tuple[Any, ...], mask: Any = None) -> Any:
         """Output (B,T,C) or (B,H,T,e) as float64, whatever the rank that the learner's code takes."""
@@ -328,6 +330,8 @@ class Subject:
         axes = inputs[0].shape[:lead]
         rows = []
         for index in np.ndindex(*axes):
+            if self.held and index[-1] == 0:
+                vars(self.module).update(copy.deepcopy(self.held))
             own_mask = mask
             if mask is not None and mask.ndim > 2:
                 own_mask = mask[index[0]].reshape(mask.shape[-2:])
@@ -348,7 +352,7 @@ class Subject:
             result = self.call(**arguments, **self.fixed)
         self.passed |= {*arguments, *self.fixed}
         if result is None:
-            raise UncheckedError("returns_nothing", name=getattr(self.call, "__name__", "forward"))
+            raise UncheckedError("no_return", name=getattr(self.call, "__name__", "forward"))
         out = pick(result, inputs[0].shape)
         if out is None:
             first = result[0] if isinstance(result, tuple) and result else result
@@ -380,7 +384,7 @@ def subject_of(target: Target, call: Callable[..., Any], module: Any) -> Subject
     if module is None:
         kind = kind_of_arrays(None, scope.code + " " + str(inspect.signature(call)).lower())
         if kind == "lists" and scope.says(r"\.(shape|size|view|reshape|transpose|swapaxes)\b"):
-            kind = kind_of_arrays(None, whole)  # methods alone: the imports say whose
+            kind = "torch" if "torch" in whole else "numpy"  # methods alone: the imports say whose
         kind = target.number or kind
     fixed: dict[str, Any] = {}
     for name in parameters:
