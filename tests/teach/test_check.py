@@ -262,6 +262,22 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
     assert record["not_checked"] == ["what stands around the loop over heads"]
     for target in (whole, f"{whole}:gpt"):
         assert invoke("check", target).code == 0
+    pasted.write_text(WRAPPER)
+    outcome = invoke("check", pasted)
+    assert outcome.code == 0 and "headwise's own class of that name" in outcome.out, outcome
+    (tmp_path / "casual_attention.py").write_text("1 / 0\n")  # the reader's own file comes first
+    assert "ZeroDivisionError" in invoke("check", pasted).out
+
+
+WRAPPER = """import torch.nn as nn
+from casual_attention import CausalAttention
+class SideBySide(nn.Module):
+    def __init__(self, d_in, d_out, context_length, dropout, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList(CausalAttention(d_in, d_out, context_length, dropout) for _ in range(num_heads))
+    def forward(self, x):
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+"""
 
 
 def test_the_language_of_the_course_here_is_that_of_its_neighbours(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from casebook import targets
+from casebook import correct_code, targets
 from cases import every
 from invoking import Invoke
 
@@ -228,7 +228,9 @@ def test_the_command_trains_it_and_writes_the_report(invoke: Invoke, tmp_path: P
 
 
 @pytest.mark.slow
-def test_check_watches_a_right_class_alone(invoke: Invoke, tmp_path: Path) -> None:
+def test_check_watches_a_right_class_alone(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, folder = tmp_path / "attention.py", tmp_path / "runs" / "own"
     path.write_text(COURSES)
     spec = f"{path}:MultiHeadedAttentionWrapper"
@@ -238,6 +240,10 @@ def test_check_watches_a_right_class_alone(invoke: Invoke, tmp_path: Path) -> No
     path.write_text(COURSES.replace("query.shape[-1] ** 0.5", "x.shape[-1] ** 0.5"))
     wrong = invoke("check", f"{path}:MultiHeadAttn", "--watch", "--out", tmp_path / "wrong")
     assert wrong.code == 1 and "scale-model-width" in wrong.out and "once it is right" in wrong.err
+    monkeypatch.setattr("headwise.cli.check.show_heads", None)  # the check alone tells that it is not causal
+    path.write_text(correct_code("fused_einops"))
+    refused = invoke("check", path, "--watch", "--out", tmp_path / "wrong")
+    assert refused.code == 2 and "a token sees later ones" in refused.err, refused
     assert not (tmp_path / "wrong").exists()
 
 

@@ -66,6 +66,7 @@ def check(
         raise HeadwiseError(chosen.say("no_module", name=chosen.name))
     tell_unheld(lang)
     verdict = checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
+    open_ahead = words(lang)["not_causal"] in verdict.checked
     options = running_options()
     tried, untried = (tuple(as_options(x, options) for x in texts) for texts in (verdict.checked, verdict.not_checked))
     verdict = replace(verdict, checked=tried, not_checked=untried)
@@ -75,6 +76,8 @@ def check(
     if chosen is not None and verdict.right:
         if not wants_json():
             out.print("")
+        if open_ahead and "mask" not in chosen.source.code:  # refused here, it need not be loaded once more
+            raise HeadwiseError(chosen.say("sees_later", name=chosen.name))
         seen = show_heads(folder or free_folder(Path("runs") / chosen.name.lower()), chosen, steps)
     elif watch:
         err.print(words(lang)["first_right"], soft_wrap=True)
