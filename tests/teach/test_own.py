@@ -228,9 +228,7 @@ def test_the_command_trains_it_and_writes_the_report(invoke: Invoke, tmp_path: P
 
 
 @pytest.mark.slow
-def test_check_watches_a_right_class_alone(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_watches_a_right_class_alone(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, folder = tmp_path / "attention.py", tmp_path / "runs" / "own"
     path.write_text(COURSES)
     spec = f"{path}:MultiHeadedAttentionWrapper"

@@ -17,6 +17,7 @@ Settings = Mapping[str, Any]
 
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
+    "compared": "head",  # how much of queries and keys: a head's slice, or all of them by every head
     "scale": "head",  # by the root of what scores are divided, or by what; see `attend`
     "scale_at": "scores",  # or "weights": after the softmax
     "axis": -1,  # of (B,H,T,S), along which a softmax sums to 1
@@ -187,6 +188,8 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings, xp: Any = np) -> t
     wholes = {f"whole-{name}": size for name, size in sizes.items()}
     size = float({**roots, **wholes, "none": 1, "times": d**-0.5, "times-width": 1 / d}[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
+    if s["compared"] == "all":
+        scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
         scores = scores / size
     allowed = allowed_by(masks, s, B, H, T, S)
