@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from headwise.teach.bugs import Verdict
 from headwise.teach.check import check, read_source, run
-from headwise.teach.loops import NAME
+from headwise.teach.loops import NAME, unimported
 from headwise.teach.source import Source, candidates, kind_of
 from headwise.teach.subject import Options, Target
 
@@ -91,6 +91,7 @@ def loaded(version: Version) -> tuple[types.ModuleType, str, Source]:
     module.__file__ = path
     linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
+    vars(module).update(unimported(source))
     run(replace(source, path=path), vars(module))
     return module, names[0], replace(source, path=path)
 

@@ -105,21 +105,13 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
             load()
             verdict = _examined(target)
-            return replace(verdict, not_checked=(*_lent(target), *verdict.not_checked))
+            around = (target.say("around_loop"),) * (target.name == NAME)
+            return replace(verdict, not_checked=(*around, *target.lent, *verdict.not_checked))
     except TimeOut:
         reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
         reason = explained(error, target.source, lang)
     return target.verdict(None, reason=reason)
-
-
-def _lent(target: Target) -> Iterator[str]:
-    """What stood in for parts that the file does not have."""
-    if target.name == NAME:
-        yield target.say("around_loop")
-    elif names := unimported(target.source):
-        yield target.say("unimported", names=", ".join(names))
-    yield from (target.say("lent", file=file) for file in LENT if sys.modules.get(file) is sys.modules.get(STACKED, 0))
 
 
 def _examined(target: Target) -> Verdict:
@@ -138,8 +130,9 @@ def _examined(target: Target) -> Verdict:
 
 
 def run(source: Source, namespace: dict[str, Any]) -> None:
-    """Run the text of a file, with what it uses and does not import, or of a loop with what that may use."""
-    namespace.update({**unimported(source), **(HELPERS if source.numbers_of_lines else {}), **namespace})
+    """Run the text of a file, or of a loop with what that may use."""
+    if source.numbers_of_lines:
+        namespace.update({**HELPERS, **unimported(source), **namespace})
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 
@@ -317,6 +310,10 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         for file in LENT:
             if source.says(rf"from {file} import") and importlib.util.find_spec(file) is None:
                 sys.modules[file] = importlib.import_module(STACKED)
+                target.lent.append(target.say("lent", file=file))
+        if not source.numbers_of_lines and (modules := unimported(source)):
+            target.namespace.update(modules)
+            target.lent.append(target.say("unimported", names=", ".join(modules)))
         run(source, target.namespace)
         target.thing = target.namespace[target.name]
 

@@ -74,6 +74,7 @@ class Target:
     namespace: Mapping[str, Any] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    lent: list[str] = field(default_factory=list)  # what stood in for parts that a file does not have
 
     def say(self, key: str, /, **facts: Any) -> str:
         """A phrase in the language of the check."""
