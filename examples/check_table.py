@@ -46,11 +46,8 @@ def main() -> None:
         lines.append(f"| {style.replace('_', ' ')} | {' | '.join(str(count[column]) for column in columns)} |")
     named = [(version, bug) for version in cases for bug in version.bugs if bug not in AT_A_STOP]
     hits = sum(line_of(version, bug) in changed_lines(version) for version, bug in named)
-    lines += [
-        "",
-        f"The line that is named is one that the bug changed in {hits} of {len(named)} cases. In most of the others the",
-    ]
-    lines += ["bug is something left out, which no line holds."]
+    told = f"The line that is named is one that the bug changed in {hits} of {len(named)} cases."
+    lines += ["", told + " In most of the others the bug is", "something left out, which no line holds."]
     text = PAGE.read_text(encoding="utf-8")
     block = "<!-- table -->\n" + "\n".join(lines) + "\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- table -->.*?<!-- end -->", lambda _: block, text, flags=re.S), encoding="utf-8")
