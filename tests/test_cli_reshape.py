@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from invoking import Invoke, assert_refused, contents
+from processes import verified_here
 
 from headwise.gpt.checkpoint import load_model, read_metadata
 from headwise.gpt.run import Settings, run_training
@@ -443,7 +444,8 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
         shutil.copyfile(original / name, source / name)
     before = contents(source)
     given = ("--kv-heads", 2, "--text", text, "--method", "principal", "--heal", 3, "--out", out, "--json")
-    outcome = invoke("share", source, *given)
+    with verified_here():
+        outcome = invoke("share", source, *given)
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
     assert document["verified"].startswith("stock transformers")
