@@ -114,7 +114,7 @@ def test_a_run_is_served_where_that_is_asked(
     ({"run.json": "{}"}, ("--port", 8080), "--port 8080 is where --live serves its page; pass --live too"),
     ({"config.json": "{}"}, (), "has no model.safetensors: it is no model folder, or not finished"),
     ({"config.json": "{}", "model.safetensors": ""}, (), "has no tokenizer, so it reads no text"),
-    ({"config.json": '{"num_mel_bins": 80}', "model.safetensors": ""}, (), "reads sound, and the page asks for a text"),
+    ({"config.json": '{"num_mel_bins": 80}', "model.safetensors": ""}, (), "reads sound and no text"),
     ({}, ("--live",), "has no config.json: it is neither a run of headwise nor a model folder"),
     ({}, ("--lang", "fr"), "is not known; one of en, es"),
 ])  # fmt: skip

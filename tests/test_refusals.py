@@ -53,7 +53,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs |= {"inside/llama": LLAMA, "../away": LLAMA}
     configs |= {"bert": LLAMA | {"model_type": "bert", "architectures": ["BertModel"]}}
     configs |= {"gemma": LLAMA | {"model_type": "gemma3_text", "architectures": None, "num_key_value_heads": 1}}
-    configs |= {"whisper": {"model_type": "whisper", "is_encoder_decoder": True, "num_mel_bins": 80}}
+    configs |= {
+        "whisper": {"model_type": "whisper", "is_encoder_decoder": True, "num_mel_bins": 80, "max_source_positions": 50}
+    }
     for name in ("empty", "full", "written", *configs):
         (folder / name).mkdir(parents=True)
     for name, config in configs.items():

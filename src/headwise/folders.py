@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.families import family_for
-from headwise.files import check_regular, read_json
+from headwise.files import check_file, check_regular, read_json
 
 RUN = "run.json"
 # Ends of the names of classes that have no logits of a next token.
@@ -85,16 +86,21 @@ def check_answers(folder: Path) -> None:
         )
 
 
-def check_reads_tokens(folder: Path) -> None:
-    """Refuse by its config a model whose input is sound or pictures."""
+def check_reads_tokens(folder: Path, texts: Sequence[str] | None = None) -> None:
+    """Refuse by its config a model whose input is pictures, or sound where these are no WAV files."""
     config = {} if is_own(folder) else check_folder(folder)
-    sound, pictures = "num_mel_bins" in config, "image_size" in config
-    if sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
+    sound, pictures = bool({"num_mel_bins", "feat_extract_norm"} & config.keys()), "image_size" in config
+    speech = "max_source_positions" in config and all(text.lower().endswith(".wav") for text in texts or ())
+    if speech and texts:
+        for text in texts:
+            check_file(Path(text))
+    elif sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
         what = "sound" if sound else "pictures"
-        raise HeadwiseError(
-            f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; watch it in Python on its "
-            f"own input, with headwise.watch(model){'; `headwise align` finds the heads that follow words' * sound}"
-        )
+        remedy = "watch it in Python on its own input, with headwise.watch(model)"
+        if texts is not None and "max_source_positions" in config:
+            remedy = "pass a WAV file"
+        remedy += "; `headwise align` finds the heads that follow words" * sound
+        raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")
 
 
 def _check_shards(folder: Path) -> None:

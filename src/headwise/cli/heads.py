@@ -76,7 +76,7 @@ def heads(
         _circuits(model, reading, **texts, against=against, headvis=headvis, **files)
         return
     labels = relations if relations is None or relations in BENCHES else Path(relations)
-    _check(model, against, sort, labels, headvis, **files)
+    _check(model, text, against, sort, labels, headvis, **files)
     _check_text(model, text, ids, tokens, labels, field)
     if embed and not is_own(model):
         fact = f"--embed: in a page run only models that headwise trained, and {model} is none"
@@ -188,6 +188,7 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str, other: Surve
 
 def _check(
     model: Path,
+    text: list[str] | None,
     against: Path | None,
     sort: str,
     labels: Path | str | None,
@@ -202,7 +203,7 @@ def _check(
 
     for folder in filter(None, (model, against)):
         check_model(folder)
-        check_reads_tokens(folder)
+        check_reads_tokens(folder, text or ())
     if headvis is not None:
         with needs_torch():
             from headwise.heads.headvis import check_headvis

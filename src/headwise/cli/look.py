@@ -21,16 +21,16 @@ from headwise.cli.app import (
 from headwise.cli.early import check_model, language
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
-from headwise.folders import RUN, is_own, read_config
+from headwise.folders import RUN, check_reads_tokens, is_own, read_config
 from headwise.words import spoken
 
 TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
-SENSES = {"num_mel_bins": "sound", "feat_extract_norm": "sound", "vision_config": "images", "patch_size": "images"}
 
 
 @command()
 def look(
     model: Path,
+    text: str | None = None,
     live: bool = False,
     port: int | None = None,
     browser: bool = True,
@@ -43,8 +43,8 @@ def look(
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
     lang = language(lang)
-    if live or (not (model / RUN).exists() and (model / "config.json").exists()):
-        _live(model, port or 0, browser, lang, dtype, device)
+    if live or text is not None or (not (model / RUN).exists() and (model / "config.json").exists()):
+        _live(model, text, port or 0, browser, lang, dtype, device)
         return
     if port is not None:
         raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
@@ -78,10 +78,11 @@ def _report_of(run: Path, lang: str) -> Path:
     return write_report_of(run, lang)
 
 
-def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: str) -> None:
+def _live(model: Path, text: str | None, port: int, browser: bool, lang: str, dtype: str, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C."""
     check_model(model)
-    _check_reads(model)
+    sound = Path(text) if text is not None and text.lower().endswith(".wav") else None
+    _check_reads(model, sound)
     with needs_torch():
         from headwise.gpt.run import example_of
         from headwise.heads.look import Desk
@@ -89,8 +90,9 @@ def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: 
     from headwise.view.look import Served
 
     with Progress(f"opening {model}"):
-        desk = Desk(open_folder(model, dtype=dtype, device=device))
-    served = Served(desk, port, example_of(model) if is_own(model) else None, lang)
+        desk = Desk(open_folder(model, dtype=dtype, device=device), sound)
+    example = desk.example or text or (example_of(model) if is_own(model) else None)
+    served = Served(desk, port, example, lang)
     try:
         opened = _opened(served.address, browser)
         if wants_json():
@@ -106,15 +108,11 @@ def _live(model: Path, port: int, browser: bool, lang: str, dtype: str, device: 
         served.close()
 
 
-def _check_reads(model: Path) -> None:
-    """Refuse by its files a model that reads no text."""
-    config = read_config(model)
-    sense = next((SENSES[field] for field in SENSES if field in config), None)
-    if sense is not None:
-        raise HeadwiseError(
-            f"{model} reads {sense}, and the page asks for a text; in Python, "
-            f"hw.look(hw.open({str(model)!r}), ...) shows its heads on what you call it with"
-        )
+def _check_reads(model: Path, sound: Path | None) -> None:
+    """Refuse by its files a model that reads no text, and one that hears and is given no sound."""
+    check_reads_tokens(model, [] if sound is None else [str(sound)])
+    if {"vision_config", "patch_size"} & read_config(model).keys():
+        raise HeadwiseError(f"{model} reads images; hw.look(hw.open({str(model)!r}), ...) shows its heads on your own")
     if not any((model / name).exists() for name in TOKENIZERS):
         raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
 

@@ -12,16 +12,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headwise.corpus.sound import RATE, read_wav
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.alignment import Known, Linked, Spoken
+from headwise.models.ask import hear, sounds_of
 from headwise.models.open import Folder
 
 KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}  # what tells them, what each must have
@@ -60,17 +63,9 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
 
 def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
     """The words behind the tokens that begin a transcript; the row before a token is the one that predicts it."""
-    from headwise.models.hf import sound_features
-
     model: Any = folder.model
-    options: Any = getattr(model, "generation_config", None)
-    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
-        raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
-    samples = read_wav(near / record["audio"])
-    features, seconds = sound_features(folder.path, samples)
-    if len(samples) > seconds * RATE:
-        raise HeadwiseError(f"{record['audio']} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
-    begin = [model.config.decoder_start_token_id]
+    features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
+    options, begin = model.generation_config, [model.config.decoder_start_token_id]
     if getattr(options, "is_multilingual", False):
         language = f"<|{record.get('language', 'en')}|>"
         if language not in options.lang_to_id:
@@ -83,11 +78,59 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
         starts.append(len(ids) - 1 - first)
         ids += tokens.encode(f" {word}")
     rows = tuple(range(first, len(ids)))  # the last one predicts the end
-    seconds_per_key = seconds / model.config.max_source_positions
-    n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
-    inputs = {"input_features": features.to(model.dtype), "decoder_input_ids": torch.tensor([ids])}
+    inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
     begins = tuple(float(time) for _, time in record["words"])
     return Spoken(inputs, rows, tuple(starts), begins, seconds_per_key, n_keys)
+
+
+def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
+    """What a model hears of a sound, (1,M,F); the seconds of a key, and the keys that hold sound."""
+    from headwise.models.hf import sound_features
+
+    model: Any = folder.model
+    options = getattr(model, "generation_config", None)
+    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
+        raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
+    samples = read_wav(path)
+    features, seconds = sound_features(folder.path, samples)
+    if len(samples) > seconds * RATE:
+        raise HeadwiseError(f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
+    seconds_per_key = seconds / model.config.max_source_positions
+    n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
+    return features.to(model.dtype), seconds_per_key, n_keys
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What a model wrote of a sound."""
+
+    ids: list[int]  # the first names the sound; see `ask.hear`
+    n_keys: int  # that hold sound
+
+
+def are_sounds(texts: object) -> bool:
+    """Is each of these texts, or the only one, the name of a WAV file?"""
+    names = texts if isinstance(texts, list) else [texts]
+    return bool(names) and all(str(name).lower().endswith(".wav") for name in names)
+
+
+def transcripts(folder: Folder, paths: Sequence[Path]) -> list[Transcript]:
+    """Let a model of speech hear sounds, and write what they say.
+
+    From then on its tokenizer begins each text with the first of the sounds.
+    """
+    from headwise.models.hf import FolderTokens, transcribed
+
+    model: Any = folder.model
+    sounds = [_features(folder, path) for path in paths]
+    hear(model, torch.cat([features for features, _, _ in sounds]), sounds[0][1])
+    texts: list[Transcript] = []
+    for number, (_, _, n_keys) in enumerate(sounds):
+        ids = transcribed(model, sounds_of(model).states[number, None])
+        texts.append(Transcript([model.config.vocab_size + number, *ids[1:]], n_keys))
+    if isinstance(folder.tokens, FolderTokens):
+        folder.tokens.begin_with(texts[0].ids, model.generation_config.no_timestamps_token_id)
+    return texts
 
 
 def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> Linked:

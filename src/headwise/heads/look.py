@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.heads.aligned_texts import transcripts
 from headwise.heads.blocks import row_weights
 from headwise.heads.statistics import unknown_head
 from headwise.heads.watch import LONGEST
-from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens, run_body
+from headwise.models.ask import (
+    encoded,
+    evaluating,
+    last_states,
+    logits,
+    predicts,
+    reads_tokens,
+    run_body,
+    sounds_of,
+)
 from headwise.models.hook import attach
 from headwise.models.open import Folder
 from headwise.models.sites import Site, sites_of
@@ -68,7 +79,8 @@ class Reading:
 class Desk:
     """A model that answers a page, a question at a time."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, sound: Path | None = None) -> None:
+        self.spoken = None if sound is None else transcripts(folder, [sound])[0]
         if folder.tokens is None:
             raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it")
         if not reads_tokens(folder.model):
@@ -91,7 +103,7 @@ class Desk:
         sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
         before, after = self.tokens.frame
-        with attach({site: partial(_noted, order, site) for site in sites}), evaluating(model):
+        with attach({site: partial(_noted, order, site) for site in sites}), evaluating(model), encoded():
             run_body(model, torch.tensor([[*before, word, *after]]))
         if len(set(order)) == len(order):
             return [Layer(site, 0, site.heads) for site in sites if site in order]
@@ -114,7 +126,13 @@ class Desk:
             "predicts": self.kind,
             "mask": self.mask_text,
             "longest": self.longest,
+            "seconds": sounds_of(self.folder.model).seconds_per_key if self.spoken else None,
         }
+
+    @property
+    def example(self) -> str | None:
+        """What the model wrote of the sound that it hears."""
+        return None if self.spoken is None else self.tokens.decode(self.spoken.ids).strip()
 
     @property
     def mask_text(self) -> str | None:
@@ -129,7 +147,8 @@ class Desk:
         values = {key: asked.get(key) for key in QUESTIONS.get(name, {})}
         if not values or any(type(value) is not QUESTIONS[name][key] for key, value in values.items()):
             raise HeadwiseError("this is no question of the page's")
-        return ways[name](**values)
+        with encoded():  # a sound was read once
+            return ways[name](**values)
 
     # A text
 
@@ -226,6 +245,8 @@ class Desk:
                 return None
             if maps is not None:
                 weights = row_weights(call, 0, range(call.q.shape[2])).float().cpu().numpy()
+                if self.spoken and call.cross:  # behind the sound there is silence
+                    weights = weights[..., : self.spoken.n_keys]
                 maps.update(zip(layer.heads, weights, strict=True))
             if changes.keys().isdisjoint(layer.heads):
                 return None
@@ -257,8 +278,8 @@ class Desk:
     def _kind(self, ids: Sequence[int], weights: Array) -> tuple[str, float]:
         """Where a head looks in this text, and with what part of its weight."""
         T, numbers = len(ids), np.array(ids)
-        if weights.shape != (T, T):  # it did not run, or looks at another text
-            return "elsewhere", 0.0
+        if weights.shape != (T, T):  # it did not run, or looks at another text, or at a sound
+            return ("sound", float(weights.max(1).mean())) if self.spoken and weights.size else ("elsewhere", 0.0)
         causal = T > 1 and not weights[0, 1:].any()
         first = 1 if causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]

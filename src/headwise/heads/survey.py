@@ -29,6 +29,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.gpt.ranks import ALONE, Ranks
+from headwise.heads.aligned_texts import are_sounds
 from headwise.heads.documents import run_documents, share_note
 from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
@@ -108,7 +109,7 @@ def survey(
     check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)
     _check_ways(folder.model, ablate, keep)
-    if not ask.reads_tokens(folder.model):
+    if not (ask.reads_tokens(folder.model) or are_sounds(texts)):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
     text = read_texts(folder, texts, tokens, documents, relations=relations)
@@ -274,7 +275,8 @@ class _Study:
 
             run_documents(model, [*documents, *self.probes] if in_one_go else documents, take, marks, progress)
         if not in_one_go:
-            run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
+            with ask.encoded():  # of a model that hears, random words say nothing of the encoder
+                run_documents(model, self.probes, probe.take, None, partial(self.progress, stages[1]))
         return gather_heads(tally, ranks) if self.parts > 1 else tally
 
     def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
@@ -399,4 +401,6 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
         config: Any = model.config
         build: Any = type(model)
         fresh: nn.Module = build(config)
+    if ask.hears(model):
+        ask.hear(fresh, ask.sounds_of(model).features, ask.sounds_of(model).seconds_per_key)
     return fresh.to(next(model.parameters())).eval()

@@ -21,7 +21,7 @@ from headwise.heads.documents import Document, some_rows
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import DISTANCES, Example
 from headwise.intervals import Interval, interval_from
-from headwise.models.ask import embeddings
+from headwise.models.ask import embeddings, hears
 from headwise.models.sites import Site, sites_of
 from headwise.models.stream import loaded
 from headwise.records import Call, parse_head
@@ -185,7 +185,8 @@ class Tally:
         self._add("scores", site, _means(measured))
         if document.start is not None:
             self._add("offsets", site, {"all": _shares(measured, document.start, call.k.shape[2]).numpy()})
-            if self.tokens is not None:
+            # The frames of a sound are no tokens of a text.
+            if self.tokens is not None and (document.k_ids is not None or not hears(self.model)):
                 gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads, self.tokens))
                 gleaning.add(number, measured, document)
         if number < self.uniform_on:
@@ -328,8 +329,8 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     from `vocabulary_product`. Norms between the matrices are left out. None where the widths do not fit.
     """
     H, w_o, w_v = site.n_heads, site.w_o, site.w_v
-    if vocabulary is None or w_o is None or w_v is None or site.cross:
-        return None
+    if vocabulary is None or w_o is None or w_v is None or site.cross or site.name.startswith("encoder."):
+        return None  # an encoder beside a decoder writes no logits
     C = len(vocabulary)
     if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:
         return None

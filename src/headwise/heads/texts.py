@@ -13,6 +13,7 @@ from headwise.corpus.tokens import require_tokens
 from headwise.corpus.verbs import HALF_LINES
 from headwise.errors import HeadwiseError
 from headwise.gpt.run import held_out_documents, read_run
+from headwise.heads.aligned_texts import are_sounds, transcripts
 from headwise.models.lineage import require_run
 from headwise.models.open import Folder
 from headwise.words import Note
@@ -59,6 +60,12 @@ def read_texts(
         text = held_out(folder, run or folder.path, documents)
     elif words and len(words) < len(sources):
         raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
+    elif are_sounds(words):
+        spoken = transcripts(folder, [Path(word) for word in words[:documents]])
+        text = text_of(folder, [each.ids for each in spoken], words)
+        text.scored_after = text.frame[0][-1]
+        wrote = "; ".join(require_tokens(folder).decode(each.ids).strip() for each in spoken)
+        text.about = (Note.of("note.heard", text=wrote),)
     elif words:
         text = read_documents(folder, words, tokens, documents, unknown, field, progress)
     else:

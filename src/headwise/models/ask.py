@@ -10,11 +10,11 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, replace
 from threading import Lock
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,7 +37,7 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
     token changes no row before it. What stands in a class name may be wrong: a BERT is one by its config.
     """
-    if isinstance(model, GPT):
+    if isinstance(model, GPT) or hears(model):
         return "next"
     if "transformers" not in sys.modules or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
@@ -85,11 +85,11 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
     Raises HeadwiseError for a model that answers with none.
     """
     config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) and reads_tokens(model):
+    if getattr(config, "is_encoder_decoder", False) and reads_tokens(model) and not hears(model):
         whole: Any = model
         if whole.get_output_embeddings() is not None:
             return "first"
-    elif reads_tokens(model) and (way := predicts(model)) is not None:
+    elif reads_tokens(model) and not hears(model) and (way := predicts(model)) is not None:
         return way
     raise HeadwiseError(
         f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load the "
@@ -138,8 +138,60 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def reads_tokens(model: nn.Module) -> bool:
-    """Does the forward of the model take token ids?"""
-    return bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
+    """Does the forward of the model take token ids, or does its decoder read them while the encoder hears a sound?"""
+    return hears(model) or bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
+
+
+class Sounds(NamedTuple):
+    """What a model hears."""
+
+    features: Tensor  # (N,M,F)
+    states: Tensor  # what its encoder makes of them, (N,S,C)
+    seconds_per_key: float
+
+
+_sounds: WeakKeyDictionary[nn.Module, Sounds] = WeakKeyDictionary()
+_encoded = ContextVar("encoded", default=False)
+
+
+@torch.no_grad()
+def hear(model: nn.Module, features: Tensor, seconds_per_key: float) -> None:
+    """Let a model of speech hear N sounds, (N,M,F). From then on it is asked as a decoder, which reads a transcript.
+
+    The first id of a transcript names its sound: the size of the vocabulary plus n for sound n, in the place of the
+    token that begins a transcript.
+    """
+    body = body_of(model)
+    with evaluating(model):
+        states = torch.cat([body.get_encoder()(sound[None])[0] for sound in features])
+    _sounds[body] = Sounds(features, states, seconds_per_key)
+
+
+def hears(model: nn.Module) -> bool:
+    """Was the model given sounds?"""
+    return body_of(model) in _sounds
+
+
+def sounds_of(model: nn.Module) -> Sounds:
+    return _sounds[body_of(model)]
+
+
+@contextmanager
+def encoded() -> Iterator[None]:
+    """Inside this block the encoder of a model that hears is not run: the decoder reads what it once made of them."""
+    before = _encoded.set(True)
+    try:
+        yield
+    finally:
+        _encoded.reset(before)
+
+
+def _heard(model: nn.Module, ids: Tensor) -> dict[str, Any]:
+    """The inputs of a model that hears, for transcripts (B,T)."""
+    (features, states, _), config = sounds_of(model), _text_config(model)
+    sound = (ids[:, 0] - config.vocab_size).clamp(min=0)
+    inputs = {"encoder_outputs": (states[sound],)} if _encoded.get() else {"input_features": features[sound]}
+    return {**inputs, "decoder_input_ids": ids.where(ids < config.vocab_size, config.decoder_start_token_id)}
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -342,8 +394,8 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
     ids = ids.to(device_of(model))
     if isinstance(model, GPT):
         return SimpleNamespace(logits=model(ids, last_only=last))
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    inputs: dict[str, Any] = _heard(model, ids) if hears(model) else {"input_ids": ids}
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and "input_ids" in inputs:
         inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False

@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from headwise.corpus.tokens import BOUNDARY, check_growth, check_ids, growth_of, tokenising
@@ -260,6 +261,7 @@ class FolderTokens:
         self.specials = frozenset(self._tokenizer.all_special_ids)
         self.unknown: int | None = self._tokenizer.unk_token_id if self._tokenizer.is_fast else None
         self.mask: str | None = self._tokenizer.mask_token
+        self.beyond = "[{}]"  # how an id is shown that the vocabulary does not have
 
     def _boundary(self) -> int | None:
         """The token between documents, where this is a run folder of our own, read as any other."""
@@ -300,6 +302,11 @@ class FolderTokens:
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)
 
+    def begin_with(self, transcript: list[int], last: int) -> None:
+        """Begin each text from now on as this transcript does, whose first id is its sound, up to the last such id."""
+        self.frame, self.beyond = (transcript[: transcript.index(last) + 1], []), "\u266a"
+        self.specials |= {*self.frame[0]}
+
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
@@ -313,7 +320,7 @@ class FolderTokens:
         for i in ids:
             text = str(self._tokenizer.decode([i]))
             whole = text and "\ufffd" not in text  # else it shows as the vocabulary writes it, where it has the id
-            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i) or f"[{i}]"))
+            shown.append(text if whole else str(self._tokenizer.convert_ids_to_tokens(i) or self.beyond.format(i)))
         return tuple(shown)
 
 
@@ -323,6 +330,15 @@ def sound_features(folder: Path, samples: Any) -> tuple[torch.Tensor, float]:
         extractor: Any = AutoFeatureExtractor.from_pretrained(folder, **LOCAL)  # type: ignore[no-untyped-call]
         features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
     return features, float(extractor.chunk_length)
+
+
+def transcribed(model: Any, states: torch.Tensor) -> list[int]:
+    """What a model of speech writes, decoded greedily, of what its encoder has made of a sound, (1,S,C)."""
+    task = {"task": "transcribe"} if getattr(model.generation_config, "is_multilingual", False) else {}
+    with _quiet():
+        rows = model.generate(encoder_outputs=BaseModelOutput(states), force_unique_generate_call=True, **task)
+    ids: list[int] = rows[0].tolist()
+    return ids[:-1] if ids[-1] == model.generation_config.eos_token_id else ids
 
 
 @contextmanager

@@ -130,7 +130,7 @@ function listen() {
 
 buildRamps();
 byId('go-on').hidden = data.predicts !== 'next';
-byId('why').hidden = !data.predicts;
+byId('why').hidden = !data.predicts || data.seconds !== null;
 byId('hide-word').hidden = !data.mask;
 byId('own-text').value = data.example;
 makeHeads();

@@ -3,13 +3,13 @@
 import { byId, element, say } from './page/base.js';
 import { ask } from './look_ask.js';
 import { changesChanged } from './look.js';
-import { keepMaps, labelOf, look, maps } from './look_state.js';
+import { hearsSound, keepMaps, keyLabel, labelOf, look, maps } from './look_state.js';
 import { markWords } from './look_words.js';
 import { colourOf, inkOn, paint } from './report_colours.js';
 import { listenToFactor, setFactor, showFactor, times } from './report_factor.js';
 import { cut, data, distinct, heads, inWords, numberOf, percent, quoted, roleName } from './report_state.js';
 
-const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, elsewhere: 4 };
+const SIGNS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5, sound: 2, elsewhere: 4 };
 const WRITTEN = 40; // tokens: up to so many an enlarged map has its numbers
 const FAINT = 0.1; // the least weight that has the last colour
 const wanted = new Set(), inSight = new Set(); // 'a:7', numbers of heads
@@ -195,7 +195,7 @@ function drawCard(card) {
 
 // --- The overview ---
 
-export function kindName(kind) { return kind === 'elsewhere' ? say('look.elsewhere') : roleName(kind); }
+export function kindName(kind) { return kind === 'elsewhere' || kind === 'sound' ? say(`look.${kind}`) : roleName(kind); }
 
 function showTiles() {
   tiles.forEach((tile) => {
@@ -222,7 +222,7 @@ export function showHeads() {
   const shown = list.filter(([, , weight]) => weight > 0);
   box.replaceChildren(...shown.map(([number, key, weight]) => {
     const card = makeCard(number);
-    card.querySelector('.words').textContent = `${quoted(cut(labelOf(look.words[key])))} ${inWords(weight)}`;
+    card.querySelector('.words').textContent = `${hearsSound(number) ? keyLabel(number, key) : quoted(cut(keyLabel(number, key)))} ${inWords(weight)}`;
     want(number);
     return card;
   }));
@@ -264,13 +264,13 @@ function drawLarge() {
 }
 
 function writtenMap(picture) {
-  const table = element('table'), top = element('tr'), label = (word) => (word ? cut(labelOf(word)) : '');
+  const table = element('table'), top = element('tr'), label = (word) => (word ? cut(labelOf(word)) : ''), timed = hearsSound(look.open);
   const name = (scope, text, here) => {
     const cell = element('th', here ? 'here' : '', text);
     cell.scope = scope;
     return cell;
   };
-  top.append(element('td'), ...Array.from({ length: picture.columns }, (_, key) => name('col', label(look.words[key]), false)));
+  top.append(element('td'), ...Array.from({ length: picture.columns }, (_, key) => name('col', timed ? keyLabel(look.open, key) : label(look.words[key]), false)));
   table.createTHead().append(top);
   const body = table.createTBody();
   for (let row = 0; row < picture.rows; row++) {

@@ -1,7 +1,7 @@
 // --- What the page of a live model shows now ---
 
 import { byId } from './page/base.js';
-import { weights } from './report_state.js';
+import { data, heads, weights } from './report_state.js';
 
 export const look = {
   words: [], second: [], // of the text and of the one beside it: {text, gap, lines, sign}
@@ -40,5 +40,11 @@ export function keepMaps(slot, answer) {
 
 // What is written of a word where it stands alone.
 export function labelOf(word) { return word.text || '⏎'.repeat(word.lines) || '·'; }
+
+// Does a head look at a sound? Then its keys are places in time.
+export function hearsSound(number) { return data.seconds !== null && number >= 0 && heads[number].part === 'cross'; }
+
+// What a head looks at, by the number of the key: a word, or a time.
+export function keyLabel(number, key) { return hearsSound(number) ? `${(key * data.seconds).toFixed(2)} s` : labelOf(look.words[key]); }
 
 export function fade(on) { byId('main').classList.toggle('asking', on); }

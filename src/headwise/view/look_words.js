@@ -2,7 +2,7 @@
 
 import { byId, element, say } from './page/base.js';
 import { changePlace, point } from './look.js';
-import { labelOf, look, maps } from './look_state.js';
+import { hearsSound, keyLabel, labelOf, look, maps } from './look_state.js';
 import { colourOf, inkOn } from './report_colours.js';
 import { times } from './report_factor.js';
 import { data, inWords, quoted } from './report_state.js';
@@ -38,18 +38,18 @@ function wordButton(word, at) {
 
 // Colours the words that the head looks at; without a head those are underlined that the hardest looks go to.
 export function markWords() {
-  const map = look.through < 0 ? null : maps.get(`a:${look.through}`), row = map && map.rows > look.at && map.columns === buttons.length
+  const map = look.through < 0 ? null : maps.get(`a:${look.through}`), sound = hearsSound(look.through), row = map && map.rows > look.at && (sound || map.columns === buttons.length)
     ? map.weights.subarray(look.at * map.columns, (look.at + 1) * map.columns) : null;
   const targets = new Map();
-  for (const [, key, weight] of look.hardest[look.at] ?? []) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
+  for (const [number, key, weight] of look.hardest[look.at] ?? []) if (!hearsSound(number)) targets.set(key, Math.max(weight, targets.get(key) ?? 0));
   buttons.forEach((button, key) => {
-    const colour = row && colourOf(row[key], 1, false);
-    button.style.backgroundColor = row ? `rgb(${colour})` : '';
-    button.style.color = row ? inkOn(colour) : '';
+    const words = sound ? null : row, colour = words && colourOf(words[key], 1, false);
+    button.style.backgroundColor = words ? `rgb(${colour})` : '';
+    button.style.color = words ? inkOn(colour) : '';
     button.tabIndex = key === look.at ? 0 : -1;
     button.setAttribute('aria-pressed', String(key === look.place));
     button.classList.toggle('looking', key === look.at);
-    button.classList.toggle('marked', row ? row[key] >= 0.2 : (targets.get(key) ?? 0) >= 0.2);
+    button.classList.toggle('marked', row ? !sound && row[key] >= 0.2 : (targets.get(key) ?? 0) >= 0.2);
   });
   if (look.at >= 0) byId('saying').textContent = row ? lookWords(row) : say('look.point_at', { token: quoted(labelOf(look.words[look.at])) });
 }
@@ -57,7 +57,7 @@ export function markWords() {
 // "At ‘to’, L5.H1 looks at ‘Mary’ (0.830), ..."
 function lookWords(row) {
   const keys = [...row.keys()].filter((key) => row[key] >= LEAST).sort((a, b) => row[b] - row[a]).slice(0, NAMED);
-  const most = keys.map((key) => `${quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
+  const most = keys.map((key) => `${hearsSound(look.through) ? keyLabel(look.through, key) : quoted(labelOf(look.words[key]))} (${inWords(row[key])})`).join(', ');
   const name = data.heads[look.through].name, factor = look.changes.get(name);
   const changed = factor === undefined ? '' : factor ? say('report.is_scaled', { factor: times(factor) }) : say('report.is_silenced');
   return `${say('report.at_looks_head', { token: quoted(labelOf(look.words[look.at])), who: name, most })} ${changed}`;
