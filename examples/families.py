@@ -862,7 +862,11 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
     )  # fmt: skip
     kept = before.keys() - results.keys()
     untried = set(CONFIG_MAPPING) - results.keys() - before.keys() if kept else set()
-    merged = f" {len(kept)} lines are those of runs of the command before this one" if kept else ""
+    merged = (
+        f" {len(kept)} lines are those of earlier runs, some from before `read` and `ablation` were told"
+        if kept
+        else ""
+    )
     merged += f", and {len(untried)} families without a line were not tried since" if untried else ""
     reasons = {family: result["why"] for family, result in sorted(results.items()) if not result["built"]}
     count = len(lines) + states["not run"] + states["not built"] + len(untried)
@@ -888,8 +892,8 @@ def page(results: dict[str, Any], before: dict[str, str]) -> str:
             "",
             f"Of {count} families {states['watched']} are "
             f"watched, {states['partly']} are watched with something to know, {states['refused']} are refused by name, "
-            f"{states['wrong']} are wrong; {states['not run']} were built and not run, and {states['not built']} were "
-            f"not built: below is why. The largest difference of those that are watched is {largest:.1g}."
+            f"{states['wrong']} are wrong; {states['not run'] + states['not built']} were not built, or built and not "
+            f"run: below is why. The largest difference of those that are watched is {largest:.1g}."
             + (merged and f"{merged}."),
             "",
             bar(lines),

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
@@ -412,6 +414,19 @@ def test_an_attention_over_channels_that_tells_no_heads_is_left_out_by_name() ->
     with hw.watch(model) as seen:
         assert torch.equal(model(pixels).last_hidden_state, plain)
     assert len(seen) == 2 and "Florence2VisionChannelAttention says how many heads it has by none of" in seen.notes[0]
+
+
+def test_weights_that_fully_shard_gathers_are_those_of_all_heads() -> None:
+    """In a call they are whole; only tensor parallelism gives each process heads of its own."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=C, n_layer=2, n_head=H, n_positions=29))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        assert [site.heads for site in sites_of(model)] == [[f"L{n}.H{h}" for h in range(H)] for n in range(2)]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @torch.no_grad()

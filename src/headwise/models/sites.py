@@ -100,11 +100,17 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
-    return sites
+    gathered = {part for module in model.modules() if _is_gathered(module) for part in module.modules()}
+    return [site if site.free or site.module in gathered else _held_here(site) for site in sites]
+
+
+def _is_gathered(module: nn.Module) -> bool:
+    """Does torch's `fully_shard` make its weights whole while it runs? Then every process has all heads."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
 
 
 def _held_here(site: Site) -> Site:
-    """The site with the part of its weights that this process holds."""
+    """The site with the part of its weights, and of the heads of transformers, that this process holds."""
     _, part, parts = (None, 0, 1) if site.w_o is None else held(site.w_o)
     if parts == 1:
         return site
@@ -112,7 +118,8 @@ def _held_here(site: Site) -> Site:
     def local(name: str) -> Tensor | None:
         return None if (weights := site.weights(name)) is None else held(weights)[0]
 
-    return replace(site, weights=local, part=part, parts=parts)
+    n_heads = site.n_heads if is_watchable(site.module) else site.n_heads // parts
+    return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -128,9 +135,9 @@ def is_watchable(module: nn.Module) -> bool:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        return _held_here(Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False))
+        return Site(name, module, module.spec.n_heads, partial(_own_weights, module), cross=False)
     n_heads, w_o, w_v = module.watched()
-    return _held_here(Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False))
+    return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
 
 
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
@@ -193,8 +200,7 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
             weights = partial(_latent_weight, family, core, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
-        site = _held_here(Site(name, core, n_heads, weights, _is_cross(path), projection))
-        sites.append(replace(site, n_heads=n_heads // site.parts))
+        sites.append(Site(name, core, n_heads, weights, _is_cross(path), projection))
     return sites
 
 
