@@ -48,8 +48,8 @@ Escrito por `python examples/courses_page.py` a partir de `examples/courses.txt`
 headwise creció a partir de cinco páginas de cursos. Para cada una hay una página que la recorre: {pages}.
 
 Abajo está cada cosa que enseñan, la línea para pegar y lo que imprime: {here} de {total} están aquí; de las otras se
-dice por qué no. Lo que afirman se juzga en [el registro](claims.md); los términos están en el [glosario](glossary.md);
-los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
+dice por qué no. Lo que afirman se juzga en [el registro](claims.es.md); los términos están en el
+[glosario](glossary.md); los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
 """,
 }
 COLUMNS = {"en": "| | thing | paste | it gives |", "es": "| | cosa | pegar | da |"}
@@ -127,7 +127,7 @@ def rows(course: Course) -> Iterator[tuple[Thing, dict[str, str]]]:
 
 def cell(thing: Thing, language: str) -> str:
     if thing.kind == "claim":
-        return "[ledger](claims.md)" if language == "en" else "[registro](claims.md)"
+        return "[ledger](claims.md)" if language == "en" else "[registro](claims.es.md)"
     if thing.kind == "see":
         line = thing.line.replace(".en.", f".{language}.")
         translated = line.replace(".md", ".es.md")

@@ -29,6 +29,14 @@ def test_a_page_is_made_of_the_english_one(name: str, pages: object) -> None:
     assert not ENGLISH.search(TITLES.sub("", written))
 
 
+def test_a_spanish_page_leads_to_spanish_pages() -> None:
+    docs = ROOT / "docs"
+    for page in [ROOT / "README.es.md", *docs.glob("*.es.md")]:
+        text = re.sub(r"\[In English\]\(.*?\)", "", page.read_text("utf-8"))
+        links = re.findall(r"\]\((?:docs/)?([\w-]+)\.md\b", text)
+        assert [name for name in links if (docs / f"{name}.es.md").exists()] == [], page.name
+
+
 def figures(page: str) -> list[str]:
     return sorted(re.findall(r"\d[\d.,]*\d|\d", page.replace(".es.md", ".md")))
 
